@@ -1,0 +1,652 @@
+"""
+Six ways to normalize a GPT, each written out as its paper's equations.
+
+  --arch       one block, h the residual stream                                       paper
+  ----------   --------------------------------------------------------------------   -----------------------------
+  layernorm    h <- h + Attn(LN(h));          h <- h + MLP(LN(h))                     GPT-2's form, Pre-LN
+  rmsnorm      h <- h + Attn(RMS(h));         h <- h + MLP(RMS(h))                    nGPT eq. 4-5; + qk_norm: GPT+
+  powernorm    h <- h + Attn(PN(h));          h <- h + MLP(PN(h))                     PowerNorm (Shen et al. 2020)
+  normformer   h <- h + LN(HeadScaleAttn(LN(h))); h <- h + W2 LN(f(W1 LN(h)))         NormFormer section 2.1
+  ngpt         h <- unit(h + |a|(unit(Attn(h)) - h)); the same with the MLP           nGPT eq. 10-11, 15-16, 20-21
+  angpt        h <- (h + |a|(unit(Attn(h)) - h)) nu(a); the same with the MLP         anGPT Table 1
+
+Read from top to bottom: the config, small functions, three norm layers, the blocks, GPT.
+Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
+
+    from model import GPT, GPTConfig
+    model = GPT(GPTConfig(arch="ngpt", n_layer=4, n_head=4, n_embd=128))
+    logits, loss = model(idx, targets)     # idx, targets: (B, T) token ids; loss in nats per token
+"""
+import difflib
+import functools
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+try:
+    from flash_attn import flash_attn_func
+except ImportError:
+    flash_attn_func = None
+
+
+class ConfigError(ValueError):
+    """Options that do not fit; one line that names what was given, what was expected and the nearest valid value."""
+
+
+def option(default, help):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class GPTConfig:
+    """What a model is. Raises ConfigError, a ValueError, where options do not fit together."""
+
+    arch: str = option("angpt", "normalization: a name in ARCHS")
+    vocab_size: int = option(257, "tokens in the vocabulary")
+    block_size: int = option(256, "context length in tokens")
+    n_layer: int = option(4, "blocks")
+    n_head: int = option(4, "attention heads")
+    n_embd: int = option(128, "channels of the residual stream")
+    mlp: str = option("swiglu", "swiglu | gelu (tanh form, as in GPT-2); both widen to 4 x n_embd")
+    pos: str = option("rope", "rope | learned | sinusoidal")
+    rope_fraction: float = option(1.0, "share of each head's channels that rope turns")
+    bias: bool = option(False, "biases in the linear maps and in LayerNorm and PowerNorm")
+    tie: bool = option(False, "one matrix for token embedding and output head")
+    qk_norm: bool = option(False, "unit q and k with a learned gain; ngpt and angpt always do this")
+    dropout: float = option(0.0, "on embeddings, attention weights and each branch's output")
+    resid_scale: bool = option(False, "normformer: a learned scale on the second residual")
+    alpha_init: float = option(0.05, "ngpt, angpt: residual step size alpha at the start")
+    alpha_scale: float | None = option(None, "ngpt, angpt: stored size of alpha (default 1/sqrt(n_embd), 0.01)")
+    s_z_init: float = option(1.0, "ngpt, angpt: logit scale s_z at the start")
+    s_z_scale: float | None = option(None, "ngpt, angpt: stored size of s_z (default 1/sqrt(n_embd), 0.01)")
+    pn_warmup: int = option(4000, "powernorm: steps that normalize with the batch's own statistics")
+
+    def __post_init__(self):
+        choose("arch", self.arch, ARCHS)
+        choose("mlp", self.mlp, ("swiglu", "gelu"))
+        choose("pos", self.pos, ("rope", "learned", "sinusoidal"))
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected at least 1")
+        for name in ("rope_fraction", "dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from 0 to 1")
+        if self.n_embd % self.n_head:
+            fit = min((n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0), key=lambda n: abs(n - self.n_head))
+            raise ConfigError(f"n_head={self.n_head} does not divide n_embd={self.n_embd}: the nearest that does is {fit}")
+        if self.arch == "powernorm" and self.n_embd % PowerNorm.groups:
+            fit = max(1, round(self.n_embd / PowerNorm.groups)) * PowerNorm.groups
+            raise ConfigError(f"n_embd={self.n_embd}: powernorm needs a multiple of {PowerNorm.groups}, such as {fit}")
+        if self.rotary_channels % 2:
+            raise ConfigError(f"rope_fraction={self.rope_fraction} turns {self.rotary_channels} of a head's {self.head_dim} "
+                             f"channels, which do not pair up: the nearest is {(self.rotary_channels - 1) / self.head_dim:g}")
+
+    @property
+    def head_dim(self):
+        return self.n_embd // self.n_head
+
+    @property
+    def rotary_channels(self):
+        return round(self.rope_fraction * self.head_dim) if self.pos == "rope" else 0
+
+
+def choose(name, given, valid):
+    """Raises ValueError with the nearest valid name unless `given` is one of `valid`."""
+    if given not in valid:
+        near = difflib.get_close_matches(str(given), list(valid), 1, 0.4)
+        raise ConfigError(f"{name}={given!r}: expected one of {', '.join(valid)}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Small functions
+
+def unit(x, dim=-1):
+    """x / ||x||_2 along dim, in float32 or better; a zero vector stays zero, and so does its gradient."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    squares = wide.square().sum(dim, keepdim=True)
+    return (wide * squares.masked_fill(squares == 0, torch.inf).rsqrt()).type_as(x)
+
+
+def rope(x, cos, sin):
+    """Rotary embedding (Su et al.): turns channel pairs (i, i + r/2) of x (B, H, T, d_k) by position times frequency.
+
+    cos, sin: (T, r/2), the first r channels of a head turn, the others pass. A rotation: it keeps norms, and
+    the scores of rotated q and k depend on the distance between their positions only.
+    """
+    half = cos.shape[-1]
+    if half == 0:
+        return x
+    a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]          # (B, H, T, r/2) twice, the rest
+    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
+
+
+def attention_kernel(device_type, dtype, tokens):
+    """The kernel that `attend` uses: flash_attn, sdpa (torch's), or plain, which is faster on CPUs while T x T is small."""
+    if device_type == "cpu" and tokens <= 512:
+        return "plain"
+    half = dtype in (torch.float16, torch.bfloat16)
+    return "flash_attn" if flash_attn_func and device_type == "cuda" and half else "sdpa"
+
+
+def attend(q, k, v, scale, cache=None, dropout=0.0):
+    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); the only place that knows kernels and the cache.
+
+    With a cache the keys and values of earlier calls come first; then T is 1, or the cache was empty.
+    """
+    q, k = q.type_as(v), k.type_as(v)            # under autocast float32 gains have widened them
+    if cache is not None:
+        k, v = cache.extend(k, v)
+    kernel, causal = attention_kernel(v.device.type, v.dtype, k.shape[2]), q.shape[2] > 1
+    if kernel == "plain":
+        scores = scale * q @ k.transpose(-2, -1)                                  # (B, H, T, T)
+        if causal:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=v.device).triu(1)
+            scores = scores.masked_fill(future, -torch.inf)
+        return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
+    if kernel == "flash_attn":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
+        return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=scale, causal=True).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
+
+
+class Cache:
+    """Keys and values (B, H, block_size, d_k) of one layer, of which the first `length` positions are filled."""
+
+    def __init__(self, batch, config, like):
+        self.k, self.v = like.new_empty(2, batch, config.n_head, config.block_size, config.head_dim)
+        self.length = 0
+
+    def extend(self, k, v):
+        start, self.length = self.length, self.length + k.shape[2]
+        self.k[:, :, start:self.length] = k
+        self.v[:, :, start:self.length] = v
+        return self.k[:, :, :self.length], self.v[:, :, :self.length]
+
+
+def gelu(z):
+    return F.gelu(z, approximate="tanh")
+
+
+ACTIVATIONS = {"swiglu": F.silu, "gelu": gelu}
+
+
+@functools.lru_cache
+def nu_activation(config_mlp, n_embd):
+    """anGPT's nu_acf (section 4.2, Activation function) by quadrature; 3.72 for swiglu, where the paper has 3.74.
+
+    With u, z uniform on the unit sphere of R^(4d) the entries of t = sqrt(d) z are N(0, 1/4) in high dimension, so
+    ||u SiLU(t)||^2 = E[SiLU(t)^2] and, without a gate, ||GELU(t)||^2 = 4d E[GELU(t)^2].
+    """
+    t = torch.linspace(-6, 6, 4001, dtype=torch.float64, device="cpu")            # in units of the deviation 1/2
+    density = torch.exp(-t.square() / 2)
+    mean_square = (ACTIVATIONS[config_mlp](t / 2).square() * density).sum().item() / density.sum().item()
+    return 1 / math.sqrt(mean_square * (1 if config_mlp == "swiglu" else 4 * n_embd))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Norm layers: Norm(n, config), x (B, T, n)
+
+class Scale(nn.Module):
+    """A learned vector of n entries that starts at `init` but is stored at size `scale` (nGPT section 2.5).
+
+    Adam moves every stored entry by about the learning rate, so the value moves by init/scale times that.
+    """
+
+    def __init__(self, n, init, scale):
+        super().__init__()
+        self.init, self.scale = init, scale
+        self.weight = nn.Parameter(torch.full((n,), float(scale)))
+
+    def forward(self):
+        return self.weight * (self.init / self.scale)
+
+
+class LayerNorm(nn.Module):
+    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, mean and population variance over the n channels."""
+    eps = 1e-5
+
+    def __init__(self, n, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
+
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """weight * x / sqrt(mean(x^2) + eps), mean over the n channels; nothing is subtracted, nothing added."""
+    eps = 1e-6
+
+    def __init__(self, n, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = None
+
+    def forward(self, x):
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class PowerScale(torch.autograd.Function):
+    """x / psi forward; backward as PowerNorm publishes it: dL/dx = (g - nu xhat) / psi with g = dL/dxhat.
+
+    psi and nu are constants here. `probe`, all zeros, has no part in the value: its gradient is the mean of
+    g * xhat over tokens, which the running nu needs, and autograd sums it over micro-batches by itself.
+    """
+
+    @staticmethod
+    def forward(ctx, x, inv_psi, nu, probe):
+        xhat = x * inv_psi
+        ctx.save_for_backward(xhat, inv_psi, nu)
+        return xhat
+
+    @staticmethod
+    def backward(ctx, g):
+        xhat, inv_psi, nu = ctx.saved_tensors
+        return (g - nu * xhat) * inv_psi, None, None, (g * xhat).mean((0, 1))
+
+
+class PowerNorm(nn.Module):
+    """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al. 2020, Algorithm 2).
+
+    Before it comes GroupScaling1D: each token is divided by the root mean square of each of its 4 channel groups.
+    psi2 and the gradient statistic nu are those of the step before, moved by `update_` (GPT.project_ calls it):
+
+        psi2 <- 0.9 psi2 + 0.1 mean(x^2)        nu <- nu (1 - 0.1 mean(xhat^2)) + 0.1 mean(g xhat)
+
+    The means run over all tokens of a step, on every rank. For the first pn_warmup steps x^2 is averaged over the
+    current batch itself, so a token is normalized with later tokens: in that phase the training loss sees the
+    future. Later in training, and always in evaluation, the running psi2 is used and nothing leaks.
+    """
+    eps, groups, decay = 1e-5, 4, 0.9
+
+    def __init__(self, n, config):
+        super().__init__()
+        self.warmup = config.pn_warmup
+        self.weight = nn.Parameter(torch.ones(n))
+        self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
+        self.register_buffer("psi2", torch.ones(n))
+        self.register_buffer("nu", torch.zeros(n))
+        self.register_buffer("steps", torch.zeros(()))
+        # This step's sums over micro-batches: mean x^2, mean xhat^2, and how many.
+        self.register_buffer("sums", torch.zeros(3, n), persistent=False)
+        self.register_buffer("probe", torch.zeros(n, requires_grad=True), persistent=False)
+
+    def forward(self, x):
+        groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
+        x = (groups * (groups.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)  # GroupScaling1D
+        psi2 = self.psi2
+        if self.training:
+            moment = mean_over_ranks(x.detach().square().mean((0, 1)))            # (n,)
+            psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)
+            self.sums += torch.stack((moment, moment / (psi2 + self.eps), torch.ones_like(moment)))
+        xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, self.probe)
+        return xhat * self.weight if self.bias is None else xhat * self.weight + self.bias
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)                        # .to() and .double() leave a probe that gathers no gradient
+        self.probe = self.probe.detach().requires_grad_()
+        return self
+
+    @torch.no_grad()
+    def update_(self):
+        """Moves the running statistics by one optimizer step and forgets the step's sums."""
+        count = self.sums[2].clamp(min=1)
+        moment, gamma = self.sums[0] / count, self.sums[1] / count
+        seen = self.sums[2] > 0
+        self.psi2.copy_(torch.where(seen, self.decay * self.psi2 + (1 - self.decay) * moment, self.psi2))
+        if self.probe.grad is not None:
+            gradient = mean_over_ranks(self.probe.grad / count)
+            self.nu.mul_(1 - (1 - self.decay) * gamma).add_(gradient, alpha=1 - self.decay)
+            self.probe.grad = None
+        self.steps += seen[0]
+        self.sums.zero_()
+
+
+def mean_over_ranks(x):
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return x
+    from torch.distributed import _functional_collectives as collectives         # unlike dist.all_reduce, it compiles
+    return collectives.all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Blocks: h (B, T, d) -> h (B, T, d)
+
+class Block(nn.Module):
+    """The linear maps that all blocks share, and the splitting of their outputs. Subclasses write `forward`.
+
+    A subclass also says how the model ends (`ending`, `logits`) and which weights are constrained (`axes`,
+    `constrain_`); the ones here are those of a model without constraint that ends in its head alone.
+    """
+    axes = {}                      # matrix -> axis along which `constrain_` takes the norm
+
+    def __init__(self, config):
+        super().__init__()
+        d = config.n_embd
+        self.d, self.n_head, self.d_k = d, config.n_head, config.head_dim
+        self.gated = config.mlp == "swiglu"
+        self.f = ACTIVATIONS[config.mlp]
+        self.dropout = config.dropout
+        self.drop = nn.Dropout(config.dropout)
+        # weight shape (out, in); norm along: ngpt axis, angpt axis (1: each row is a unit, or bounded, vector)
+        self.w_qkv = nn.Linear(d, 3 * d, bias=config.bias)                           # (3d, d)   ngpt 1, angpt 1
+        self.w_o = nn.Linear(d, d, bias=config.bias)                                 # (d, d)    ngpt 0, angpt 1
+        self.w_up = nn.Linear(d, (8 if self.gated else 4) * d, bias=config.bias)     # (8d, d) or (4d, d); 1, 1
+        self.w_down = nn.Linear(4 * d, d, bias=config.bias)                          # (d, 4d)   ngpt 0, angpt 1
+
+    def heads(self, qkv):
+        """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
+        return qkv.unflatten(-1, (3, self.n_head, self.d_k)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def attend(self, q, k, v, scale, cache):
+        return attend(q, k, v, scale, cache, self.dropout if self.training else 0.0)
+
+    def join(self, y):
+        """(B, H, T, d_k) -> (B, T, d)"""
+        return y.transpose(1, 2).flatten(-2)
+
+    def branches(self, uz):
+        """MLP(h) = W_down (u * f(z)): swiglu's (B, T, 8d) -> u, z (B, T, 4d); gelu has no gate: u = 1, z all of it."""
+        return uz.chunk(2, dim=-1) if self.gated else (1.0, uz)
+
+    @staticmethod
+    def constrain_(weight, axis):
+        """Puts `weight` back where the architecture wants it, in place."""
+
+    def ending(self, config):
+        """Modules that the GPT needs after its last block, by name."""
+        return {}
+
+    @staticmethod
+    def logits(gpt, h):
+        """h (B, T, d) -> (B, T, V)"""
+        return gpt.lm_head(h)
+
+
+class PreNormBlock(Block):
+    """layernorm, rmsnorm, powernorm. The residual adds to h itself, never to N(h). (nGPT eq. 4, 5, 12-14, 17-19)"""
+
+    def __init__(self, config, Norm):
+        super().__init__(config)
+        self.Norm = Norm
+        self.norm1 = Norm(self.d, config)
+        self.norm2 = Norm(self.d, config)
+        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else None
+        self.scale = 1.0 if config.qk_norm else self.d_k ** -0.5
+
+    def qk_norm(self, q, k):
+        return (q, k) if self.g is None else (unit(q) * self.g, unit(k))              # anGPT Table 1, GPT+
+
+    def forward(self, h, cos, sin, cache=None):
+        q, k, v = self.heads(self.w_qkv(self.norm1(h)))                              # (12)
+        q, k = self.qk_norm(rope(q, cos, sin), rope(k, cos, sin))
+        y = self.attend(q, k, v, self.scale, cache)                                  # (13)
+        h = h + self.drop(self.w_o(self.join(y)))                                    # (14, 4)
+        u, z = self.branches(self.w_up(self.norm2(h)))                               # (17)
+        return h + self.drop(self.w_down(u * self.f(z)))                             # (18, 19, 5)
+
+    def ending(self, config):
+        return {"norm_f": self.Norm(self.d, config)}
+
+    @staticmethod
+    def logits(gpt, h):
+        return gpt.lm_head(gpt.norm_f(h))                                            # (1)
+
+
+class NormFormerBlock(PreNormBlock):
+    """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as in the paper."""
+
+    def __init__(self, config):
+        super().__init__(config, LayerNorm)
+        self.head_scale = nn.Parameter(torch.ones(self.n_head))                      # gamma_i
+        self.norm_attn = LayerNorm(self.d, config)
+        self.norm_ffn = LayerNorm(4 * self.d, config)
+        self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0   # lambda_resid, section 3
+
+    def forward(self, h, cos, sin, cache=None):
+        q, k, v = self.heads(self.w_qkv(self.norm1(h)))
+        q, k = self.qk_norm(rope(q, cos, sin), rope(k, cos, sin))
+        y = self.attend(q, k, v, self.scale, cache)                                  # h_i
+        y = y * self.head_scale.view(-1, 1, 1)                                       # gamma_i h_i
+        h = h + self.drop(self.norm_attn(self.w_o(self.join(y))))                    # NormScaledMHA
+        u, z = self.branches(self.w_up(self.norm2(h)))
+        return self.resid_scale * h + self.drop(self.w_down(self.norm_ffn(u * self.f(z))))   # NormFFN
+
+
+class NGPTBlock(Block):
+    """Every vector on the unit sphere; the block walks on it (nGPT sections 2.2-2.4, equation numbers are its)."""
+    axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                    # the axis of length d: section 2.6
+
+    def __init__(self, config):
+        super().__init__(config)
+        small = self.d ** -0.5
+        alpha_scale = config.alpha_scale or small
+        self.s_qk = Scale(self.d, 1.0, small)
+        self.s_u = Scale(4 * self.d, 1.0, 1.0)
+        self.s_v = Scale(4 * self.d, 1.0, 1.0)
+        self.alpha_a = Scale(self.d, config.alpha_init, alpha_scale)
+        self.alpha_m = Scale(self.d, config.alpha_init, alpha_scale)
+
+    def forward(self, h, cos, sin, cache=None):
+        s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
+        q, k, v = self.heads(self.w_qkv(h))                                          # (12)
+        q, k = unit(rope(q, cos, sin)) * s_qk, unit(rope(k, cos, sin)) * s_qk        # (15, 16)
+        y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13), section 2.3.2
+        h_a = unit(self.drop(self.w_o(self.join(y))))                                # (14)
+        h = unit(h + self.alpha_a().abs() * (h_a - h))                               # (10)
+        u, z = self.branches(self.w_up(h))                                           # (17)
+        u, z = u * self.s_u(), z * self.s_v() * self.d ** 0.5                        # (20, 21)
+        h_m = unit(self.drop(self.w_down(u * self.f(z))))                            # (18, 19)
+        return unit(h + self.alpha_m().abs() * (h_m - h))                            # (11)
+
+    @staticmethod
+    def constrain_(weight, axis):
+        weight.copy_(unit(weight, axis))                                             # section 2.6, step 2
+
+    def ending(self, config):
+        return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or self.d ** -0.5)}
+
+    @staticmethod
+    def logits(gpt, h):
+        return gpt.s_z() * gpt.lm_head(h)                                            # (1, 3)
+
+
+class ANGPTBlock(Block):
+    """nGPT with constants nu in place of most norms (anGPT Table 1, section 4.3; rulings in the README)."""
+    axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                    # the input axis: section 4.2
+
+    def __init__(self, config):
+        super().__init__(config)
+        d, d_h, d_f = self.d, self.d_k, 4 * self.d
+        self.nu_qkv, self.nu_p = (d / d_h) ** 0.5, (d_h / d) ** 0.5
+        self.nu_uz, self.nu_d = (d / d_f) ** 0.5, (d_f / d) ** 0.5
+        self.nu_acf = nu_activation(config.mlp, d)
+        self.g = nn.Parameter(torch.tensor(d_h ** 0.5))
+        alpha_scale = config.alpha_scale or 0.01                                     # Table F.2
+        self.alpha_a = Scale(d, config.alpha_init, alpha_scale)
+        self.alpha_m = Scale(d, config.alpha_init, alpha_scale)
+
+    def nu(self, alpha):
+        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                              # section 4.2, Residual update
+
+    def forward(self, h, cos, sin, cache=None):
+        a, m = self.alpha_a().abs(), self.alpha_m().abs()
+        q, k, v = self.heads(self.w_qkv(h) * self.nu_qkv)                            # Table 1, MHA
+        q, k = unit(rope(q, cos, sin)) * self.g, unit(rope(k, cos, sin))
+        y = self.attend(q, k, v, 1.0, cache)
+        h_a = unit(self.drop(self.w_o(self.join(y)) * self.nu_p))
+        h = (h + a * (h_a - h)) * self.nu(a)                                         # Table 1, Residual
+        u, z = self.branches(self.w_up(h) * self.nu_uz)                              # Table 1, MLP
+        z = z * self.d ** 0.5                                                        # omitted in Table 1: README
+        h_m = u * self.f(z) * self.nu_acf
+        h_m = unit(self.drop(self.w_down(h_m) * self.nu_d))
+        return (h + m * (h_m - h)) * self.nu(m)                                      # Table 1, Residual
+
+    @staticmethod
+    def constrain_(weight, axis):
+        weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True).clamp(min=1))   # section 4.2
+
+    def ending(self, config):
+        return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or 0.01)}
+
+    @staticmethod
+    def logits(gpt, h):
+        return gpt.s_z() * gpt.lm_head(h)                                            # Table 1, Head
+
+
+# name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock
+ARCHS = {
+    "layernorm": functools.partial(PreNormBlock, Norm=LayerNorm),
+    "rmsnorm": functools.partial(PreNormBlock, Norm=RMSNorm),
+    "powernorm": functools.partial(PreNormBlock, Norm=PowerNorm),
+    "normformer": NormFormerBlock,
+    "ngpt": NGPTBlock,
+    "angpt": ANGPTBlock,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+class GPT(nn.Module):
+    """Token embedding, n_layer blocks, head."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)                    # (V, d)  rows
+        if config.pos == "learned":
+            self.wpe = nn.Embedding(config.block_size, config.n_embd)                # (block_size, d)  rows
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
+        for name, module in self.blocks[0].ending(config).items():                   # norm_f, or s_z
+            setattr(self, name, module)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)       # (V, d)  rows
+        if config.tie:
+            self.lm_head.weight = self.wte.weight
+        self.init_weights()
+        self.init_positions()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """All initialization but that of gains, which start at the value beside them (section A.6 of nGPT)."""
+        config, constrained = self.config, bool(self.blocks[0].axes)
+        self.init_std = config.n_embd ** -0.5 if constrained else 0.02
+        for name, module in self.named_modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                into_residual = not constrained and name.endswith(("w_o", "w_down"))
+                nn.init.normal_(module.weight, std=self.init_std / ((2 * config.n_layer) ** 0.5 if into_residual else 1))
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+        for weight, axis in self.constrained():
+            weight.copy_(unit(weight, axis))       # anGPT too starts at norm 1, though later it only bounds
+
+    def init_positions(self):
+        """The rope tables cos, sin (block_size, r/2), and Vaswani's sinusoids (block_size, d) where asked for."""
+        config, dtype = self.config, torch.get_default_dtype()
+        positions = torch.arange(config.block_size, dtype=torch.float64)
+        def angles(channels):
+            return torch.outer(positions, 10000 ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels))
+        turn = angles(config.rotary_channels)
+        self.register_buffer("cos", turn.cos().to(dtype), persistent=False)
+        self.register_buffer("sin", turn.sin().to(dtype), persistent=False)
+        if config.pos == "sinusoidal":
+            turn = angles(config.n_embd)
+            table = torch.stack((turn.sin(), turn.cos()), dim=-1).flatten(1)[:, :config.n_embd]
+            # As large beside the token embeddings as in Vaswani et al., who multiply those by sqrt(d).
+            self.register_buffer("sinusoids", (table * self.init_std).to(dtype), persistent=False)
+
+    def constrained(self):
+        """(weight, axis) of every weight whose norm the architecture fixes or bounds."""
+        axes = self.blocks[0].axes
+        if axes:
+            embeddings = [self.wte.weight] + ([self.wpe.weight] if self.config.pos == "learned" else [])
+            embeddings += [] if self.config.tie else [self.lm_head.weight]
+            yield from ((weight, 1) for weight in embeddings)
+        for block in self.blocks:
+            yield from ((getattr(block, name).weight, axis) for name, axis in axes.items())
+
+    @torch.no_grad()
+    def project_(self):
+        """To be called after every optimizer step: enforces the weight constraint on the float32 master weights.
+
+        ngpt: norm 1, angpt: norm at most 1. The others have no constraint; powernorm moves its statistics here.
+        """
+        for weight, axis in self.constrained():
+            self.blocks[0].constrain_(weight, axis)
+        for module in self.modules():
+            if isinstance(module, PowerNorm):
+                module.update_()
+
+    def positions(self, start, stop):
+        """What is added to the embeddings at these positions, (stop - start, d), or 0."""
+        if self.config.pos == "learned":
+            return self.wpe.weight[start:stop]
+        return self.sinusoids[start:stop] if self.config.pos == "sinusoidal" else 0.0
+
+    def forward(self, idx, targets=None, caches=None):
+        """idx, targets (B, T) token ids -> logits, mean cross-entropy in nats per token.
+
+        With targets the logits of all positions, (B, T, V), targets of -1 not counting; without, those of the last
+        position, (B, 1, V), and None. caches: one Cache a layer, then idx continues what they hold.
+        Raises ValueError when more than block_size positions would be used.
+        """
+        start = caches[0].length if caches else 0
+        stop = start + idx.shape[1]
+        if stop > self.config.block_size:
+            raise ValueError(f"{stop} tokens given to a model whose block_size is {self.config.block_size}")
+        h = self.drop(self.wte(idx) + self.positions(start, stop))                   # (B, T, d)
+        cos, sin = self.cos[start:stop], self.sin[start:stop]
+        for i, block in enumerate(self.blocks):
+            h = block(h, cos, sin, caches[i] if caches else None)
+        if targets is None:
+            return self.blocks[0].logits(self, h[:, -1:]), None
+        logits = self.blocks[0].logits(self, h)
+        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    @torch.inference_mode()
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None):
+        """Continues idx (B, T), a (B,) tensor of token ids at a time: a Python generator, with a KV cache.
+
+        temperature 0 takes the most likely token; top_k keeps the k most likely, top_p the fewest whose
+        probability reaches p. After `stop` a sequence repeats it; when all have stopped, so does the generator.
+        When the window is full the cache restarts from its last block_size // 2 tokens.
+        """
+        block_size, training = self.config.block_size, self.training
+        self.eval()
+        try:
+            window, new, caches = idx[:, -block_size:], idx[:, -block_size:], None
+            done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
+            for _ in range(max_new_tokens):
+                if window.shape[1] > block_size:
+                    window = new = window[:, -max(1, block_size // 2):]
+                    caches = None
+                caches = caches or [Cache(len(idx), self.config, self.wte.weight) for _ in self.blocks]
+                token = pick(self(new, caches=caches)[0][:, -1].float(), temperature, top_k, top_p, generator)
+                token = token if stop is None else token.masked_fill(done, stop)
+                done |= token == (-1 if stop is None else stop)
+                yield token
+                if done.all():
+                    return
+                new = token[:, None]                                                 # (B, 1)
+                window = torch.cat((window, new), dim=1)
+        finally:
+            self.train(training)
+
+
+def pick(logits, temperature, top_k, top_p, generator):
+    """logits (B, V) -> token ids (B,), drawn as `GPT.generate` says."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits / temperature
+    if top_k is not None:
+        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
+    if top_p is not None:
+        ordered, order = logits.softmax(-1).sort(descending=True)
+        before = ordered.cumsum(-1) - ordered                   # probability of everything more likely
+        logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -torch.inf)
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]

@@ -1,0 +1,81 @@
+"""
+Text from checkpoints.
+
+    python sample.py                                              # out/angpt, from nothing
+    python sample.py --out_dir=out/ngpt --prompt="def "
+    python sample.py --out_dir=out/ngpt,out/angpt --prompt=FILE:story.txt --num_samples=3 --temperature=0.7 --top_p=0.9
+"""
+import codecs
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model import ConfigError, option
+from prepare import DataError, encode
+from train import load_model, parse
+
+
+@dataclass
+class SampleConfig:
+    out_dir: str = option("out/angpt", "run to sample from; several with commas between, one after the other")
+    prompt: str = option("", "text to continue; FILE:path reads it from a file")
+    num_samples: int = option(1, "samples of each run")
+    max_new_tokens: int = option(500, "tokens at most")
+    temperature: float = option(0.8, "0 takes the likeliest token; 1 samples as the model learnt")
+    top_k: int | None = option(None, "sample among the k likeliest tokens (all)")
+    top_p: float | None = option(None, "sample among the likeliest tokens that make up this probability (all)")
+    seed: int = option(1337, "of the sampling")
+    device: str = option("auto", "auto | cpu | cuda | mps")
+
+
+def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, top_p=None, seed=1337):
+    """Yields the text that follows `prompt` (str or bytes), piece by piece, until end-of-text or max_new_tokens."""
+    data = prompt.encode() if isinstance(prompt, str) else prompt
+    device = next(model.parameters()).device
+    idx = torch.from_numpy(encode(tokenizer, data).astype("int64"))[None].to(device)      # (1, T), end-of-text first
+    generator = torch.Generator(device).manual_seed(seed)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")         # a character may be cut by a token's end
+    for token in model.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.eot_token, generator):
+        if token.item() == tokenizer.eot_token:
+            break
+        if token.item() < tokenizer.n_vocab:                           # the vocabulary may be padded
+            yield decoder.decode(tokenizer.decode_single_token_bytes(token.item()))
+    yield decoder.decode(b"", final=True)
+
+
+def write(model, tokenizer, prompt="", **options):
+    """Prints prompt and continuation as they come."""
+    print(prompt, end="", flush=True)
+    for piece in stream(model, tokenizer, prompt, **options):
+        print(piece, end="", flush=True)
+    print()
+
+
+def main(argv):
+    config = parse(SampleConfig, argv, __doc__)
+    prompt = config.prompt
+    if prompt.startswith("FILE:"):
+        try:
+            prompt = Path(prompt[5:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{prompt[5:]}: cannot be read as text ({error})") from None
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    folders = config.out_dir.split(",")
+    for folder in folders:
+        model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
+        if len(folders) > 1:
+            print(f"--- {folder}: {model.config.arch}, step {state['step']}, best held-out loss {state['best_val_loss']:.3f}")
+        for i in range(config.num_samples):
+            if i:
+                print("---")
+            write(model, tokenizer, prompt, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
+                  top_k=config.top_k, top_p=config.top_p, seed=config.seed + i)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ConfigError, DataError) as error:
+        sys.exit(print(f"sample.py: {error}", file=sys.stderr) or 2)

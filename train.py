@@ -1,0 +1,688 @@
+"""
+Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
+
+    python train.py                                  # laptop size; makes the default corpus if it is missing
+    python train.py --arch=ngpt --max_steps=500      # another architecture, shorter
+    python train.py --data=data/fineweb --size=125m  # a size of the anGPT paper's Table F.1
+    python train.py --resume=true                    # go on after an interruption
+    torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
+
+It writes out/<arch>/ckpt.pt, log.jsonl and loss.png, and ends with a sample. From Python: train(TrainConfig(...)).
+An option that is not given comes from the arch's recipe (RECIPES), else from the size (SIZES), else from its default.
+"""
+import argparse
+import contextlib
+import difflib
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+import typing
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    import resource
+except ImportError:             # Windows
+    resource = None
+
+from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, attention_kernel, choose, option
+from prepare import DataError, atomic, get_tokenizer, prepare, read_meta, read_shard
+
+DEFAULT_DATA = "data/stdlib"
+
+
+def paper_size(n_embd, n_layer, n_head, batch_size):
+    """A column of anGPT's Table F.1, context and rope_fraction from Table F.2; the batch sizes are ours."""
+    return dict(n_embd=n_embd, n_layer=n_layer, n_head=n_head, vocab_size=50304, block_size=2048, rope_fraction=0.5,
+                batch_size=batch_size, total_batch_size=2 ** 19)
+
+
+SIZES = {
+    "laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
+                   batch_size=8, total_batch_size=2048, max_steps=3000),
+    "32m": paper_size(256, 6, 4, 32),
+    "62m": paper_size(384, 10, 6, 32),
+    "125m": paper_size(512, 18, 8, 16),
+    "250m": paper_size(768, 18, 12, 16),
+    "0.5b": paper_size(1024, 24, 16, 8),
+    "1b": paper_size(1280, 36, 20, 4),
+}
+
+SWITCH = ("auto", "true", "false")
+
+# Learning rates: the best of a sweep at laptop size (README); at other widths times sqrt(128 / n_embd), a guess of ours.
+# ngpt and angpt need neither weight decay nor warm-up (nGPT section 2.6, anGPT Table F.2).
+PRE_NORM = dict(learning_rate=4e-3, weight_decay=0.1, warmup_ratio=0.2)
+RECIPES = {
+    "layernorm": PRE_NORM,
+    "rmsnorm": PRE_NORM,
+    "powernorm": PRE_NORM,
+    "normformer": PRE_NORM,
+    "ngpt": dict(learning_rate=8e-3, weight_decay=0.0, warmup_ratio=0.0),
+    "angpt": dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0),
+}
+
+
+@dataclass
+class TrainConfig(GPTConfig):
+    """Every option of a run. None stands for a value that `resolve` finds: by arch, by size, or as the help says."""
+
+    size: str = option("laptop", "preset: " + ", ".join(SIZES))
+    data: str = option(DEFAULT_DATA, "corpus: a folder made by prepare.py")
+    out_dir: str | None = option(None, "folder for results (by default out/<arch>)")
+    max_steps: int | None = option(None, "optimizer steps (by size; the paper's sizes: 20 tokens a parameter)")
+    batch_size: int | None = option(None, "sequences in a micro-step of one process (by size)")
+    total_batch_size: int | None = option(None, "tokens in an optimizer step of all processes (by size)")
+    learning_rate: float | None = option(None, "peak learning rate (by arch)")
+    min_lr_ratio: float = option(0.01, "last learning rate over the peak; a cosine leads there")
+    warmup_ratio: float | None = option(None, "share of the steps in which the learning rate rises (by arch)")
+    weight_decay: float | None = option(None, "of matrices and embeddings (by arch)")
+    beta1: float = option(0.9, "of Adam")
+    beta2: float = option(0.95, "of Adam")
+    eps: float = option(1e-9, "of Adam")
+    grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
+    eval_interval: int | None = option(None, "steps between validations (a tenth of all, at least 100)")
+    eval_tokens: int = option(131072, "held-out tokens in a validation")
+    checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval)")
+    log_interval: int = option(10, "steps between lines of log.jsonl")
+    seed: int = option(1337, "of weights, order of the data, and dropout")
+    device: str = option("auto", "auto | cpu | cuda | mps")
+    dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
+    compile: str = option("auto", "auto | true | false: torch.compile; auto: where it pays back within the run")
+    resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one")
+    # Options of the model that a size sets
+    vocab_size: int | None = option(None, "tokens in the vocabulary (by size, or the corpus's)")
+    block_size: int | None = option(None, "context length in tokens (by size)")
+    n_layer: int | None = option(None, "blocks (by size)")
+    n_head: int | None = option(None, "attention heads (by size)")
+    n_embd: int | None = option(None, "channels of the residual stream (by size)")
+    rope_fraction: float | None = option(None, "share of each head's channels that rope turns (by size)")
+    pn_warmup: int | None = option(None, "powernorm: steps with the batch's own statistics (those of the warm-up)")
+
+    def __post_init__(self):
+        for name in ("compile", "resume"):
+            setattr(self, name, str(getattr(self, name)).lower())                    # True and False from Python
+        for name, valid in dict(arch=ARCHS, size=SIZES, dtype=("auto", "float32", "bfloat16"), compile=SWITCH,
+                                resume=SWITCH, device=("auto", "cpu", "cuda", "mps")).items():
+            choose(name, getattr(self, name), valid)
+        if self.resid_scale and self.arch != "normformer":
+            raise ConfigError(f"resid_scale=True belongs to arch=normformer, given arch={self.arch}")
+        for name in ("block_size", "n_embd", "n_layer", "n_head", "max_steps", "batch_size", "total_batch_size", "learning_rate", "eval_interval", "eval_tokens",
+                     "checkpoint_interval", "log_interval"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0")
+        for name in ("min_lr_ratio", "warmup_ratio"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from 0 to 1")
+
+    def model_config(self):
+        return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
+
+
+def resolve(config, corpus_vocab=257, world_size=1):
+    """A copy of config with every None replaced: the arch's recipe over the size, derived values last.
+
+    Raises ConfigError where options do not fit together.
+    """
+    presets = {**SIZES[config.size], **RECIPES.get(config.arch, PRE_NORM)}
+    c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
+    c.vocab_size = c.vocab_size or corpus_vocab
+    if c.vocab_size < corpus_vocab:
+        raise ConfigError(f"vocab_size={c.vocab_size}: the corpus needs at least {corpus_vocab}")
+    if config.learning_rate is None:
+        c.learning_rate *= (128 / c.n_embd) ** 0.5
+    if config.batch_size is None:                                    # more processes: smaller shares of the same step
+        c.batch_size = math.gcd(c.batch_size, max(1, c.total_batch_size // (c.block_size * world_size)))
+    micro_step = c.batch_size * c.block_size * world_size
+    nearest = max(1, round(c.total_batch_size / micro_step)) * micro_step
+    if config.total_batch_size is None:
+        c.total_batch_size = nearest
+    if c.total_batch_size % micro_step:
+        raise ConfigError(f"total_batch_size={c.total_batch_size} is no multiple of batch_size x block_size x processes = "
+                          f"{c.batch_size} x {c.block_size} x {world_size} = {micro_step}; the nearest is {nearest}")
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
+    c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
+    c.eval_interval = c.eval_interval or max(100, c.max_steps // 10)
+    c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
+    c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
+    c.out_dir = c.out_dir or f"out/{c.arch}"
+    return c
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line
+
+def parse(cls, argv, description):
+    """An instance of the dataclass cls from --key=value words. Raises ConfigError, one line, for what it can't take."""
+    def fail(message):
+        raise ConfigError(message)
+
+    def boolean(text):
+        return {"true": True, "false": False}[text.lower()]
+
+    def reader(kind):
+        def read(text):
+            try:
+                return {bool: boolean, int: int, float: float, str: str}[kind](text)
+            except (ValueError, KeyError):
+                expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+                raise argparse.ArgumentTypeError(f"expected {expected}, given {text!r}") from None
+        return read
+
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = fail
+    types, names = typing.get_type_hints(cls), [f.name for f in fields(cls)]
+    for f in fields(cls):
+        kind = next(t for t in (bool, int, float, str) if t in (types[f.name], *typing.get_args(types[f.name])))
+        default = "" if f.default is None else f" [{f.default}]"
+        parser.add_argument(f"--{f.name}", type=reader(kind), metavar=kind.__name__.upper(), default=argparse.SUPPRESS,
+                            help=f.metadata["help"].replace("%", "%%") + default)
+    given, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        near = difflib.get_close_matches(word.split("=")[0].lstrip("-"), names, 1, 0.4)
+        fail(f"unknown option {word}; " + (f"did you mean --{near[0]}?" if near else "--help lists the options"))
+    return cls(**vars(given))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data
+
+class Tokens:
+    """One split of a corpus as one long sequence, cut into windows of `length` tokens, each followed by its target."""
+
+    def __init__(self, folder, split, length, vocab_size):
+        paths = sorted(Path(folder).glob(f"*_{split}_*.bin"))
+        if not paths:
+            raise DataError(f"{folder}: no {split} shards (*_{split}_*.bin); prepare.py makes them")
+        self.paths, self.shards = paths, [read_shard(path) for path in paths]
+        self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
+        self.length, self.vocab_size = length, vocab_size
+        self.windows = (int(self.starts[-1]) - 1) // length
+        if self.windows < 1:
+            raise DataError(f"{paths[0]}: {self.starts[-1]} tokens, expected more than block_size={length}")
+
+    def window(self, i):
+        """Tokens i * length to (i + 1) * length, and one more, which may lie in the next shard."""
+        start, stop, pieces = i * self.length, (i + 1) * self.length + 1, []
+        while start < stop:
+            n = int(np.searchsorted(self.starts, start, side="right")) - 1
+            piece = self.shards[n][start - self.starts[n]:stop - self.starts[n]].astype(np.int64)
+            if piece.max() >= self.vocab_size:
+                raise DataError(f"{self.paths[n]}: token {piece.max()}, expected less than vocab_size={self.vocab_size}")
+            pieces.append(piece)
+            start += len(piece)
+        return np.concatenate(pieces)
+
+    def batch(self, indices, device):
+        """Windows -> inputs and targets, each (len(indices), length)."""
+        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))
+        x, y = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        if device.type == "cuda":
+            return tuple(t.pin_memory().to(device, non_blocking=True) for t in (x, y))
+        return x.to(device), y.to(device)
+
+
+class Loader:
+    """The batch of a step as a function of (seed, step) alone, whatever the processes and micro-batches.
+
+    An epoch visits every window once, in an order drawn from (seed, epoch). Step s takes the windows that follow
+    those of step s - 1; every rank and micro-step takes its own part of them.
+    """
+
+    def __init__(self, tokens, config):
+        self.tokens, self.seed = tokens, config.seed
+        self.per_step = config.total_batch_size // config.block_size
+        self.epoch, self.order = None, None
+
+    def window_at(self, position):
+        epoch, place = divmod(position, self.tokens.windows)
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.tokens.windows)
+        return int(self.order[place])
+
+    def indices(self, step):
+        return [self.window_at(p) for p in range(step * self.per_step, (step + 1) * self.per_step)]
+
+    def batches(self, step, config, machine):
+        """This rank's micro-batches of one step: (x, y), each (batch_size, block_size)."""
+        mine = self.indices(step)[machine.rank::machine.world_size]
+        for i in range(0, len(mine), config.batch_size):
+            yield self.tokens.batch(mine[i:i + config.batch_size], machine.device)
+
+
+@torch.no_grad()
+def evaluate(model, tokens, config, machine, token_bytes):
+    """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
+    model.eval()
+    count = max(1, min(tokens.windows, config.eval_tokens // config.block_size))
+    total = torch.zeros(3, dtype=torch.float64)                                       # nats, tokens, bytes
+    for i in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
+        x, y = tokens.batch(range(i, min(i + config.batch_size, count)), machine.device)
+        with machine.autocast():
+            loss = model(x, y)[1].item()
+        total += torch.tensor([loss * y.numel(), y.numel(), token_bytes[y.cpu()].sum()], dtype=torch.float64)
+    model.train()
+    nats, n, size = machine.sum(total).tolist()
+    return nats / n, nats / math.log(2) / size
+
+
+def bytes_per_token(tokenizer, vocab_size):
+    """(vocab_size,) length of each token's text; end-of-text and padding of the vocabulary have none."""
+    lengths = torch.zeros(vocab_size)
+    for token in set(range(tokenizer.n_vocab)) - {tokenizer.eot_token}:
+        with contextlib.suppress(KeyError):                                           # some vocabularies have gaps
+            lengths[token] = len(tokenizer.decode_single_token_bytes(token))
+    return lengths
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Machine
+
+def matmul_flops(device, dtype):
+    """Floating-point operations a second of a large square matrix product, the best of several."""
+    n = 4096 if device.type == "cuda" else 1024
+    a = torch.randn(n, n, device=device).to(dtype)
+    best = math.inf
+    for _ in range(8):
+        start = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return 2 * n ** 3 / best
+
+
+class Machine:
+    """The process's place among all, its device, and what is fast there."""
+
+    def __init__(self, config):
+        self.world_size, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
+        name = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda" and not torch.cuda.is_available() or name == "mps" and not torch.backends.mps.is_available():
+            raise ConfigError(f"device={name} is not available here; cpu is")
+        self.device = torch.device(f"cuda:{local}" if name == "cuda" else name)
+        if self.world_size > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        self.rank = dist.get_rank() if self.world_size > 1 else 0
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high")                                # TF32
+        self.dtype = self.choose_dtype(config.dtype)
+        self.peak = matmul_flops(self.device, self.dtype)
+
+    def choose_dtype(self, given):
+        if given == "auto" and self.device.type == "cpu":
+            gain = matmul_flops(self.device, torch.bfloat16) / matmul_flops(self.device, torch.float32)
+            return torch.float32 if self.any(gain < 1.5) else torch.bfloat16
+        if given == "auto" and self.device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if given == "bfloat16" else torch.float32
+
+    def autocast(self):
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def sum(self, x):
+        """x summed over ranks."""
+        if self.world_size > 1:
+            x = x.to(self.device)
+            dist.all_reduce(x)
+        return x
+
+    def memory(self):
+        """Peak memory of this process in GB: the device's, or the program's on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() / 1e9
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9 if resource else None
+
+    def any(self, flag):
+        """Whether flag holds on any rank."""
+        return flag if self.world_size == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
+
+    def compiles(self, given, flops):
+        """Whether to compile a run of so many floating-point operations.
+
+        auto: on CUDA and on CPUs with a C++ compiler, when the run would last long enough without it. Compiling
+        takes about half a minute and saves a third of the time; training without it reaches about a quarter of
+        the peak, so two minutes of that pay for it.
+        """
+        if given != "auto":
+            return given == "true"
+        able = self.device.type == "cuda" or self.device.type == "cpu" and any(map(shutil.which, ("g++", "clang++")))
+        return able and self.any(flops / (0.25 * self.peak) > 120)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optimizer
+
+def make_optimizer(model, config):
+    """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which do not."""
+    parameters = list(model.parameters())
+    groups = [dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=config.weight_decay),
+              dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0)]
+    assert sorted(id(p) for g in groups for p in g["params"]) == sorted(id(p) for p in parameters)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps,
+                             fused=parameters[0].device.type in ("cpu", "cuda"))
+
+
+def warmup_steps(config):
+    return round(config.warmup_ratio * config.max_steps)
+
+
+def learning_rate(config, step):
+    """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last step."""
+    warmup = warmup_steps(config)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, config.max_steps - 1 - warmup)
+    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def flops_per_token(model):
+    """Forward and backward: 6 a weight of a matrix product, 12 d a position looked at (half of block_size), a layer."""
+    c = model.config
+    used = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    return 6 * used + 12 * c.n_layer * c.n_embd * c.block_size // 2
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+# What may differ between a run and its continuation
+FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
+        "eval_tokens", "checkpoint_interval"}
+
+
+def save_checkpoint(path, model, optimizer, config, **state):
+    """Replaces the file at path in one step, so that a crash leaves the old or the new one.
+
+    Random states are not kept: every step seeds its own (`train`).
+    """
+    with atomic(path) as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
+                    "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
+
+
+def read_checkpoint(path, device="cpu"):
+    """The dict that `save_checkpoint` wrote. Raises DataError when there is none, or none that can be read."""
+    if not os.path.isfile(path):
+        raise DataError(f"{path}: no such checkpoint; train.py writes one to its --out_dir")
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+        missing = {"model", "optimizer", "config", "step", "tokenizer"} - set(state)
+    except Exception as error:
+        raise DataError(f"{path}: not a whole checkpoint of train.py ({type(error).__name__})") from None
+    if missing:
+        raise DataError(f"{path}: a checkpoint without {', '.join(sorted(missing))}")
+    return state
+
+
+def load_model(path, device="cpu"):
+    """(model in eval mode, tokenizer, checkpoint dict) of the checkpoint at path. Raises DataError."""
+    state = read_checkpoint(path, device)
+    names = {f.name for f in fields(GPTConfig)}
+    try:
+        model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
+        model.load_state_dict(state["model"])
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{path}: weights and config do not fit this model.py ({str(error).splitlines()[0]})") from None
+    return model.eval(), get_tokenizer(state["tokenizer"]), state
+
+
+def resume_from(path, model, optimizer, config, tokenizer, machine):
+    """Loads model and optimizer; returns the checkpoint dict. Raises DataError when it is of another run."""
+    state = read_checkpoint(path, machine.device)
+    for name, now in asdict(config).items():
+        then = state["config"].get(name)
+        if name not in FREE and then != now:
+            raise DataError(f"{path}: made with {name}={then}, now {name}={now}; give the options of the first run")
+    if state["tokenizer"] != tokenizer:
+        raise DataError(f"{path}: made with tokenizer {state['tokenizer']}, the corpus now has {tokenizer}")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for module in model.modules():
+        if isinstance(module, PowerNorm):      # a rank's loss is the mean over its own tokens, and nu grows with that
+            module.nu *= machine.world_size / state["world_size"]
+    return state
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+
+class Diverged(Exception):
+    """Loss or gradient are no longer finite."""
+
+
+class Interrupts:
+    """Within it SIGINT and SIGTERM only set `asked`, so that a step can end and be saved."""
+
+    def __enter__(self):
+        self.asked, self.before = False, {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):                                     # not in the main thread
+                self.before[number] = signal.signal(number, self.ask)
+        return self
+
+    def ask(self, number, frame):
+        self.asked = True
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+class Log:
+    """The run's records: a list of dicts, the file log.jsonl, and lines on the screen."""
+
+    def __init__(self, config, writes, say, step):
+        """Takes over the records up to `step` of an interrupted run; later ones will be made again."""
+        self.config, self.writes, self.say, self.records = config, writes, say or (lambda *_, **__: None), []
+        self.path = Path(config.out_dir, "log.jsonl")
+        if step and self.path.exists():
+            self.records = [r for r in map(json.loads, self.path.open()) if r["step"] <= step]
+        if writes:
+            self.path.write_text("".join(json.dumps(r) + "\n" for r in self.records))
+
+    def add(self, record, seconds_a_step):
+        self.records.append(record)
+        if not self.writes:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        left = int((self.config.max_steps - record["step"]) * seconds_a_step)
+        line = f"step {record['step']:>{len(str(self.config.max_steps))}}/{self.config.max_steps}"
+        line += f"   loss {record['loss']:.3f}" if "loss" in record else ""
+        line += f"   {record['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in record else ""
+        line += f"   {left // 60}:{left % 60:02d} left" if seconds_a_step else ""
+        if "val_loss" in record:
+            line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
+        if sys.stdout.isatty():                          # one line that changes, kept where it tells the held-out loss
+            self.say(f"\r{line:<110}", end="\n" if "val_loss" in record else "", flush=True)
+        elif "val_loss" in record:
+            self.say(line, flush=True)
+
+
+def find_corpus(data, machine):
+    """The folder of the corpus; makes the default one if it is missing. Raises DataError."""
+    if data == DEFAULT_DATA and not Path(data, "meta.json").exists() and machine.rank == 0:
+        prepare()
+    machine.sum(torch.zeros(1))                                                       # the others wait
+    if not Path(data, "meta.json").exists():
+        made = sorted(str(path.parent) for path in Path("data").glob("*/meta.json"))
+        raise DataError(f"{data}: no corpus here (no meta.json); make one with prepare.py --source=...; "
+                        f"there is {', '.join(made) or 'none yet'}")
+    return data
+
+
+def describe(config, machine, model, tokens, compiled):
+    parameters = sum(p.numel() for p in model.parameters())
+    micro = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
+    return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
+            f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} x {config.batch_size} x "
+            f"{config.block_size}), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
+            f"{machine.device}: {str(machine.dtype).removeprefix('torch.')}, "
+            f"attention by {attention_kernel(machine.device.type, machine.dtype, config.block_size)}, "
+            f"{'compiled' if compiled else 'not compiled'}, {torch.get_num_threads()} threads, "
+            f"matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, torch {torch.__version__}")
+
+
+def optimizer_step(step, forward, model, optimizer, loader, config, machine):
+    """Step number `step`: returns (this rank's mean loss, norm of the gradient). Raises Diverged, changing nothing."""
+    rate = learning_rate(config, step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))    # dropout
+    batches = list(loader.batches(step, config, machine))
+    loss = 0.0
+    for i, (x, y) in enumerate(batches):
+        last = i == len(batches) - 1
+        with contextlib.nullcontext() if last or machine.world_size == 1 else forward.no_sync():
+            with machine.autocast():
+                part = forward(x, y)[1] / len(batches)
+            part.backward()
+        loss += part.detach()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
+    if not math.isfinite(norm):
+        raise Diverged(f"step {step + 1}: the loss is {float(loss)}, the gradient's norm {norm} at learning rate "
+                       f"{rate:.3g}; a lower --learning_rate may help. The last checkpoint is untouched")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    model.project_()
+    return loss, norm
+
+
+def train(config, say=print):
+    """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl holds.
+
+    Raises ConfigError for options that do not fit together, DataError for files, Diverged when the loss or the
+    gradient is no longer finite. `say` prints; None keeps quiet.
+    """
+    machine = Machine(config)
+    folder = find_corpus(config.data, machine)
+    meta = read_meta(folder)
+    config = resolve(config, meta["vocab_size"], machine.world_size)
+    data = {split: Tokens(folder, split, config.block_size, meta["vocab_size"]) for split in ("train", "val")}
+    token_bytes = bytes_per_token(get_tokenizer(meta["tokenizer"]), config.vocab_size)
+    loader = Loader(data["train"], config)
+    torch.manual_seed(config.seed)
+    model = GPT(config.model_config()).to(machine.device)
+    optimizer = make_optimizer(model, config)
+
+    path = Path(config.out_dir, "ckpt.pt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"step": 0, "seconds": 0.0, "best_val_loss": math.inf}
+    if config.resume == "true" or config.resume == "auto" and path.exists():
+        state = resume_from(path, model, optimizer, config, meta["tokenizer"], machine)
+    log = Log(config, machine.rank == 0, say, state["step"])
+
+    todo = (config.max_steps - state["step"]) * config.total_batch_size / machine.world_size
+    compiled = machine.compiles(config.compile, todo * flops_per_token(model))
+    forward = torch.compile(model) if compiled else model
+    if machine.world_size > 1:
+        forward = DistributedDataParallel(forward, broadcast_buffers=False)
+    if say and machine.rank == 0:
+        say(describe(config, machine, model, data["train"], compiled), flush=True)
+
+    started = time.perf_counter() - state["seconds"]
+    busy, steps, seconds_a_step = 0.0, 0, 0.0                # busy: seconds in `steps` steps since a record
+
+    def validation():
+        nats, bits = evaluate(model, data["val"], config, machine, token_bytes)
+        state["best_val_loss"] = min(nats, state["best_val_loss"])
+        return {"val_loss": nats, "val_bpb": bits}
+
+    def here(step):
+        return {"step": step, "tokens": step * config.total_batch_size, "seconds": time.perf_counter() - started}
+
+    with Interrupts() as interrupts, contextlib.ExitStack() as at_the_end:
+        if machine.rank == 0:
+            at_the_end.callback(draw, log.records, path.parent / "loss.png")
+        if state["step"] == 0:
+            log.add(here(0) | validation(), 0)
+        for step in range(state["step"] + 1, config.max_steps + 1):
+            begin = time.perf_counter()
+            loss, norm = optimizer_step(step - 1, forward, model, optimizer, loader, config, machine)
+            busy, steps, record = busy + time.perf_counter() - begin, steps + 1, here(step)
+            ends = step == config.max_steps
+            if step % config.log_interval == 0 or ends:
+                rate = steps * config.total_batch_size / busy
+                record |= {"loss": float(machine.sum(loss)) / machine.world_size, "grad_norm": norm,
+                           "lr": learning_rate(config, step - 1), "tokens_per_s": rate, "memory_gb": machine.memory(),
+                           "mfu": rate * flops_per_token(model) / machine.peak / machine.world_size}
+                seconds_a_step, busy, steps = busy / steps, 0.0, 0
+            if step % config.eval_interval == 0 or ends:
+                record |= validation()
+            if len(record) > 3:
+                log.add(record, seconds_a_step)
+            asked = machine.any(interrupts.asked)
+            if (step % config.checkpoint_interval == 0 or ends or asked) and machine.rank == 0:
+                save_checkpoint(path, model, optimizer, config, step=step, seconds=time.perf_counter() - started,
+                                best_val_loss=state["best_val_loss"], tokenizer=meta["tokenizer"],
+                                world_size=machine.world_size)
+            if asked:
+                break
+    return log.records
+
+
+def draw(records, path):
+    """Loss, and the norm of the gradient, against tokens, as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    def series(key):
+        return zip(*((r["tokens"] / 1e6, r[key]) for r in records if key in r))
+    if any("loss" in r for r in records):
+        top.plot(*series("loss"), lw=0.8, alpha=0.6, label="training")
+        bottom.semilogy(*series("grad_norm"), lw=0.8)
+    if any("val_loss" in r for r in records):
+        top.plot(*series("val_loss"), "o-", ms=4, label="held out")
+    top.set(ylabel="loss (nats/token)", title=path.parent.name)
+    top.legend()
+    bottom.set(xlabel="tokens (millions)", ylabel="gradient norm")
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def main(argv):
+    config = parse(TrainConfig, argv, __doc__)
+    records = train(config)
+    if int(os.environ.get("RANK", 0)) > 0:
+        return
+    out = config.out_dir or f"out/{config.arch}"
+    world = os.environ.get("WORLD_SIZE")
+    run = f"torchrun --nproc_per_node={world}" if world else "python"
+    again = " ".join(word for word in argv if not word.startswith("--resume"))
+    model, tokenizer, state = load_model(f"{out}/ckpt.pt")
+    if records[-1]["step"] < state["config"]["max_steps"]:
+        print(f"\nStopped and saved. To go on: {run} train.py {again} --resume=true")
+        return
+    print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (python sample.py --out_dir={out}):\n")
+    from sample import write
+    write(model, tokenizer, max_new_tokens=400, temperature=0.8)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ConfigError, DataError) as error:
+        sys.exit(print(f"train.py: {error}", file=sys.stderr) or 2)
+    except Diverged as error:
+        sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
