@@ -75,6 +75,9 @@ class GPTConfig:
         for name in ("rope_fraction", "dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected a number from 0 to 1")
+        for name in ("alpha_scale", "s_z_scale"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0")
         if self.n_embd % self.n_head:
             fit = min((n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0), key=lambda n: abs(n - self.n_head))
             raise ConfigError(f"n_head={self.n_head} does not divide n_embd={self.n_embd}: the nearest that does is {fit}")
@@ -95,20 +98,25 @@ class GPTConfig:
 
 
 def choose(name, given, valid):
-    """Raises ValueError with the nearest valid name unless `given` is one of `valid`."""
+    """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
     if given not in valid:
-        near = difflib.get_close_matches(str(given), list(valid), 1, 0.4)
-        raise ConfigError(f"{name}={given!r}: expected one of {', '.join(valid)}" + (f"; did you mean {near[0]}?" if near else ""))
+        near = difflib.get_close_matches(str(given).lower(), list(valid), 1, 0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{name}={given!r}: expected one of {', '.join(valid)}{hint}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Small functions
 
+def wide(x):
+    """x in float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def unit(x, dim=-1):
-    """x / ||x||_2 along dim, in float32 or better; a zero vector stays zero, and so does its gradient."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    squares = wide.square().sum(dim, keepdim=True)
-    return (wide * squares.masked_fill(squares == 0, torch.inf).rsqrt()).type_as(x)
+    """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does its gradient."""
+    squares = wide(x).square().sum(dim, keepdim=True)
+    return (wide(x) * squares.masked_fill(squares == 0, torch.inf).rsqrt()).type_as(x)
 
 
 def rope(x, cos, sin):
@@ -144,8 +152,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if kernel == "plain":
         scores = scale * q @ k.transpose(-2, -1)                                  # (B, H, T, T)
         if causal:
-            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=v.device).triu(1)
-            scores = scores.masked_fill(future, -torch.inf)
+            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if kernel == "flash_attn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
@@ -167,15 +174,11 @@ class Cache:
         return self.k[:, :, :self.length], self.v[:, :, :self.length]
 
 
-def gelu(z):
-    return F.gelu(z, approximate="tanh")
-
-
-ACTIVATIONS = {"swiglu": F.silu, "gelu": gelu}
+ACTIVATIONS = {"swiglu": F.silu, "gelu": functools.partial(F.gelu, approximate="tanh")}
 
 
 @functools.lru_cache
-def nu_activation(config_mlp, n_embd):
+def nu_activation(mlp, n_embd):
     """anGPT's nu_acf (section 4.2, Activation function) by quadrature; 3.72 for swiglu, where the paper has 3.74.
 
     With u, z uniform on the unit sphere of R^(4d) the entries of t = sqrt(d) z are N(0, 1/4) in high dimension, so
@@ -183,8 +186,8 @@ def nu_activation(config_mlp, n_embd):
     """
     t = torch.linspace(-6, 6, 4001, dtype=torch.float64, device="cpu")            # in units of the deviation 1/2
     density = torch.exp(-t.square() / 2)
-    mean_square = (ACTIVATIONS[config_mlp](t / 2).square() * density).sum().item() / density.sum().item()
-    return 1 / math.sqrt(mean_square * (1 if config_mlp == "swiglu" else 4 * n_embd))
+    mean_square = (ACTIVATIONS[mlp](t / 2).square() * density).sum().item() / density.sum().item()
+    return 1 / math.sqrt(mean_square * (1 if mlp == "swiglu" else 4 * n_embd))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -203,6 +206,12 @@ class Scale(nn.Module):
 
     def forward(self):
         return self.weight * (self.init / self.scale)
+
+    def take_(self):
+        """The value, which from now on is 1."""
+        value = self().clone()
+        self.weight.fill_(self.scale / self.init)
+        return value
 
 
 class LayerNorm(nn.Module):
@@ -307,6 +316,12 @@ class PowerNorm(nn.Module):
         self.sums.zero_()
 
 
+def scale_rows_(linear, factors):
+    linear.weight.mul_(factors[..., None])
+    if linear.bias is not None:
+        linear.bias.mul_(factors)
+
+
 def mean_over_ranks(x):
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return x
@@ -328,7 +343,7 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         d = config.n_embd
-        self.d, self.n_head, self.d_k = d, config.n_head, config.head_dim
+        self.d, self.n_head, self.d_k, self.sqrt_d = d, config.n_head, config.head_dim, d ** 0.5
         self.gated = config.mlp == "swiglu"
         self.f = ACTIVATIONS[config.mlp]
         self.dropout = config.dropout
@@ -357,6 +372,9 @@ class Block(nn.Module):
     @staticmethod
     def constrain_(weight, axis):
         """Puts `weight` back where the architecture wants it, in place."""
+
+    def fold_(self):
+        """Moves constant factors into the weights: GPT.fold_."""
 
     def ending(self, config):
         """Modules that the GPT needs after its last block, by name."""
@@ -440,13 +458,18 @@ class NGPTBlock(Block):
         h_a = unit(self.drop(self.w_o(self.join(y))))                                # (14)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                               # (10)
         u, z = self.branches(self.w_up(h))                                           # (17)
-        u, z = u * self.s_u(), z * self.s_v() * self.d ** 0.5                        # (20, 21)
+        u, z = u * self.s_u(), z * self.s_v() * self.sqrt_d                          # (20, 21)
         h_m = unit(self.drop(self.w_down(u * self.f(z))))                            # (18, 19)
         return unit(h + self.alpha_m().abs() * (h_m - h))                            # (11)
 
     @staticmethod
     def constrain_(weight, axis):
         weight.copy_(unit(weight, axis))                                             # section 2.6, step 2
+
+    def fold_(self):
+        v = self.s_v.take_() * self.sqrt_d
+        scale_rows_(self.w_up, torch.cat((self.s_u.take_(), v)) if self.gated else v)
+        self.sqrt_d = 1.0
 
     def ending(self, config):
         return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or self.d ** -0.5)}
@@ -482,7 +505,7 @@ class ANGPTBlock(Block):
         h_a = unit(self.drop(self.w_o(self.join(y)) * self.nu_p))
         h = (h + a * (h_a - h)) * self.nu(a)                                         # Table 1, Residual
         u, z = self.branches(self.w_up(h) * self.nu_uz)                              # Table 1, MLP
-        z = z * self.d ** 0.5                                                        # omitted in Table 1: README
+        z = z * self.sqrt_d                                                          # omitted in Table 1: README
         h_m = u * self.f(z) * self.nu_acf
         h_m = unit(self.drop(self.w_down(h_m) * self.nu_d))
         return (h + m * (h_m - h)) * self.nu(m)                                      # Table 1, Residual
@@ -490,6 +513,13 @@ class ANGPTBlock(Block):
     @staticmethod
     def constrain_(weight, axis):
         weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True).clamp(min=1))   # section 4.2
+
+    def fold_(self):
+        z = self.w_up.weight.new_full((4 * self.d,), self.nu_uz * self.sqrt_d)
+        scale_rows_(self.w_up, torch.cat((torch.full_like(z, self.nu_uz), z)) if self.gated else z)
+        scale_rows_(self.w_qkv, self.w_qkv.weight.new_tensor(self.nu_qkv))
+        self.w_down.weight.mul_(self.nu_acf)
+        self.nu_qkv = self.nu_p = self.nu_uz = self.nu_acf = self.nu_d = self.sqrt_d = 1.0   # norms undo nu_p and nu_d
 
     def ending(self, config):
         return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or 0.01)}
@@ -582,6 +612,18 @@ class GPT(nn.Module):
             if isinstance(module, PowerNorm):
                 module.update_()
 
+    @torch.no_grad()
+    def fold_(self):
+        """For inference only: moves constant factors, s_u, s_v and s_z into the weights (anGPT section 4.3).
+
+        The logits stay the same to rounding; the weights no longer satisfy their constraint.
+        """
+        for block in self.blocks:
+            block.fold_()
+        if hasattr(self, "s_z"):
+            self.lm_head.weight = nn.Parameter(self.lm_head.weight * self.s_z.take_()[:, None])      # unties
+        return self
+
     def positions(self, start, stop):
         """What is added to the embeddings at these positions, (stop - start, d), or 0."""
         if self.config.pos == "learned":
@@ -606,7 +648,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.blocks[0].logits(self, h[:, -1:]), None
         logits = self.blocks[0].logits(self, h)
-        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+        return logits, F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None):
@@ -626,7 +668,7 @@ class GPT(nn.Module):
                     window = new = window[:, -max(1, block_size // 2):]
                     caches = None
                 caches = caches or [Cache(len(idx), self.config, self.wte.weight) for _ in self.blocks]
-                token = pick(self(new, caches=caches)[0][:, -1].float(), temperature, top_k, top_p, generator)
+                token = pick(self(new, caches=caches)[0][:, -1], temperature, top_k, top_p, generator)
                 token = token if stop is None else token.masked_fill(done, stop)
                 done |= token == (-1 if stop is None else stop)
                 yield token
@@ -640,6 +682,7 @@ class GPT(nn.Module):
 
 def pick(logits, temperature, top_k, top_p, generator):
     """logits (B, V) -> token ids (B,), drawn as `GPT.generate` says."""
+    logits = wide(logits)
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits / temperature
@@ -648,5 +691,6 @@ def pick(logits, temperature, top_k, top_p, generator):
     if top_p is not None:
         ordered, order = logits.softmax(-1).sort(descending=True)
         before = ordered.cumsum(-1) - ordered                   # probability of everything more likely
-        logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -torch.inf)
+        drop = (before >= top_p) & (before > 0)
+        logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from model import ConfigError, option
+from model import ConfigError, choose, option
 from prepare import DataError, encode
 from train import load_model, parse
 
@@ -28,6 +28,12 @@ class SampleConfig:
     top_p: float | None = option(None, "sample among the likeliest tokens that make up this probability (all)")
     seed: int = option(1337, "of the sampling")
     device: str = option("auto", "auto | cpu | cuda | mps")
+
+    def __post_init__(self):
+        choose("device", self.device, ("auto", "cpu", "cuda", "mps"))
+        for name, least in dict(num_samples=1, max_new_tokens=1, temperature=0, top_k=1, top_p=0).items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected at least {least}")
 
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, top_p=None, seed=1337):

@@ -306,33 +306,32 @@ def matmul_flops(device, dtype):
 class Machine:
     """The process's place among all, its device, and what is fast there."""
 
-    def __init__(self, config):
+    def __init__(self, device):
         self.world_size, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
-        name = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cuda" and not torch.cuda.is_available() or name == "mps" and not torch.backends.mps.is_available():
             raise ConfigError(f"device={name} is not available here; cpu is")
         self.device = torch.device(f"cuda:{local}" if name == "cuda" else name)
-        if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
-        self.rank = dist.get_rank() if self.world_size > 1 else 0
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")                                # TF32
-        self.dtype = self.choose_dtype(config.dtype)
+        if self.world_size > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+        self.rank = dist.get_rank() if self.world_size > 1 else 0
+
+    def fast_dtype(self):
+        """bfloat16 where GPUs have it, and on CPUs where it multiplies matrices much faster; else float32."""
+        if self.device.type == "cpu":
+            gain = matmul_flops(self.device, torch.bfloat16) / matmul_flops(self.device, torch.float32)
+            return "float32" if self.any(gain < 1.5) else "bfloat16"
+        return "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+
+    def use(self, dtype):
+        self.dtype = getattr(torch, dtype)
         self.peak = matmul_flops(self.device, self.dtype)
 
-    def choose_dtype(self, given):
-        if given == "auto" and self.device.type == "cpu":
-            gain = matmul_flops(self.device, torch.bfloat16) / matmul_flops(self.device, torch.float32)
-            return torch.float32 if self.any(gain < 1.5) else torch.bfloat16
-        if given == "auto" and self.device.type == "cuda":
-            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-        return torch.bfloat16 if given == "bfloat16" else torch.float32
-
     def autocast(self):
-        if self.dtype == torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def sum(self, x):
         """x summed over ranks."""
@@ -352,15 +351,12 @@ class Machine:
         """Whether flag holds on any rank."""
         return flag if self.world_size == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
 
-    def compiles(self, given, flops):
-        """Whether to compile a run of so many floating-point operations.
+    def compiling_pays(self, flops):
+        """Whether to compile for a run of so many floating-point operations: on CUDA, and on CPUs with a C++ compiler.
 
-        auto: on CUDA and on CPUs with a C++ compiler, when the run would last long enough without it. Compiling
-        takes about half a minute and saves a third of the time; training without it reaches about a quarter of
-        the peak, so two minutes of that pay for it.
+        Compiling takes about half a minute and saves a third of the time; training without it reaches about a
+        quarter of the peak, so two minutes of that pay for it.
         """
-        if given != "auto":
-            return given == "true"
         able = self.device.type == "cuda" or self.device.type == "cpu" and any(map(shutil.which, ("g++", "clang++")))
         return able and self.any(flops / (0.25 * self.peak) > 120)
 
@@ -409,11 +405,14 @@ FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size",
 def save_checkpoint(path, model, optimizer, config, **state):
     """Replaces the file at path in one step, so that a crash leaves the old or the new one.
 
-    Random states are not kept: every step seeds its own (`train`).
+    Random states are not kept: every step seeds its own (`optimizer_step`). Raises DataError when it can't be written.
     """
-    with atomic(path) as file:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
-                    "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
+    try:
+        with atomic(path) as file:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
+                        "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path}: cannot be written ({str(error).splitlines()[0]}); the one before it is intact") from None
 
 
 def read_checkpoint(path, device="cpu"):
@@ -492,7 +491,10 @@ class Log:
         self.config, self.writes, self.say, self.records = config, writes, say or (lambda *_, **__: None), []
         self.path = Path(config.out_dir, "log.jsonl")
         if step and self.path.exists():
-            self.records = [r for r in map(json.loads, self.path.open()) if r["step"] <= step]
+            with contextlib.suppress(json.JSONDecodeError):                           # the last line may be cut
+                for line in self.path.open():
+                    if (record := json.loads(line))["step"] <= step:
+                        self.records.append(record)
         if writes:
             self.path.write_text("".join(json.dumps(r) + "\n" for r in self.records))
 
@@ -527,16 +529,16 @@ def find_corpus(data, machine):
     return data
 
 
-def describe(config, machine, model, tokens, compiled):
+def describe(config, machine, model, tokens):
     parameters = sum(p.numel() for p in model.parameters())
     micro = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
+    kernel = attention_kernel(machine.device.type, machine.dtype, config.block_size)
     return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} x {config.batch_size} x "
             f"{config.block_size}), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
-            f"{machine.device}: {str(machine.dtype).removeprefix('torch.')}, "
-            f"attention by {attention_kernel(machine.device.type, machine.dtype, config.block_size)}, "
-            f"{'compiled' if compiled else 'not compiled'}, {torch.get_num_threads()} threads, "
-            f"matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, torch {torch.__version__}")
+            f"{machine.device}: {config.dtype}, attention by {kernel}, compile={config.compile}, "
+            f"{torch.get_num_threads()} threads, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
+            f"torch {torch.__version__}")
 
 
 def optimizer_step(step, forward, model, optimizer, loader, config, machine):
@@ -570,11 +572,10 @@ def train(config, say=print):
     Raises ConfigError for options that do not fit together, DataError for files, Diverged when the loss or the
     gradient is no longer finite. `say` prints; None keeps quiet.
     """
-    machine = Machine(config)
-    folder = find_corpus(config.data, machine)
-    meta = read_meta(folder)
+    machine = Machine(config.device)
+    meta = read_meta(find_corpus(config.data, machine))
     config = resolve(config, meta["vocab_size"], machine.world_size)
-    data = {split: Tokens(folder, split, config.block_size, meta["vocab_size"]) for split in ("train", "val")}
+    data = {split: Tokens(config.data, split, config.block_size, meta["vocab_size"]) for split in ("train", "val")}
     token_bytes = bytes_per_token(get_tokenizer(meta["tokenizer"]), config.vocab_size)
     loader = Loader(data["train"], config)
     torch.manual_seed(config.seed)
@@ -583,18 +584,21 @@ def train(config, say=print):
 
     path = Path(config.out_dir, "ckpt.pt")
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {"step": 0, "seconds": 0.0, "best_val_loss": math.inf}
+    state = {"step": 0, "seconds": 0.0, "best_val_loss": math.inf, "config": {}}
     if config.resume == "true" or config.resume == "auto" and path.exists():
         state = resume_from(path, model, optimizer, config, meta["tokenizer"], machine)
-    log = Log(config, machine.rank == 0, say, state["step"])
-
-    todo = (config.max_steps - state["step"]) * config.total_batch_size / machine.world_size
-    compiled = machine.compiles(config.compile, todo * flops_per_token(model))
-    forward = torch.compile(model) if compiled else model
+    if config.dtype == "auto":                                   # a continued run goes on as it began
+        config.dtype = state["config"].get("dtype") or machine.fast_dtype()
+    machine.use(config.dtype)
+    if config.compile == "auto":
+        flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(model)
+        config.compile = state["config"].get("compile") or str(machine.compiling_pays(flops)).lower()
+    forward = torch.compile(model) if config.compile == "true" else model
     if machine.world_size > 1:
         forward = DistributedDataParallel(forward, broadcast_buffers=False)
+    log = Log(config, machine.rank == 0, say, state["step"])
     if say and machine.rank == 0:
-        say(describe(config, machine, model, data["train"], compiled), flush=True)
+        say(describe(config, machine, model, data["train"]), flush=True)
 
     started = time.perf_counter() - state["seconds"]
     busy, steps, seconds_a_step = 0.0, 0, 0.0                # busy: seconds in `steps` steps since a record

@@ -1,0 +1,76 @@
+"""
+nGPT's optional forms, and the steps from nGPT to anGPT (anGPT Fig. 5), each one method away from nGPT.
+
+Importing this file registers them:
+
+    import lessons.variants
+    train(TrainConfig(arch="ngpt_slerp", max_steps=500))
+
+  ngpt_no_qk_norm   q and k keep their norms                            nGPT Table 6, 1
+  ngpt_slerp        the arc in place of the chord                       nGPT eq. 6, Table 6, 2
+  ngpt_scalar       one number in place of each vector of scales        nGPT Table 5
+  ngpt_riemann      the step is projected on the tangent space          nGPT eq. 28-30
+  ngpt_corrected    nu(alpha) in place of the norm after the step       anGPT Fig. 5, "with LERP correction"
+  ngpt_bounded      and weights bounded in place of normalized          anGPT Fig. 5, "with param. bounding"
+"""
+from model import ANGPTBlock, ARCHS, NGPTBlock, Scale, rope, unit
+
+
+class StepsBlock(NGPTBlock):
+    """NGPTBlock with its steps as methods to override; as it stands, the same function."""
+
+    def qk_norm(self, x):
+        """x (B, H, T, d_k)"""
+        return unit(x)                                                               # (15, 16)
+
+    def step(self, h, y, alpha):
+        """From h (B, T, d) towards the unit vectors y (B, T, d), alpha (d,) of the way."""
+        return unit(h + alpha * (y - h))                                             # (10, 11)
+
+    def forward(self, h, cos, sin, cache=None):
+        s_qk = self.s_qk().expand(self.d).view(self.n_head, 1, self.d_k)
+        q, k, v = self.heads(self.w_qkv(h))                                          # (12)
+        q, k = self.qk_norm(rope(q, cos, sin)) * s_qk, self.qk_norm(rope(k, cos, sin)) * s_qk
+        y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13)
+        h = self.step(h, unit(self.drop(self.w_o(self.join(y)))), self.alpha_a().abs())
+        u, z = self.branches(self.w_up(h))                                           # (17)
+        u, z = u * self.s_u(), z * self.s_v() * self.sqrt_d                          # (20, 21)
+        return self.step(h, unit(self.drop(self.w_down(u * self.f(z)))), self.alpha_m().abs())
+
+
+class NoQKNorm(StepsBlock):
+    def qk_norm(self, x):
+        return x
+
+
+class Slerp(StepsBlock):
+    def step(self, h, y, alpha):
+        theta = (h * y).sum(-1, keepdim=True).clamp(-0.9999, 0.9999).arccos()        # (B, T, 1)
+        return unit(((1 - alpha) * theta).sin() * h + (alpha * theta).sin() * y)     # (6) times sin(theta)
+
+
+class ScalarScales(StepsBlock):
+    def __init__(self, config):
+        super().__init__(config)
+        for name in ("s_qk", "s_u", "s_v", "alpha_a", "alpha_m"):
+            vector = getattr(self, name)
+            setattr(self, name, Scale(1, vector.init, vector.scale))
+
+
+class Riemannian(StepsBlock):
+    def step(self, h, y, alpha):
+        gradient = h * (h * y).sum(-1, keepdim=True) - y                             # (28)
+        return unit(h - alpha * gradient)                                            # (29, 30)
+
+
+class Corrected(StepsBlock):
+    def step(self, h, y, alpha):
+        return (h + alpha * (y - h)) * ANGPTBlock.nu(self, alpha)                    # anGPT Table 1, Residual
+
+
+class Bounded(Corrected):
+    constrain_ = staticmethod(ANGPTBlock.constrain_)                                 # anGPT section 4.2, nGPT's axes
+
+
+ARCHS.update(ngpt_no_qk_norm=NoQKNorm, ngpt_slerp=Slerp, ngpt_scalar=ScalarScales, ngpt_riemann=Riemannian,
+             ngpt_corrected=Corrected, ngpt_bounded=Bounded)
