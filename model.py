@@ -288,12 +288,13 @@ class PowerNorm(nn.Module):
     def forward(self, x):
         groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
         x = (groups * (groups.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)  # GroupScaling1D
-        psi2 = self.psi2
         if self.training:
             moment = mean_over_ranks(x.detach().square().mean((0, 1)))            # (n,)
             psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)
             self.sums += torch.stack((moment, moment / (psi2 + self.eps), torch.ones_like(moment)))
-        xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, self.probe)
+            xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, self.probe)
+        else:
+            xhat = x * (self.psi2 + self.eps).rsqrt()
         return xhat * self.weight if self.bias is None else xhat * self.weight + self.bias
 
     def _apply(self, fn, recurse=True):
@@ -303,16 +304,14 @@ class PowerNorm(nn.Module):
 
     @torch.no_grad()
     def update_(self):
-        """Moves the running statistics by one optimizer step and forgets the step's sums."""
-        count = self.sums[2].clamp(min=1)
-        moment, gamma = self.sums[0] / count, self.sums[1] / count
-        seen = self.sums[2] > 0
-        self.psi2.copy_(torch.where(seen, self.decay * self.psi2 + (1 - self.decay) * moment, self.psi2))
+        """Moves the running statistics by one optimizer step, if gradients came, and forgets the step's sums."""
         if self.probe.grad is not None:
-            gradient = mean_over_ranks(self.probe.grad / count)
-            self.nu.mul_(1 - (1 - self.decay) * gamma).add_(gradient, alpha=1 - self.decay)
-            self.probe.grad = None
-        self.steps += seen[0]
+            moment, gamma, _ = self.sums / self.sums[2]
+            self.psi2.lerp_(moment, 1 - self.decay)
+            self.nu.mul_(1 - (1 - self.decay) * gamma)
+            self.nu.add_(mean_over_ranks(self.probe.grad / self.sums[2]), alpha=1 - self.decay)
+            self.steps += 1
+        self.probe.grad = None
         self.sums.zero_()
 
 

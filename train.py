@@ -35,7 +35,7 @@ except ImportError:             # Windows
     resource = None
 
 from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, attention_kernel, choose, option
-from prepare import DataError, atomic, get_tokenizer, prepare, read_meta, read_shard
+from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
 
@@ -203,14 +203,12 @@ class Tokens:
 
     def __init__(self, folder, split, length, vocab_size):
         paths = sorted(Path(folder).glob(f"*_{split}_*.bin"))
-        if not paths:
-            raise DataError(f"{folder}: no {split} shards (*_{split}_*.bin); prepare.py makes them")
+        expect(paths, f"{folder}: no {split} shards (*_{split}_*.bin); prepare.py makes them")
         self.paths, self.shards = paths, [read_shard(path) for path in paths]
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
         self.length, self.vocab_size = length, vocab_size
         self.windows = (int(self.starts[-1]) - 1) // length
-        if self.windows < 1:
-            raise DataError(f"{paths[0]}: {self.starts[-1]} tokens, expected more than block_size={length}")
+        expect(self.windows, f"{paths[0]}: {self.starts[-1]} tokens, expected more than block_size={length}")
 
     def window(self, i):
         """Tokens i * length to (i + 1) * length, and one more, which may lie in the next shard."""
@@ -218,8 +216,8 @@ class Tokens:
         while start < stop:
             n = int(np.searchsorted(self.starts, start, side="right")) - 1
             piece = self.shards[n][start - self.starts[n]:stop - self.starts[n]].astype(np.int64)
-            if piece.max() >= self.vocab_size:
-                raise DataError(f"{self.paths[n]}: token {piece.max()}, expected less than vocab_size={self.vocab_size}")
+            expect(piece.max() < self.vocab_size,
+                   f"{self.paths[n]}: token {piece.max()}, expected less than vocab_size={self.vocab_size}")
             pieces.append(piece)
             start += len(piece)
         return np.concatenate(pieces)
@@ -417,15 +415,12 @@ def save_checkpoint(path, model, optimizer, config, **state):
 
 def read_checkpoint(path, device="cpu"):
     """The dict that `save_checkpoint` wrote. Raises DataError when there is none, or none that can be read."""
-    if not os.path.isfile(path):
-        raise DataError(f"{path}: no such checkpoint; train.py writes one to its --out_dir")
-    try:
+    expect(os.path.isfile(path), f"{path}: no such checkpoint; train.py writes one to its --out_dir")
+    with blame(f"{path}: not a whole checkpoint of train.py"):
         state = torch.load(path, map_location=device, weights_only=True)
-        missing = {"model", "optimizer", "config", "step", "tokenizer"} - set(state)
-    except Exception as error:
-        raise DataError(f"{path}: not a whole checkpoint of train.py ({type(error).__name__})") from None
-    if missing:
-        raise DataError(f"{path}: a checkpoint without {', '.join(sorted(missing))}")
+        kinds = dict(model=dict, optimizer=dict, config=dict, step=int, tokenizer=str, world_size=int)
+        wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
+    expect(not wrong, f"{path}: {', '.join(wrong)} missing or of the wrong type, expected a checkpoint of train.py")
     return state
 
 
@@ -433,11 +428,9 @@ def load_model(path, device="cpu"):
     """(model in eval mode, tokenizer, checkpoint dict) of the checkpoint at path. Raises DataError."""
     state = read_checkpoint(path, device)
     names = {f.name for f in fields(GPTConfig)}
-    try:
+    with blame(f"{path}: weights and config do not fit this model.py"):
         model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
         model.load_state_dict(state["model"])
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{path}: weights and config do not fit this model.py ({str(error).splitlines()[0]})") from None
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
 
@@ -446,12 +439,12 @@ def resume_from(path, model, optimizer, config, tokenizer, machine):
     state = read_checkpoint(path, machine.device)
     for name, now in asdict(config).items():
         then = state["config"].get(name)
-        if name not in FREE and then != now:
-            raise DataError(f"{path}: made with {name}={then}, now {name}={now}; give the options of the first run")
-    if state["tokenizer"] != tokenizer:
-        raise DataError(f"{path}: made with tokenizer {state['tokenizer']}, the corpus now has {tokenizer}")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
+        expect(name in FREE or then == now, f"{path}: made with {name}={then}, now {name}={now}; give the options of "
+                                            "the first run, or another --out_dir")
+    expect(state["tokenizer"] == tokenizer, f"{path}: made with tokenizer {state['tokenizer']}, the corpus has {tokenizer}")
+    with blame(f"{path}: weights and config do not fit each other"):
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
     for module in model.modules():
         if isinstance(module, PowerNorm):      # a rank's loss is the mean over its own tokens, and nu grows with that
             module.nu *= machine.world_size / state["world_size"]
@@ -496,7 +489,8 @@ class Log:
                     if (record := json.loads(line))["step"] <= step:
                         self.records.append(record)
         if writes:
-            self.path.write_text("".join(json.dumps(r) + "\n" for r in self.records))
+            with atomic(self.path) as file:
+                file.write("".join(json.dumps(r) + "\n" for r in self.records).encode())
 
     def add(self, record, seconds_a_step):
         self.records.append(record)
@@ -522,10 +516,9 @@ def find_corpus(data, machine):
     if data == DEFAULT_DATA and not Path(data, "meta.json").exists() and machine.rank == 0:
         prepare()
     machine.sum(torch.zeros(1))                                                       # the others wait
-    if not Path(data, "meta.json").exists():
-        made = sorted(str(path.parent) for path in Path("data").glob("*/meta.json"))
-        raise DataError(f"{data}: no corpus here (no meta.json); make one with prepare.py --source=...; "
-                        f"there is {', '.join(made) or 'none yet'}")
+    made = sorted(str(path.parent) for path in Path("data").glob("*/meta.json"))
+    expect(Path(data, "meta.json").exists(), f"{data}: no corpus here (no meta.json); make one with prepare.py "
+                                             f"--source=...; there is {', '.join(made) or 'none yet'}")
     return data
 
 
@@ -576,7 +569,10 @@ def train(config, say=print):
     meta = read_meta(find_corpus(config.data, machine))
     config = resolve(config, meta["vocab_size"], machine.world_size)
     data = {split: Tokens(config.data, split, config.block_size, meta["vocab_size"]) for split in ("train", "val")}
-    token_bytes = bytes_per_token(get_tokenizer(meta["tokenizer"]), config.vocab_size)
+    tokenizer = get_tokenizer(meta["tokenizer"])
+    expect(tokenizer.n_vocab == meta["vocab_size"], f"{config.data}/meta.json: vocab_size {meta['vocab_size']}, but "
+                                                    f"tokenizer {tokenizer.name} has {tokenizer.n_vocab} tokens")
+    token_bytes = bytes_per_token(tokenizer, config.vocab_size)
     loader = Loader(data["train"], config)
     torch.manual_seed(config.seed)
     model = GPT(config.model_config()).to(machine.device)
@@ -593,6 +589,7 @@ def train(config, say=print):
     if config.compile == "auto":
         flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(model)
         config.compile = state["config"].get("compile") or str(machine.compiling_pays(flops)).lower()
+    torch.compiler.reset()                       # models of earlier calls would count towards its limit of recompilations
     forward = torch.compile(model) if config.compile == "true" else model
     if machine.world_size > 1:
         forward = DistributedDataParallel(forward, broadcast_buffers=False)
