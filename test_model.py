@@ -1,22 +1,52 @@
-"""Tests of model.py. Every equation meets a second, slow implementation: NumPy, float64, one head and one token at a
-time, written from the papers and sharing no code with the model. Run with `python -m pytest -q`."""
+"""Every test. Run with `python -m pytest`.
+
+Every equation of model.py meets a second, slow implementation: NumPy, float64, one head and one token at a time,
+written from the papers and sharing no code with the model. The rest holds properties, for every architecture.
+"""
+import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import math
+import os
+import random
 import re
+import runpy
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tiktoken
 import torch
 from torch import nn
 
-import prepare
+import bench
+import model as model_py
+import prepare as prep
+import sample as sampler
+import train as trainer
+from lessons import variants
+from model import (ARCHS, GPT, Cache, ConfigError, GPTConfig, NGPTBlock, PowerNorm, Scale, attend, rope, unit)
+from prepare import DataError
+from train import TrainConfig, load_model, parse, resolve, train
 
-from model import ARCHS, GPT, GPTConfig, NGPTBlock, PowerNorm, Scale, attend, rope, unit
+torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
+
+
+# model.py ============================================================================================================
 
 PRE_NORM, SPHERE = ["layernorm", "rmsnorm", "powernorm", "normformer"], ["ngpt", "angpt"]
-torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 TINY = dict(vocab_size=17, block_size=12, n_layer=2, n_head=2, n_embd=16)
 every_arch = pytest.mark.parametrize("arch", PRE_NORM + SPHERE)
 
@@ -659,7 +689,6 @@ def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie)
 
 
 def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
-    from lessons import variants
     monkeypatch.setitem(ARCHS, "steps", variants.StepsBlock)
     close(rough(build("steps"))(IDX, TARGETS)[0], rough(build("ngpt"))(IDX, TARGETS)[0], 1e-14)
     h, y, alpha = norm(array(randn(5, 16))), norm(array(randn(5, 16, seed=4))), 0.3
@@ -684,7 +713,6 @@ def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
 @pytest.mark.parametrize("arch", ["ngpt_no_qk_norm", "ngpt_slerp", "ngpt_scalar", "ngpt_riemann", "ngpt_corrected",
                                   "ngpt_bounded"])
 def test_variants_learn(arch):
-    import lessons.variants  # noqa: F401
     test_one_batch_is_learnt_by_heart(arch)
 
 
@@ -692,14 +720,1242 @@ def test_the_seventh_arch_of_the_readme_runs(tmp_path):
     readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "ARCHS[" in block)
     assert len(code[code.index("class "):].strip().splitlines()) <= 10
-    folder = tmp_path / "data"
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be\n" * 100)
-    prepare.prepare(str(text), name="tiny", data_dir=str(folder))
-    small = f'data="{folder}/tiny", out_dir="{tmp_path}/out", max_steps=2, n_layer=1, n_embd=16, n_head=2, block_size=16'
+    prep.prepare(str(text), name="tiny", data_dir=str(tmp_path))
+    small = (f'data="{tmp_path}/tiny", out_dir="{tmp_path}/out", max_steps=2, n_layer=1, n_embd=16, n_head=2, '
+             'block_size=16, dtype="float32", compile="false"')
     try:
-        exec(code.replace("max_steps=200", small + ', dtype="float32", compile="false"'), {})
-        log = (tmp_path / "out" / "log.jsonl").read_text()
+        exec(code.replace("max_steps=200", small), {})
     finally:
         ARCHS.pop("dyt", None)
-    assert '"step": 2' in log
+    assert '"step": 2' in (tmp_path / "out" / "log.jsonl").read_text()
+
+# prepare.py ==========================================================================================================
+
+PREP = [sys.executable, prep.__file__]
+PREP_TEXT = b"def f():\n    return 'h\xc3\xa9'\n" + bytes(range(256)) + b"<|endoftext|>\r\n"
+
+def prep_tiny(name="gpt2"):
+    """A small BPE of our own under a known name: all bytes and a few merges."""
+    words = [bytes([i]) for i in range(256)] + [b"th", b"the", b"in", b"an", b" t", b" the"]
+    ranks = {word: i for i, word in enumerate(words)}
+    return tiktoken.Encoding(name, pat_str=r"\s?\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+
+@pytest.fixture
+def prep_gpt2(monkeypatch):
+    tiny = prep_tiny()
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: tiny)
+    prep.get_tokenizer.cache_clear()
+    yield tiny
+    prep.get_tokenizer.cache_clear()
+
+def prep_documents(n, seed=0):
+    rng = random.Random(seed)
+    return ["".join(rng.choice(["the ", "in an ", "thé\n", "x", "<|endoftext|>"]) for _ in range(rng.randint(1, 60))) for _ in range(n)]
+
+def prep_jsonl(path, documents):
+    path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(documents)))
+    return path
+
+def prep_parquet(path, documents):
+    n = len(documents)
+    columns = {name: ["x"] * n for name in "id dump url date file_path language".split()}
+    pq.write_table(pa.table({"text": documents, **columns, "language_score": [0.9] * n, "token_count": [7] * n}), path, row_group_size=100)
+    return path
+
+def prep_read(folder):
+    """split -> its documents, decoded."""
+    meta, found = prep.read_meta(folder), {}
+    tokenizer = prep.get_tokenizer(meta["tokenizer"])
+    for split in ("val", "train"):
+        tokens = np.concatenate([prep.read_shard(p) for p in sorted(Path(folder).glob(f"*_{split}_*.bin"))])
+        starts = np.flatnonzero(tokens == prep.eot(tokenizer))
+        assert starts[0] == 0 and len(tokens) == meta[f"{split}_tokens"]
+        found[split] = [tokenizer.decode_bytes(part[1:].tolist()) for part in np.split(tokens, starts[1:])]
+        assert sum(map(len, found[split])) == meta[f"{split}_bytes"]
+    return found
+
+def prep_hashes(folder):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(folder).glob("*") if p.suffix in (".bin", ".json")}
+
+def prep_run(*options):
+    done = subprocess.run([*PREP, *map(str, options)], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+def test_prepare_byte_tokenizer_is_exact():
+    tokenizer = prep.get_tokenizer("bytes")
+    assert isinstance(tokenizer, tiktoken.Encoding) and tokenizer.n_vocab == 257 and prep.eot(tokenizer) == 256
+    for data in (b"", PREP_TEXT, np.random.default_rng(0).bytes(100_000)):
+        tokens = prep.encode(tokenizer, data)
+        assert tokens.dtype == np.uint16 and tokens[0] == 256 and tokenizer.decode_bytes(tokens[1:].tolist()) == data
+    text = "<|endoftext|> añ日\n" * 300_000
+    start = time.time()
+    assert bytes(tokenizer.encode_ordinary(text)) == text.encode() and time.time() - start < 5
+
+def test_prepare_bpe(prep_gpt2):
+    tokenizer = prep.get_tokenizer("gpt2")
+    text = "the <|endoftext|> in an é\n"
+    tokens = prep.encode(tokenizer, text.encode()).tolist()
+    assert tokens == [prep.eot(tokenizer), *tokenizer.encode_ordinary(text)] and tokens.count(tokenizer.eot_token) == 1
+    assert tokenizer.decode_bytes(prep.encode(tokenizer, b"a\xffb")[1:].tolist()) == "a\ufffdb".encode()
+    spaces = b" " * 3_000_000 + b"x"  # more than tiktoken can take at once
+    assert tokenizer.decode_bytes(prep.encode(tokenizer, spaces)[1:].tolist()) == spaces
+
+def test_prepare_tokenizer_errors(monkeypatch):
+    prep.get_tokenizer.cache_clear()
+    with pytest.raises(prep.DataError, match="gpt3 is unknown, the nearest is gpt2"):
+        prep.get_tokenizer("gpt3")
+    def offline(name): raise ConnectionError("no\nnetwork")
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    with pytest.raises(prep.DataError, match="TIKTOKEN_CACHE_DIR.*no network"):
+        prep.get_tokenizer("gpt2")
+    many = tiktoken.Encoding("o", pat_str=".", mergeable_ranks={i.to_bytes(3, "big"): i for i in range(65536)}, special_tokens={"<|endoftext|>": 65536})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: many)
+    with pytest.raises(prep.DataError, match="65537.*65536"):
+        prep.get_tokenizer("cl100k_base")
+
+def test_prepare_shard_round_trip_and_damage(tmp_path):
+    path = tmp_path / "a.bin"
+    tokens = np.random.default_rng(0).integers(0, 65536, 1000).astype(np.uint16)
+    prep.write_shard(path, tokens)
+    assert np.array_equal(prep.read_shard(path), tokens) and path.stat().st_size == 1024 + 2000
+    assert np.fromfile(path, "<i4", 256).tolist() == [20240520, 1, 1000] + [0] * 253
+    whole = path.read_bytes()
+    def header(i, value): return whole[:4 * i] + np.int32(value).tobytes() + whole[4 * i + 4:]
+    for damaged, message in [(whole[:-1], "3023 bytes, expected 3024"), (whole + b"xx", "3026"), (b"", "0 bytes"),
+                             (whole[:500], "500 bytes"), (header(0, 7), "magic number 7, expected 20240520"),
+                             (header(1, 2), "version 2, expected 1"), (header(2, 0), "0 tokens"), (whole[:1024], "token")]:
+        path.write_bytes(damaged)
+        with pytest.raises(prep.DataError, match=message) as error:
+            prep.read_shard(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(prep.DataError, match="none.bin: no such file"):
+        prep.read_shard(tmp_path / "none.bin")
+
+def test_prepare_default_corpus(tmp_path):
+    folder = prep.prepare(data_dir=str(tmp_path))
+    meta, found = prep.read_meta(folder), prep_read(folder)
+    assert folder == tmp_path / "stdlib" and meta["tokenizer"] == "bytes" and meta["vocab_size"] == 257
+    assert not set(found["val"]) & set(found["train"]) and b"" not in found["val"] + found["train"]
+    assert len(set(found["train"])) == len(found["train"]) and Path(os.__file__).read_bytes() in found["val"] + found["train"]
+    assert 0.04 < meta["val_bytes"] / (meta["val_bytes"] + meta["train_bytes"]) < 0.08
+    assert prep.prepare(data_dir=str(tmp_path)) == folder  # complete already
+    with pytest.raises(prep.DataError, match="seed=1337, now seed=0"):
+        prep.prepare(data_dir=str(tmp_path), seed=0)
+
+def test_prepare_local_sources(tmp_path, prep_gpt2):
+    texts = prep_documents(300)
+    prep_jsonl(tmp_path / "a.jsonl", texts)
+    prep_parquet(tmp_path / "a.parquet", texts)
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "notes.md").write_text("passed over")
+    (tmp_path / "many" / "empty.txt").write_text("")
+    for i, text in enumerate(texts[:40]):
+        (tmp_path / "many" / f"{i}.TXT").write_text(text, newline="")
+    for source, expected in [("a.jsonl", texts), ("a.parquet", texts), ("many", texts[:40]), ("many/1*.TXT", [texts[1], *texts[10:20]])]:
+        for tokenizer in ("bytes", "gpt2"):
+            found = prep_read(prep.prepare(str(tmp_path / source), data_dir=str(tmp_path / "data"), tokenizer=tokenizer, force=True))
+            assert sorted(found["val"] + found["train"]) == sorted(text.encode() for text in expected)
+            assert found["val"] and found["train"]
+
+def test_prepare_single_text_holds_out_its_end(tmp_path):
+    lines = b"".join(b"line %d\n" % i for i in range(200_000))
+    (tmp_path / "one.txt").write_bytes(lines)
+    found = prep_read(prep.prepare(str(tmp_path / "one.txt"), data_dir=str(tmp_path)))
+    (val,), (train,) = found["val"], found["train"]  # no end-of-text where it was read in pieces
+    assert train + val == lines and train.endswith(b"\n") and 0.05 <= len(val) / len(lines) < 0.051
+
+def test_prepare_fineweb(tmp_path, monkeypatch, prep_gpt2):
+    datasets = pytest.importorskip("datasets")
+    texts = prep_documents(500)
+    path, load = prep_parquet(tmp_path / "fw.parquet", texts), datasets.load_dataset
+    def local(repo, name, split, streaming):
+        assert (repo, name, split, streaming) == ("HuggingFaceFW/fineweb", "sample-10BT", "train", True)
+        return load("parquet", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    folder = prep.prepare("fineweb", data_dir=str(tmp_path), val_tokens=500, shard_tokens=1000)
+    found = prep_read(folder)
+    assert [text.decode() for text in found["val"] + found["train"]] == texts
+    assert prep.read_meta(folder)["tokenizer"] == "gpt2" and len(list(folder.glob("*_train_*.bin"))) > 5
+    early = prep.prepare("fineweb", name="early", data_dir=str(tmp_path), val_tokens=500, tokens=2000)
+    assert 2000 <= prep.read_meta(early)["train_tokens"] < 2100
+    # interrupted after some shards: the rest comes from the stream's skip()
+    writer, closed = prep.Writer.close, []
+    def failing(self):
+        writer(self)
+        closed.append(1)
+        if len(closed) == 4: raise KeyboardInterrupt
+    monkeypatch.setattr(prep.Writer, "close", failing)
+    with pytest.raises(KeyboardInterrupt):
+        prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=1000)
+    with pytest.raises(prep.DataError, match="shard_tokens=1000, now shard_tokens=999"):
+        prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=999)
+    assert prep_hashes(prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=1000)) == prep_hashes(folder)
+    def offline(*args, **kwargs): raise ConnectionError("no network")
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(prep.DataError, match="fineweb: download failed.*no network"):
+        prep.prepare("fineweb", name="c", data_dir=str(tmp_path))
+
+def test_prepare_pretokenized(tmp_path, monkeypatch, prep_gpt2):
+    hub, asked = pytest.importorskip("huggingface_hub"), []
+    def fetch(repo, filename, repo_type, local_dir):
+        assert repo == "kjj0/fineweb10B-gpt2" and repo_type == "dataset"
+        asked.append(filename)
+        prep.write_shard(Path(local_dir, filename), prep.encode(prep_gpt2, b"the inn " * 50))
+        return str(Path(local_dir, filename))
+    monkeypatch.setattr(hub, "hf_hub_download", fetch)
+    folder = prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
+    assert asked == ["fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin"]
+    meta = prep.read_meta(folder)
+    assert prep_read(folder)["train"] == [b"the inn " * 50] * 2 and meta["shards"][0] == "fineweb10B-gpt2_train_000001.bin"
+    (folder / "meta.json").unlink()  # as if stopped before the end: nothing is fetched twice
+    prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
+    assert len(asked) == 3 and prep.read_meta(folder) == meta
+    prep.write_shard(folder / "fineweb10B-gpt2_train_000002.bin", [prep_gpt2.eot_token + 1])
+    with pytest.raises(prep.DataError, match="train_000002.bin: token"):
+        (folder / "meta.json").unlink()
+        prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
+    def offline(*args, **kwargs): raise OSError("no network")
+    monkeypatch.setattr(hub, "hf_hub_download", offline)
+    with pytest.raises(prep.DataError, match="download failed.*no network"):
+        prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), name="other")
+
+def test_prepare_does_not_depend_on_workers(tmp_path, prep_gpt2):
+    source = str(prep_jsonl(tmp_path / "a.jsonl", prep_documents(2000)))
+    one, four = (prep.prepare(source, data_dir=str(tmp_path / str(n)), tokenizer="gpt2", workers=n, shard_tokens=5000) for n in (1, 4))
+    assert prep_hashes(one) == prep_hashes(four) and len(prep_hashes(one)) > 10
+
+def test_prepare_survives_kills(tmp_path):
+    source = prep_jsonl(tmp_path / "a.jsonl", prep_documents(5_000))
+    options = [f"--source={source}", "--shard_tokens=3000", "--workers=2"]
+    assert prep_run(*options, f"--data_dir={tmp_path / 'whole'}")[0] == 0
+    folder, kills, rng = tmp_path / "cut" / "a", 0, random.Random(0)
+    for _ in range(100):
+        before = len(list(folder.glob("*.bin")))
+        process = subprocess.Popen([*PREP, *options, f"--data_dir={tmp_path / 'cut'}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(list(folder.glob("*.bin"))) < before + 12:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.02))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert process.returncode == 0 and kills
+    assert prep_hashes(tmp_path / "cut" / "a") == prep_hashes(tmp_path / "whole" / "a")
+
+def test_prepare_refuses_a_second_instance(tmp_path):
+    fcntl = pytest.importorskip("fcntl")
+    (tmp_path / "stdlib").mkdir()
+    with open(tmp_path / "stdlib" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = prep_run(f"--data_dir={tmp_path}")
+    assert code == 2 and "another prepare.py" in err and err.count("\n") == 1
+    assert prep_run(f"--data_dir={tmp_path}")[0] == 0
+
+def test_prepare_meta(tmp_path):
+    with pytest.raises(prep.DataError, match="meta.json: no such file"):
+        prep.read_meta(tmp_path)
+    good = json.loads((prep.prepare(data_dir=str(tmp_path)) / "meta.json").read_text())
+    for damaged in ("{", "[1]", json.dumps({**good, "val_bytes": "5"}), json.dumps({**good, "complete": False}),
+                    json.dumps({**good, "vocab_size": True}), json.dumps({k: good[k] for k in good if k != "versions"})):
+        (tmp_path / "meta.json").write_text(damaged)
+        with pytest.raises(prep.DataError, match="meta.json"):
+            prep.read_meta(tmp_path)
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a.csv", b"x", "ends in '.csv'"), ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
+    ("a.jsonl", b'{"txt": "a"}\n', "line 1: expected a field `text`"), ("a.jsonl", b'{"text": 5}\n', "line 1: `text` is int"),
+    ("a.jsonl", b'{"text": "only one"}\n', "expected some to train on"),
+    ("a.parquet", b"PAR1 no", "not readable as parquet"), ("a.txt", b"", "no text found")])
+def test_prepare_bad_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(prep.DataError, match=message) as error:
+        prep.prepare(str(tmp_path / name), data_dir=str(tmp_path / "data"))
+    assert "\n" not in str(error.value) and name in str(error.value)
+
+def test_prepare_bad_columns(tmp_path):
+    pq.write_table(pa.table({"body": ["a", "b"]}), tmp_path / "a.parquet")
+    with pytest.raises(prep.DataError, match="columns body, expected a column `text`"):
+        prep.prepare(str(tmp_path / "a.parquet"), data_dir=str(tmp_path))
+    pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "b.parquet")
+    with pytest.raises(prep.DataError, match="`text` is NoneType"):
+        prep.prepare(str(tmp_path / "b.parquet"), data_dir=str(tmp_path))
+
+def test_prepare_command_errors(tmp_path):
+    for option, message in [("--tokenizr=bytes", "the nearest is --tokenizer"), ("--tokens=many", "many"), ("--tokens=0", "at least 1"),
+                            ("--source=finweb", "the nearest is fineweb"), ("--tokenizer=byte", "the nearest is bytes"),
+                            ("fineweb", "--source=fineweb"), ("--name=../x", "expected letters")]:
+        code, out, err = prep_run(option, f"--data_dir={tmp_path}")
+        assert code == 2 and message in err and err.count("\n") == 1 and not out, err
+    assert not list(tmp_path.iterdir())
+    assert prep_run("--help")[0] == 0
+
+def test_prepare_force_and_unknown_shards(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n' * 50)
+    (tmp_path / "a").mkdir()
+    prep.write_shard(tmp_path / "a" / "a_train_000009.bin", [1, 2])
+    with pytest.raises(prep.DataError, match="unknown origin"):
+        prep.prepare(str(tmp_path / "a.jsonl"), data_dir=str(tmp_path))
+    folder = prep.prepare(str(tmp_path / "a.jsonl"), data_dir=str(tmp_path), force=True)
+    assert [path.name for path in sorted(folder.glob("*.bin"))] == ["a_train_000001.bin", "a_val_000000.bin"]
+
+# train.py and sample.py ==============================================================================================
+
+TRAIN_ARCHS = list(ARCHS)
+TRAIN_HOME = Path(trainer.__file__).parent
+TRAIN_CPU = torch.device("cpu")
+TRAIN_TINY = dict(n_embd=32, n_layer=2, n_head=2, block_size=32, batch_size=4, total_batch_size=128, max_steps=20,
+                  eval_interval=10, eval_tokens=2000, log_interval=2, device="cpu", dtype="float32", compile="false")
+# Adam's step is g / (|g| + eps): with this eps a smooth function of the gradient, and one of its size
+TRAIN_SMOOTH = dict(eps=0.03, max_steps=5, log_interval=1, eval_interval=2, weight_decay=0.1, warmup_ratio=0.4)
+train_every_arch = pytest.mark.parametrize("arch", TRAIN_ARCHS)
+
+
+@pytest.fixture(autouse=True)
+def train_quick(monkeypatch):
+    """Neither a benchmark of matrix products nor a plot in every run; those of the command itself have both."""
+    monkeypatch.setattr(trainer, "matmul_flops", lambda *_: 1e11)
+    monkeypatch.setattr(trainer, "draw", lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def train_corpus(tmp_path_factory):
+    """Sums, in several shards."""
+    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    lines = ["".join(f"{a}+{b}={a + b}é\n" for a, b in rng.integers(0, 20, (8, 2))) for _ in range(250)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return str(prep.prepare(str(folder / "sums.jsonl"), data_dir=str(folder), val_tokens=2500, shard_tokens=3000))
+
+
+def train_stream(folder, split):
+    return np.concatenate([prep.read_shard(path) for path in sorted(Path(folder).glob(f"*_{split}_*.bin"))]).astype(int)
+
+
+@pytest.fixture
+def train_run(tmp_path, train_corpus):
+    """Runs train() in a folder of that name -> (log, checkpoint)."""
+    def run(name="run", **options):
+        options = {**TRAIN_TINY, "data": train_corpus, "out_dir": str(tmp_path / name), **options}
+        log = trainer.train(TrainConfig(**options), say=None)
+        return log, torch.load(tmp_path / name / "ckpt.pt", weights_only=True)
+    return run
+
+
+@pytest.fixture
+def train_at(monkeypatch):
+    """train_at(step, action): once that many steps are done, calls action(model); after every step for None."""
+    original = trainer.optimizer_step
+
+    def at(step, action):
+        def optimizer_step(number, forward, model, *rest):
+            result = original(number, forward, model, *rest)
+            if step in (None, number + 1):
+                action(model)
+            return result
+        monkeypatch.setattr(trainer, "optimizer_step", optimizer_step)
+    return at
+
+
+def train_terminate(_):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def train_command(monkeypatch, capsys):
+    """Runs a script as __main__ with these words -> (exit code, stdout, stderr)."""
+    def command(script, *words):
+        monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
+        try:
+            runpy.run_path(str(TRAIN_HOME / script), run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+    return command
+
+
+def train_words(options):
+    return [f"--{key}={value}" for key, value in options.items()]
+
+
+def train_leaves(tree, path=""):
+    """A nest of dicts and lists as {path: leaf}."""
+    if not isinstance(tree, (dict, list, tuple)):
+        return {path: tree}
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {name: leaf for key, value in items for name, leaf in train_leaves(value, f"{path}/{key}").items()}
+
+
+def train_same(a, b, tol=0.0):
+    a, b = train_leaves(a), train_leaves(b)
+    assert a.keys() == b.keys()
+    for name in a:
+        if isinstance(a[name], (torch.Tensor, float)):
+            x, y = torch.as_tensor(a[name]).double(), torch.as_tensor(b[name]).double()
+            assert x.shape == y.shape and (x - y).abs().max() <= tol, (name, x, y)
+        else:
+            assert a[name] == b[name], name
+
+
+def train_weights(state):
+    return {k: v for k, v in state["model"].items() if not k.endswith(".nu")}
+
+
+def train_told(log):
+    """The log without what a clock or the machine measures."""
+    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s", "mfu", "memory_gb", "config")} for r in log]
+
+
+# Options -------------------------------------------------------------------------------------------------------------
+
+TABLE_F1 = {"32m": (256, 6, 4, 32.05, 32.11, 32.10), "62m": (384, 10, 6, 62.24, 62.33, 62.28),
+            "125m": (512, 18, 8, 127.03, 127.16, 127.08), "250m": (768, 18, 12, 247.17, 247.34, 247.21),
+            "0.5b": (1024, 24, 16, 505.73, 506.00, 505.78), "1b": (1280, 36, 20, 1073, 1073, 1073)}
+GIVEN = dict(vocab_size=700, block_size=24, n_layer=1, n_head=2, n_embd=64, rope_fraction=0.25, max_steps=77, batch_size=3,
+             total_batch_size=144, learning_rate=0.123, warmup_ratio=0.3, weight_decay=0.7, pn_warmup=9)
+
+
+@pytest.mark.parametrize("size", trainer.SIZES)
+def test_train_given_options_win_over_recipe_and_size(size):
+    assert set(GIVEN) >= set(trainer.SIZES[size]) and all(set(GIVEN) >= set(r) for r in trainer.RECIPES.values())
+    for arch in TRAIN_ARCHS:
+        config = trainer.resolve(trainer.parse(TrainConfig, train_words(GIVEN | {"size": size, "arch": arch}), ""))
+        assert {key: getattr(config, key) for key in GIVEN} == GIVEN
+        assert None not in [getattr(config, f.name) for f in fields(config) if not f.name.endswith("_scale")]
+
+
+@pytest.mark.parametrize("size", TABLE_F1)
+def test_train_sizes_are_table_f1_and_recipes_table_f2(size):
+    width, layers, heads, *millions = TABLE_F1[size]
+    for arch, count in zip(("rmsnorm", "ngpt", "angpt"), millions):
+        c = trainer.resolve(TrainConfig(arch=arch, size=size))
+        assert (c.n_embd, c.n_layer, c.n_head) == (width, layers, heads)
+        assert (c.vocab_size, c.block_size, c.rope_fraction, c.dropout, c.bias) == (50304, 2048, 0.5, 0.0, False)
+        assert (c.beta1, c.beta2, c.eps, c.grad_clip, c.min_lr_ratio) == (0.9, 0.95, 1e-9, 1.0, 0.01)
+        assert (c.weight_decay, c.warmup_ratio) == ((0.1, 0.2) if arch == "rmsnorm" else (0.0, 0.0))
+        assert abs(c.max_steps * c.total_batch_size / (20e6 * count) - 1) < 1e-3
+
+
+def test_train_recipe_wins_over_size(monkeypatch):
+    monkeypatch.setitem(trainer.SIZES, "laptop", {**trainer.SIZES["laptop"], "weight_decay": 7.0, "warmup_ratio": 0.7})
+    monkeypatch.setitem(trainer.RECIPES, "ngpt", {**trainer.RECIPES["ngpt"], "n_layer": 2})
+    c = trainer.resolve(TrainConfig(arch="ngpt"))
+    assert (c.weight_decay, c.warmup_ratio, c.n_layer) == (0.0, 0.0, 2)
+    monkeypatch.setitem(trainer.RECIPES, "ngpt", {})
+    c = trainer.resolve(TrainConfig(arch="ngpt", learning_rate=1.0))
+    assert (c.weight_decay, c.warmup_ratio, c.n_layer) == (7.0, 0.7, 4)
+
+
+def test_train_order_of_words_does_not_matter():
+    words = ["--arch=angpt", "--size=32m", "--weight_decay=0.3", "--warmup_ratio=0.1", "--learning_rate=0.5"]
+    configs = [trainer.parse(TrainConfig, list(order), "") for order in itertools.permutations(words)]
+    assert all(config == configs[0] for config in configs)
+    c = trainer.resolve(configs[0])
+    assert (c.n_embd, c.weight_decay, c.warmup_ratio, c.learning_rate) == (256, 0.3, 0.1, 0.5)
+
+
+def test_train_derived_values_follow_what_was_given():
+    def resolve(world_size=1, **options):
+        return trainer.resolve(TrainConfig(**{"arch": "powernorm", **options}), world_size=world_size)
+    base = resolve()
+    assert resolve(n_embd=512).learning_rate == pytest.approx(base.learning_rate / 2)      # 1 / sqrt(width)
+    assert resolve(n_embd=512, learning_rate=base.learning_rate).learning_rate == base.learning_rate
+    assert resolve(max_steps=50).pn_warmup == 10 and resolve(max_steps=50, warmup_ratio=0.5).pn_warmup == 25
+    assert resolve(pn_warmup=0).pn_warmup == 0
+    assert (base.eval_interval, base.checkpoint_interval) == (300, 300) and resolve(max_steps=50).eval_interval == 100
+    assert resolve(eval_interval=7).checkpoint_interval == 7
+    assert base.out_dir == "out/powernorm" and resolve(arch="ngpt").out_dir == "out/ngpt" and resolve(out_dir="a").out_dir == "a"
+    for world_size, block_size, total in itertools.product((1, 2, 4, 8), (128, 256), (None, 2048, 6144)):
+        c = resolve(world_size, block_size=block_size, total_batch_size=total)
+        assert c.total_batch_size == (total or 2048) and c.total_batch_size % (c.batch_size * block_size * world_size) == 0
+    assert resolve(block_size=300).total_batch_size == 2100 and resolve(batch_size=3).total_batch_size == 2304
+    small, wide = (trainer.resolve(TrainConfig(size="32m", total_batch_size=n * 2 ** 18)) for n in (1, 4))
+    assert small.max_steps == pytest.approx(4 * wide.max_steps, abs=4)
+
+
+@pytest.mark.parametrize("words, says", [
+    ("--learning_rat=1", "did you mean --learning_rate?"), ("--n-embd=64", "did you mean --n_embd?"), ("fast", "fast"),
+    ("--max_steps=many", "max_steps: expected a whole number, given 'many'"), ("--n_layer=2.5", "expected a whole number"),
+    ("--learning_rate=fast", "learning_rate: expected a number"), ("--bias=maybe", "bias: expected true or false"),
+    ("--max_steps", "max_steps: expected one argument"), ("--max_steps=0", "max_steps=0"), ("--warmup_ratio=2", "warmup_ratio=2"),
+    ("--arch=angptt", "did you mean angpt?"), ("--size=126m", "did you mean 125m?"), ("--dtype=float16", "bfloat16"),
+    ("--compile=maybe", "compile='maybe'"), ("--resid_scale=true --arch=ngpt", "arch=normformer"), ("--mlp=swiglo", "did you mean swiglu?"),
+    ("--n_embd=64 --n_head=7", "n_head=7 does not divide n_embd=64: the nearest that does is 8"), ("--vocab_size=256", "at least 257"),
+    ("--batch_size=4 --block_size=32 --total_batch_size=1000", "4 x 32 x 1 = 128; the nearest is 1024"),
+    ("--block_size=300 --total_batch_size=2000", "the nearest is 2100"),
+    ("--data=nowhere", "nowhere: no corpus"), ("--resume=true", "ckpt.pt: no such checkpoint"), ("--block_size=4000", "block_size=4000")])
+def test_train_options_that_do_not_fit_are_one_line(train_command, train_corpus, tmp_path, words, says):
+    code, out, err = train_command("train.py", f"--data={train_corpus}", f"--out_dir={tmp_path / 'out'}", "--device=cpu", *words.split())
+    assert code == 2 and says in err and err.startswith("train.py: ") and err.count("\n") == 1 and not out
+
+
+def test_train_bad_files_are_one_line(train_run, train_command, train_corpus, tmp_path):
+    def refused(says, **options):
+        code, out, err = train_command("train.py", *train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run", **options}))
+        assert code == 2 and says in err and err.startswith("train.py: ") and err.count("\n") == 1, err
+
+    train_run(arch="ngpt", max_steps=2)
+    path = tmp_path / "run" / "ckpt.pt"
+    whole = path.read_bytes()
+    refused("made with arch=ngpt, now arch=angpt", arch="angpt", resume="true", max_steps=2)
+    refused("made with max_steps=2, now max_steps=3", arch="ngpt", resume="true", max_steps=3)
+    refused("made with seed=1337, now seed=1", arch="ngpt", resume="auto", max_steps=2, seed=1)
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "tokenizer": "gpt2"}, path)
+    refused("tokenizer", arch="ngpt", resume="true", max_steps=2)
+    torch.save({**state, "model": {k: v for k, v in state["model"].items() if k != "s_z.weight"}}, path)   # of another model.py
+    refused("ckpt.pt", arch="ngpt", resume="true", max_steps=2)
+    torch.save({"model": state["model"]}, path)
+    refused("config", arch="ngpt", resume="true", max_steps=2)
+    for damaged in (whole[:len(whole) // 2], whole[:-1], b"", b"not a checkpoint"):
+        path.write_bytes(damaged)
+        refused("ckpt.pt: not a whole checkpoint", arch="ngpt", resume="true", max_steps=2)
+        assert path.read_bytes() == damaged
+
+    def corpus(tokens):
+        folder = tmp_path / "corpus"
+        folder.mkdir(exist_ok=True)
+        (folder / "meta.json").write_bytes(Path(train_corpus, "meta.json").read_bytes())
+        for name in ("a_val_000000.bin", "a_train_000001.bin"):
+            prep.write_shard(folder / name, tokens)
+        return folder
+    for bad in (257, 65535):
+        refused(f"token {bad}, expected less than vocab_size=257", data=corpus([0] * 400 + [bad] + [0] * 400), vocab_size=300)
+    refused("40 tokens, expected more than block_size=64", data=corpus([0] * 40), block_size=64, total_batch_size=256)
+    (corpus([0] * 900) / "a_train_000001.bin").write_bytes(b"x" * 3000)
+    refused("a_train_000001.bin: magic number", data=tmp_path / "corpus")
+    (tmp_path / "corpus" / "a_train_000001.bin").unlink()
+    refused("no train shards", data=tmp_path / "corpus")
+    meta = json.loads((tmp_path / "corpus" / "meta.json").read_text())
+    (corpus([0] * 900) / "meta.json").write_text(json.dumps({**meta, "vocab_size": 258}))
+    refused("vocab_size 258", data=tmp_path / "corpus")
+    (tmp_path / "corpus" / "meta.json").write_text("{}")
+    refused("meta.json", data=tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("words", ["train.py --max_step=3", "sample.py --out_dir=nowhere", "sample.py --promt=a"])
+def test_train_commands_fail_in_one_line(words, tmp_path):
+    script, word = words.split()
+    done = subprocess.run([sys.executable, TRAIN_HOME / script, word], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith(f"{script}: ") and done.stderr.count("\n") == 1 and not done.stdout
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def train_counting(tmp_path):
+    """A corpus whose n-th token is n, in shards of awkward lengths."""
+    at = 0
+    for number, size in enumerate((100, 3, 1, 250, 37, 225), 1):
+        prep.write_shard(tmp_path / f"count_train_{number:06d}.bin", np.arange(at, at + size))
+        at += size
+    return trainer.Tokens(tmp_path, "train", 32, 616)
+
+
+def test_train_windows_cross_shards(train_counting):
+    assert train_counting.windows == 19                                                 # 19 * 32 + 1 <= 616
+    for i in range(19):
+        assert train_counting.window(i).tolist() == list(range(32 * i, 32 * i + 33))
+
+
+def train_place(rank=0, world_size=1):
+    return SimpleNamespace(rank=rank, world_size=world_size, device=TRAIN_CPU)
+
+
+def test_train_loader_visits_every_window_once_an_epoch_whoever_reads(train_counting):
+    def epochs(world_size, batch_size, seed=1, steps=range(19)):
+        config = TrainConfig(seed=seed, block_size=32, total_batch_size=8 * 32, batch_size=batch_size)
+        loaders = [trainer.Loader(train_counting, config) for _ in range(world_size)]
+        for step in steps:
+            seen = []
+            for rank, loader in enumerate(loaders):
+                batches = list(loader.batches(step, config, train_place(rank, world_size)))
+                assert len(batches) == 8 // world_size // batch_size
+                for x, y in batches:
+                    assert x.shape == y.shape == (batch_size, 32) and torch.equal(y, x + 1)
+                    seen += (x[:, 0] // 32).tolist()
+            yield seen
+    one = list(epochs(1, 8))                                                            # 19 steps of 8: 8 epochs of 19 windows
+    places = np.concatenate(one).reshape(8, 19)
+    assert (np.sort(places) == np.arange(19)).all() and len({tuple(epoch) for epoch in places}) == 8
+    assert not any((epoch == np.sort(epoch)).all() for epoch in places)
+    for world_size, batch_size in ((1, 1), (1, 2), (2, 4), (2, 1), (4, 2), (8, 1)):
+        assert [sorted(seen) for seen in epochs(world_size, batch_size)] == [sorted(seen) for seen in one]
+    assert list(epochs(1, 8, steps=[17, 3])) == [one[17], one[3]]                       # of the step alone
+    assert list(epochs(1, 8, seed=2)) != one
+
+
+@train_every_arch
+def test_train_validation_does_not_depend_on_ranks_or_batches(train_corpus, arch):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(arch=arch, n_embd=32, n_layer=1, n_head=2, block_size=32, dropout=0.5)).train()
+    tokens, stream = trainer.Tokens(train_corpus, "val", 32, 257), torch.from_numpy(train_stream(train_corpus, "val"))
+    lengths = trainer.bytes_per_token(prep.get_tokenizer("bytes"), 257)
+    for eval_tokens in (10 ** 9, 33 * 32 + 5, 1):
+        n = max(1, min((len(stream) - 1) // 32, eval_tokens // 32))
+        x, y = stream[:n * 32].view(n, 32), stream[1:n * 32 + 1].view(n, 32)
+        with torch.no_grad():
+            want = model.eval()(x, y)[1].item()
+        bits = want / math.log(2) * y.numel() / (y != 256).sum().item()                   # a byte a token, but for end-of-text
+        for world_size, batch_size in ((1, 4), (1, 1), (1, 64), (2, 4), (3, 5)):
+            total = 0
+
+            def add(part):
+                nonlocal total
+                total = total + part
+                return total
+            for rank in range(world_size):
+                place = SimpleNamespace(**vars(train_place(rank, world_size)), sum=add, autocast=lambda: torch.enable_grad())
+                config = TrainConfig(block_size=32, batch_size=batch_size, eval_tokens=eval_tokens)
+                got = trainer.evaluate(model.train(), tokens, config, place, lengths)
+            assert got == pytest.approx((want, bits), rel=1e-6) and model.training
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+@train_every_arch
+def test_train_lowers_the_held_out_loss_and_logs_it(train_run, train_corpus, tmp_path, arch):
+    log, state = train_run(arch=arch, max_steps=30, eval_interval=20, log_interval=4, learning_rate=0.01, eval_tokens=10 ** 6)
+    assert log == [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    always, train, held = {"step", "tokens", "seconds"}, {"loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gb"}, {"val_loss", "val_bpb"}
+    assert [r["step"] for r in log] == [0, 4, 8, 12, 16, 20, 24, 28, 30]
+    for r in log:
+        want = always | (train if r["step"] else set()) | (held if r["step"] in (0, 20, 30) else set())
+        assert set(r) - {"config"} == want and r["tokens"] == 128 * r["step"] and all(math.isfinite(r[key]) for key in want)
+    assert [r["seconds"] for r in log] == sorted(r["seconds"] for r in log)
+    losses = [r["val_loss"] for r in log if "val_loss" in r]
+    assert losses[-1] < losses[0] - 1 and abs(log[-1]["loss"] - losses[-1]) < 0.7 and state["best_val_loss"] == min(losses)
+
+    model, tokenizer, again = trainer.load_model(tmp_path / "run" / "ckpt.pt")
+    assert not model.training and tokenizer.name == "bytes" and again["step"] == 30
+    stream = torch.from_numpy(train_stream(train_corpus, "val"))
+    n = (len(stream) - 1) // 32 * 32
+    with torch.no_grad():
+        want = model(stream[:n].view(-1, 32), stream[1:n + 1].view(-1, 32))[1].item()
+    size = len(tokenizer.decode_bytes([t for t in stream[1:n + 1].tolist() if t != 256]))
+    assert log[-1]["val_loss"] == pytest.approx(want, rel=1e-5) and log[-1]["val_bpb"] == pytest.approx(want / math.log(2) * n / size, rel=1e-5)
+
+    for name, p in state["model"].items():
+        if arch in ("ngpt", "angpt") and p.dim() == 2:
+            norms = p.norm(dim=0 if arch == "ngpt" and ("w_o." in name or "w_down." in name) else 1)
+            assert norms.max() < 1 + 1e-5 and (arch == "angpt" or norms.min() > 1 - 1e-5), name
+
+
+def test_train_log_begins_with_the_config(train_run):
+    log, state = train_run(max_steps=2)
+    assert log[0]["config"] == state["config"]
+
+
+@train_every_arch
+def test_train_is_the_loop_written_out(train_run, train_corpus, arch):
+    options = dict(TRAIN_SMOOTH, arch=arch, max_steps=6, warmup_ratio=0.5, grad_clip=0.5, total_batch_size=256, learning_rate=0.3, pn_warmup=2, batch_size=8)
+    log, state = train_run(**options)
+    config = trainer.resolve(TrainConfig(**{**TRAIN_TINY, **options}))
+    loader = trainer.Loader(trainer.Tokens(train_corpus, "train", 32, 257), config)
+    torch.manual_seed(1337)
+    model = GPT(config.model_config()).train()
+    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
+    for step in range(6):
+        rate = 0.3 * ((step + 1) / 3 if step < 3 else 0.01 + 0.99 * (1 + math.cos(math.pi * (step - 3) / 2)) / 2)
+        rows = torch.from_numpy(np.stack([loader.tokens.window(i) for i in loader.indices(step)]))
+        model.zero_grad()
+        loss = model(rows[:, :-1], rows[:, 1:])[1]
+        loss.backward()
+        norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                g, (m, v) = p.grad * min(1, 0.5 / norm), moments[name]
+                m.lerp_(g, 0.1)
+                v.lerp_(g * g, 0.05)
+                p *= 1 - rate * (0.1 if p.dim() > 1 else 0)
+                p -= rate * m / (1 - 0.9 ** (step + 1)) / ((v / (1 - 0.95 ** (step + 1))).sqrt() + 0.03)
+        model.project_()
+        record = log[step + 1]
+        assert record["step"] == step + 1 and record["lr"] == pytest.approx(rate)
+        assert (record["loss"], record["grad_norm"]) == pytest.approx((loss.item(), norm), rel=1e-4)
+    train_same(model.state_dict(), state["model"], 2e-5)
+
+
+@train_every_arch
+def test_train_gradient_accumulation(train_run, arch):
+    options = dict(TRAIN_SMOOTH, arch=arch, pn_warmup=0)
+    (whole, a), (parts, b) = (train_run(f"run{n}", **options, batch_size=n) for n in (4, 1))
+    train_same(train_told(whole), train_told(parts), 2e-5)
+    train_same(a["model"], b["model"], 1e-5)
+
+
+@train_every_arch
+def test_train_in_bfloat16_keeps_float32_weights(train_run, arch):
+    log, state = train_run(arch=arch, dtype="bfloat16", learning_rate=0.01)
+    assert log[-1]["val_loss"] < log[0]["val_loss"] - 0.5
+    assert {v.dtype for v in train_leaves([state["model"], state["optimizer"]["state"]]).values()} == {torch.float32}
+    exact = train_run("exact", arch=arch, learning_rate=0.01)[0]
+    assert 0 < abs(exact[-1]["val_loss"] - log[-1]["val_loss"]) < 0.1
+
+
+def test_train_takes_a_seventh_arch(train_run, monkeypatch):
+    class Mine(NGPTBlock):
+        def forward(self, h, *rest, **more):
+            return (h + super().forward(h, *rest, **more)) / 2
+
+    monkeypatch.setitem(ARCHS, "mine", Mine)
+    log, state = train_run(arch="mine", max_steps=5, learning_rate=0.01)
+    assert log[-1]["val_loss"] < log[0]["val_loss"] and state["config"]["arch"] == "mine"
+    assert (state["model"]["blocks.0.w_o.weight"].norm(dim=0) - 1).abs().max() < 1e-5
+    monkeypatch.delitem(ARCHS, "mine")
+    with pytest.raises(prep.DataError, match="mine"):
+        trainer.load_model(Path(state["config"]["out_dir"], "ckpt.pt"))
+
+
+def test_train_rates_and_groups():
+    def rates(arch, **options):
+        c = trainer.resolve(TrainConfig(arch=arch, **{**TRAIN_TINY, "max_steps": 50, **options}))
+        return c, np.array([trainer.learning_rate(c, step) for step in range(50)])
+    for arch in TRAIN_ARCHS:
+        c, r = rates(arch)
+        start = 0 if arch in ("ngpt", "angpt") else 10
+        assert r.max() == r[start] == c.learning_rate and (np.diff(r[start:]) < 0).all() and r.min() > 0
+        assert np.allclose(r[:start], c.learning_rate * np.arange(1, 11)[:start] / 10) and r[-1] == pytest.approx(0.01 * c.learning_rate)
+        c, r = rates(arch, warmup_ratio=0.2, min_lr_ratio=0.3, learning_rate=2.0)
+        assert r[9] == r[10] == 2 and r[-1] == pytest.approx(0.6) and r[0] == pytest.approx(0.2)
+        for bias, tie, qk_norm in itertools.product((False, True), repeat=3):
+            c.bias, c.tie, c.qk_norm, c.weight_decay = bias, tie, qk_norm, 0.4
+            model = GPT(c.model_config())
+            names = {id(p): name for name, p in model.named_parameters()}
+            groups = trainer.make_optimizer(model, c).param_groups
+            assert sorted(names[id(p)] for g in groups for p in g["params"]) == sorted(names.values())
+            for p, decay in [(p, g["weight_decay"]) for g in groups for p in g["params"]]:
+                assert decay == (0.4 if names[id(p)].endswith("weight") and p.dim() == 2 else 0.0), names[id(p)]
+            assert {(*g["betas"], g["eps"]) for g in groups} == {(0.9, 0.95, 1e-9)}
+
+
+def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
+    config, said = TrainConfig(**{**TRAIN_TINY, "data": train_corpus, "out_dir": str(tmp_path)}), []
+    trainer.train(config, say=None)
+    assert capsys.readouterr() == ("", "")
+    trainer.train(config, say=lambda line, **_: said.append(line))
+    head, *lines = said
+    assert all(word in head for word in ("angpt: 49,603 parameters", "20 steps of 128 tokens", "float32", "attention by plain"))
+    assert [int(line.split()[1].split("/")[0]) for line in lines] == [0, 10, 20] and "held out" in lines[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    trainer.train(config, say=lambda line, **_: said.append(line))
+    assert re.search(r"step +4/20 +loss \d\.\d{3} +[\d,]+ tokens/s +0:\d\d left", said[-9]) and len(said) == 4 + 1 + 11
+
+
+# Several processes ---------------------------------------------------------------------------------------------------
+
+TRAIN_JOINT = {**{arch: dict(arch=arch) for arch in TRAIN_ARCHS}, "warming": dict(arch="powernorm", pn_warmup=99),
+               "warm": dict(arch="powernorm", pn_warmup=0), "bias": dict(arch="powernorm", bias=True, tie=True, qk_norm=True)}
+
+
+def train_joint(name, data, out, batch_size, **options):
+    """Of each run 5 steps of 8 sequences in two micro-steps."""
+    return TrainConfig(**{**TRAIN_TINY, **TRAIN_SMOOTH, "total_batch_size": 256, "data": data, "out_dir": f"{out}/{name}",
+                          "batch_size": batch_size, **TRAIN_JOINT[name], **options})
+
+
+def train_layer(rank, world_size):
+    """Two updates of a PowerNorm, once warming up and once not -> its outputs, input gradients and statistics."""
+    gen, layer, results = torch.Generator().manual_seed(0), PowerNorm(8, GPTConfig(pn_warmup=1)), []
+    for _ in range(3):
+        x, w = torch.randn(2, 4, 5, 8, generator=gen) * (1 + torch.arange(4).view(4, 1, 1))
+        x = x[rank::world_size].clone().requires_grad_()
+        y = layer(x)
+        (y * w[rank::world_size]).sum().backward()
+        layer.update_()
+        results.append([y.detach(), x.grad, layer.psi2.clone(), layer.nu.clone()])
+    return results
+
+
+def train_rank(rank, port, data, out):
+    """What each of two processes does."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    trainer.matmul_flops, trainer.draw = lambda *_: 1e11, lambda *_: None
+    step, compiled, seeds = trainer.optimizer_step, torch.compile, []
+    logs = {name: trainer.train(train_joint(name, data, out, 2), say=None) for name in TRAIN_JOINT}
+    torch.compile = lambda model: compiled(model, backend="aot_eager")
+    logs["compiled"] = trainer.train(train_joint("powernorm", data, f"{out}/compiled", 2, compile="true"), say=None)
+
+    def stopping(number, *rest):
+        if number == 1 and rank == 1:
+            train_terminate(None)
+        result = step(number, *rest)
+        seeds.append(torch.initial_seed())
+        return result
+    trainer.optimizer_step = stopping
+    logs["stopped"] = trainer.train(train_joint("powernorm", data, f"{out}/stopped", 2), say=None)
+    torch.save([logs, train_layer(rank, 2), seeds], f"{out}/rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_train_two_processes_equal_one(train_corpus, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    two, one = tmp_path / "two", tmp_path / "one"
+    two.mkdir()
+    torch.multiprocessing.spawn(train_rank, (port, train_corpus, str(two)), nprocs=2)
+    (logs, layers, seeds), (others, more, seeds2) = (torch.load(two / f"rank{rank}.pt") for rank in (0, 1))
+
+    def state(folder, name):
+        return torch.load(folder / name / "ckpt.pt", weights_only=True)
+    for name in TRAIN_JOINT:
+        log = trainer.train(train_joint(name, train_corpus, one, 4), say=None)
+        train_same(train_told(log), train_told(logs[name]), 1e-5)
+        train_same(train_told(log), train_told(others[name]), 1e-5)
+        assert train_told(logs[name]) == train_told(map(json.loads, (two / name / "log.jsonl").open()))
+        train_same(train_weights(state(one, name)), train_weights(state(two, name)), 1e-5)
+    train_same(train_told(logs["compiled"]), train_told(logs["powernorm"]), 1e-5)
+    train_same(state(two, "compiled/powernorm")["model"], state(two, "powernorm")["model"], 1e-5)
+
+    assert len({*seeds, *seeds2}) == len(seeds + seeds2) == 4                             # of dropout
+    assert state(two, "stopped/powernorm")["step"] == 2 and logs["stopped"][-1]["step"] == others["stopped"][-1]["step"] == 2
+    log = trainer.train(train_joint("powernorm", train_corpus, two / "stopped", 4, resume="true"), say=None)   # goes on alone
+    train_same(train_told(log), train_told(logs["powernorm"]), 1e-5)
+    train_same(state(two, "stopped/powernorm")["model"], state(one, "powernorm")["model"], 1e-5)
+
+    for (y, dx, *statistics), a, b in zip(train_layer(0, 1), layers, more):
+        for i, joint in enumerate((y, dx)):
+            train_same([joint[0::2], joint[1::2]], [a[i], b[i]], 1e-5)
+        train_same([statistics, statistics], [a[2:], b[2:]], 1e-5)
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+def train_kept(state):
+    return {key: state[key] for key in ("model", "optimizer", "step", "tokenizer", "best_val_loss")}
+
+
+@pytest.mark.parametrize("arch, dropout", [(arch, 0.0) for arch in TRAIN_ARCHS] + [("normformer", 0.2)])
+def test_train_goes_on_where_it_stopped(train_run, train_at, arch, dropout):
+    options = dict(arch=arch, dropout=dropout, total_batch_size=256, learning_rate=0.01)
+    straight, end = train_run("straight", **options)
+    train_at(9, train_terminate)
+    log, state = train_run(**options)
+    assert log[-1]["step"] == 8 and state["step"] == 9
+    log, state = train_run(**options, resume="true")
+    train_same(train_told(log), train_told(straight))
+    train_same(train_kept(state), train_kept(end))
+    again, state = train_run(**options, resume="auto")                                   # nothing is left to do
+    assert again == log
+    train_same(train_kept(state), train_kept(end))
+
+
+def test_train_goes_on_after_a_crash_with_other_batches(train_run, train_at, tmp_path):
+    def crash(_):
+        raise MemoryError
+    straight, end = train_run("straight", resume="auto")                                 # auto without a checkpoint: from the start
+    train_at(17, crash)
+    with pytest.raises(MemoryError):
+        train_run()
+    train_at(0, crash)
+    with (tmp_path / "run" / "log.jsonl").open("a") as file:
+        file.write('{"step": 18, "lo')
+    assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-2])["step"] == 16     # the checkpoint has 10
+    log, state = train_run(resume=True, batch_size=1, log_interval=2)
+    assert log == [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    train_same(train_told(log[:6]), train_told(straight[:6]))
+    train_same(train_told(log), train_told(straight), 1e-3)
+    assert state["config"]["batch_size"] == 1 and end["config"]["batch_size"] == 4
+    fresh, _ = train_run()                                                               # without resume: all anew
+    train_same(train_told(fresh), train_told(straight))
+
+
+def test_train_goes_on_without_its_log(train_run, train_command, train_corpus, tmp_path):
+    train_run(max_steps=4)
+    (tmp_path / "run" / "log.jsonl").unlink()
+    code, out, err = train_command("train.py", *train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run", "max_steps": 4, "resume": "true"}))
+    assert code == 0 and "sample" in out and not err
+
+
+def test_train_saves_on_sigterm_and_says_how_to_go_on(train_run, train_corpus, tmp_path):
+    options = {**TRAIN_TINY, "arch": "powernorm", "max_steps": 250, "eval_interval": 100, "data": train_corpus, "out_dir": tmp_path / "a run"}
+    environment, log = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "a run" / "log.jsonl"
+    process = subprocess.Popen([sys.executable, "train.py", "--resume", "false", *train_words(options)], cwd=TRAIN_HOME, env=environment,
+                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 10):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert process.returncode == 0 and not err
+    stopped = trainer.read_checkpoint(log.with_name("ckpt.pt"))["step"]
+    assert 20 <= stopped < 250 and log.with_name("loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    command = shlex.split(re.search("To go on: (.*)", out)[1])
+    assert command[:2] == ["python", "train.py"]
+    done = subprocess.run([sys.executable, *command[1:]], cwd=TRAIN_HOME, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and "A sample" in done.stdout, done.stderr
+    straight, end = train_run(**{**options, "out_dir": str(tmp_path / "straight")}, name="straight")
+    train_same(train_kept(trainer.read_checkpoint(log.with_name("ckpt.pt"))), train_kept(end))
+    train_same(train_told(map(json.loads, log.open())), train_told(straight))
+
+
+def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, train_at):
+    before, seeds = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], []
+
+    def note(_):
+        seeds.append(torch.initial_seed())
+        if len(seeds) == 7:
+            signal.raise_signal(signal.SIGINT)
+    train_at(None, note)
+    try:
+        log, state = train_run(dropout=0.1)
+    except KeyboardInterrupt:
+        pytest.fail("not caught")
+    assert state["step"] == 7 and len(set(seeds)) == len(seeds) == 7
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_train_goes_on_in_the_precision_it_began_with(train_run, train_at):
+    straight, end = train_run("straight", dtype="bfloat16")
+    train_at(9, train_terminate)
+    train_run(dtype="bfloat16")
+    log, state = train_run(dtype="auto", resume="true")                                  # here auto alone is float32
+    assert state["config"]["dtype"] == "bfloat16" and train_run("auto", dtype="auto", max_steps=1)[1]["config"]["dtype"] == "float32"
+    train_same(train_kept(state), train_kept(end))
+
+
+@train_every_arch
+def test_train_stops_where_numbers_end(train_run, train_at, tmp_path, arch):
+    def poison(model):
+        next(model.parameters()).data[:] = math.nan
+
+    train_at(13, poison)
+    with pytest.raises(trainer.Diverged, match="step 14: .*nan.*learning rate"):
+        train_run(arch=arch)
+    state = trainer.read_checkpoint(tmp_path / "run" / "ckpt.pt")
+    assert state["step"] == 10 and all(v.isfinite().all() for v in state["model"].values())
+    assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["step"] == 12
+
+
+def test_train_command_says_that_it_diverged(train_command, train_corpus, tmp_path):
+    options = {**TRAIN_TINY, "arch": "layernorm", "learning_rate": 1e30, "warmup_ratio": 0, "min_lr_ratio": 1, "checkpoint_interval": 1}
+    code, out, err = train_command("train.py", *train_words({**options, "data": train_corpus, "out_dir": tmp_path}))
+    assert code == 3 and re.match(r"train.py: step 2: .*nan.* 1e\+30;", err) and err.count("\n") == 1
+    state = trainer.read_checkpoint(tmp_path / "ckpt.pt")
+    assert state["step"] == 1 and all(v.isfinite().all() for v in state["model"].values())
+    assert (tmp_path / "loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, monkeypatch):
+    compiled, calls = torch.compile, []
+    monkeypatch.setattr(torch, "compile", lambda model: calls.append(1) or compiled(model, backend="aot_eager"))
+    torch._dynamo.reset()
+    options = dict(arch="powernorm", compile="true", max_steps=5, vocab_size=300, eval_interval=5)
+    log, state = train_run(**options)
+    assert calls and {"model", "optimizer", "step", "config", "tokenizer", "versions", "best_val_loss"} <= set(state)
+    config = trainer.resolve(TrainConfig(**{**TRAIN_TINY, **options, "data": train_corpus, "out_dir": str(tmp_path / "run")}))
+    assert state["config"] == vars(config) and state["config"]["vocab_size"] == 300
+    assert state["model"].keys() == GPT(config.model_config()).state_dict().keys()
+    assert state["step"] == 5 and state["tokenizer"] == "bytes" and state["versions"]["torch"] == torch.__version__
+    plain = train_run("plain", **{**options, "compile": False})
+    train_same(train_told(log), train_told(plain[0]), 1e-4)
+
+    path = tmp_path / "run" / "ckpt.pt"
+    before, save = path.read_bytes(), torch.save
+
+    def full_disk(state, file):
+        file.write(b"half of it")
+        raise OSError("No space left on device")
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(prep.DataError, match="ckpt.pt: cannot be written .No space left"):
+        train_run(**options)
+    monkeypatch.setattr(torch, "save", save)
+    assert path.read_bytes() == before and sorted(p.name for p in path.parent.iterdir()) == ["ckpt.pt", "log.jsonl"]
+
+
+# Kernels -------------------------------------------------------------------------------------------------------------
+
+@train_every_arch
+def test_train_compiled_equals_eager(arch):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    config = GPTConfig(arch=arch, vocab_size=50, n_embd=32, n_layer=2, n_head=2, block_size=32, pn_warmup=1)
+    eager, other = GPT(config).train(), GPT(config).train()
+    other.load_state_dict(eager.state_dict())
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    for step in range(3):
+        rows = torch.randint(50, (2, 33))
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            losses = [model(rows[:, :-1], rows[:, 1:])[1] for model in (eager, compiled)]
+            for loss in losses:
+                loss.backward()
+        train_same(*losses, 1e-6)
+        train_same(*([p.grad for p in model.parameters()] for model in (eager, other)), 1e-6)
+        eager.project_(), other.project_()
+        train_same(eager.state_dict(), other.state_dict(), 1e-6)
+
+
+def train_flash(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
+    """flash_attn_func, slowly: (B, T, H, d), a query sees the keys up to its own place counted from the end."""
+    assert q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:] and k.shape == v.shape and dropout_p == 0
+    out, ahead = torch.empty_like(q), k.shape[1] - q.shape[1]
+    for b, t, h in itertools.product(*map(range, q.shape[:3])):
+        seen = ahead + t + 1 if causal else k.shape[1]
+        weights = (softmax_scale * (k[b, :seen, h] @ q[b, t, h])).exp()
+        out[b, t, h] = (weights / weights.sum()) @ v[b, :seen, h]
+    return out
+
+
+@train_every_arch
+def test_train_flash_attention_equals_the_plain_path(monkeypatch, arch):
+    config = GPTConfig(arch=arch, vocab_size=17, n_embd=32, n_layer=2, n_head=4, block_size=12)
+    torch.manual_seed(0)
+    model, idx = GPT(config).double().eval(), torch.randint(17, (2, 12))
+    q, k, v = torch.randn(3, 2, 4, 7, 8, dtype=torch.float64)
+
+    def results():
+        cache = Cache(2, config, v)
+        steps = [attend(*(x[:, :, s] for x in (q, k, v)), 0.3, cache) for s in (slice(5), slice(5, 6), slice(6, 7))]
+        greedy = torch.stack(list(model.generate(idx[:, :4], 15, temperature=0)))
+        return attend(q, k, v, 0.3), attend(q, k, v, 1.7), torch.cat(steps, 2), greedy, model(idx, idx)[0].detach()
+    plain = results()
+    calls = []
+    monkeypatch.setattr(model_py, "flash_attn_func", lambda *a, **b: calls.append(1) or train_flash(*a, **b))
+    monkeypatch.setattr(model_py, "attention_kernel", lambda *_: "flash_attn")
+    train_same(plain, results(), 1e-10)
+    train_same(plain[2], plain[0], 1e-12)
+    assert len(calls) == 5 + 2 * 15 + 2
+
+
+# Sampling ------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="session")
+def train_trained(train_corpus, tmp_path_factory):
+    """Two short runs, one with a padded vocabulary; the folder that holds them."""
+    folder = tmp_path_factory.mktemp("out")
+    for arch, vocab_size in (("ngpt", 257), ("rmsnorm", 300)):
+        trainer.train(TrainConfig(**{**TRAIN_TINY, "max_steps": 80, "eval_interval": 80, "arch": arch, "learning_rate": 0.02,
+                                     "vocab_size": vocab_size, "data": train_corpus, "out_dir": str(folder / arch)}), say=None)
+    return folder
+
+
+def test_sample_continues_what_it_learnt(train_trained):
+    model, tokenizer, _ = trainer.load_model(train_trained / "ngpt" / "ckpt.pt")
+
+    def text(prompt="1+1=2é\n", **options):
+        return "".join(sampler.stream(model, tokenizer, prompt, **{"max_new_tokens": 60, **options}))
+    greedy = [t.item() for t in model.generate(torch.tensor([[256, *"1+1=2é\n".encode()]]), 60, temperature=0, stop=256)]
+    assert text(temperature=0) == text(top_k=1) == text(top_p=1e-6) == tokenizer.decode_bytes([t for t in greedy if t != 256]).decode()
+    assert text() == text() == text(b"1+1=2\xc3\xa9\n") and len({text(seed=s) for s in range(5)}) > 1
+    assert len(text(max_new_tokens=1)) <= 1 and set(text(temperature=0)) <= set("0123456789+=é\n") and text() != text("9")
+    assert text("") and text("x" * 1000) and not model.training                          # longer than block_size
+
+
+def test_sample_stops_at_end_of_text_and_survives_any_token(train_trained, monkeypatch):
+    model, tokenizer, _ = trainer.load_model(train_trained / "rmsnorm" / "ckpt.pt")
+    assert model.config.vocab_size == 300
+    written = [65, 0xC3, 0xA9, 299, 257, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3]
+
+    def spell(tokens):
+        """From here on the model writes these tokens."""
+        rest = iter(tokens)
+        monkeypatch.setattr(model_py, "pick", lambda *_: torch.tensor([next(rest)]))
+        return "".join(sampler.stream(model, tokenizer, "abc", max_new_tokens=len(written)))
+    assert spell(written) == "Aé�日B�"
+    assert spell([65, 66, 256, 67]) == "AB" and spell([256]) == ""
+    monkeypatch.undo()
+    text = "".join(sampler.stream(model, tokenizer, "1", max_new_tokens=300, temperature=50.0))   # ids beyond 256, cut UTF-8
+    assert "�" in text
+
+
+def test_sample_command(train_trained, train_command, tmp_path):
+    one, other = (str(train_trained / arch) for arch in ("ngpt", "rmsnorm"))
+    options = ["--prompt=3+4=", "--max_new_tokens=40", "--device=cpu"]
+    code, first, err = train_command("sample.py", f"--out_dir={one}", *options)
+    assert (code, err) == (0, "") and first.startswith("3+4=") and len(first) > 10
+    assert train_command("sample.py", f"--out_dir={one}", *options)[1] == first
+    assert train_command("sample.py", f"--out_dir={one}", *options, "--seed=5")[1] != first
+    (tmp_path / "story.txt").write_text("3+4=")
+    assert train_command("sample.py", f"--out_dir={one}", *options, f"--prompt=FILE:{tmp_path / 'story.txt'}")[1] == first
+    _, second, _ = train_command("sample.py", f"--out_dir={other}", *options)
+    code, both, _ = train_command("sample.py", f"--out_dir={one},{other}", *options, "--num_samples=2")
+    _, third, _ = train_command("sample.py", f"--out_dir={other}", *options, "--seed=1338")
+    assert both.endswith(f"{second}---\n{third}") and third != second
+    assert code == 0 and 0 <= both.find(first) < both.find(other) < both.find(second) and both.count("3+4=") == 4
+    assert "ngpt, step 80" in both and "rmsnorm, step 80" in both
+    (tmp_path / "ckpt.pt").write_bytes(b"garbage")
+    (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
+    for words, says in (([f"--out_dir={tmp_path}"], "not a whole checkpoint"), (["--prompt=FILE:nothing"], "nothing: cannot be read"),
+                        ([f"--prompt=FILE:{tmp_path / 'raw'}"], "raw: cannot be read"), (["--temperature=hot"], "expected a number"),
+                        (["--top_k=2.5"], "expected a whole number"), (["--topp=1"], "did you mean --top_p?")):
+        code, _, err = train_command("sample.py", f"--out_dir={one}", *words)
+        assert code == 2 and says in err and err.startswith("sample.py: ") and err.count("\n") == 1, err
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+def fault_run(tmp_path):
+    """A tiny corpus and the options of a short run on it."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i} of the text to learn\n" for i in range(2000)))
+    prep.prepare(str(text), name="tiny", data_dir=str(tmp_path / "data"))
+    return dict(data=str(tmp_path / "data/tiny"), out_dir=str(tmp_path / "out"), max_steps=40, n_layer=1, n_embd=16,
+                n_head=2, block_size=16, eval_tokens=256, dtype="float32", compile="false", device="cpu")
+
+
+def damaged(data, rng):
+    """data with some bytes changed, cut off, added or replaced."""
+    data, kind = bytearray(data), rng.randrange(5)
+    if kind == 0:
+        for _ in range(rng.choice([1, 3, 30])):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 1:
+        del data[rng.randrange(len(data)):]
+    elif kind == 2:
+        data[rng.randrange(len(data)):0] = rng.randbytes(rng.choice([1, 100]))
+    elif kind == 3:
+        start = rng.randrange(len(data))
+        del data[start:start + rng.choice([1, 2, 50])]
+    else:
+        start = rng.randrange(min(64, len(data)))
+        data[start:start + 8] = rng.randbytes(8)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["shard", "checkpoint", "meta.json"])
+def test_damaged_files_end_in_one_line(kind, tmp_path, rounds=50):
+    """The run works all the same, or ends in a DataError of one line that names the file."""
+    options = fault_run(tmp_path)
+    train(TrainConfig(**{**options, "max_steps": 2}), say=None)
+    folder = Path(options["data"])
+    path = {"shard": next(folder.glob("*_train_*.bin")), "meta.json": folder / "meta.json",
+            "checkpoint": Path(options["out_dir"], "ckpt.pt")}[kind]
+    whole, rng, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(rounds):
+        path.write_bytes(damaged(whole, rng))
+        try:
+            if kind == "checkpoint":
+                train(TrainConfig(**{**options, "max_steps": 2, "resume": "true"}), say=None)
+                load_model(path)
+            else:
+                train(TrainConfig(**{**options, "max_steps": 1, "eval_tokens": 16, "out_dir": str(tmp_path / "other")}), say=None)
+        except DataError as error:
+            refused += 1
+            assert path.name in str(error) or kind == "meta.json", error
+            assert "\n" not in str(error)
+    assert refused > rounds / 4
+
+
+def test_damaged_command_lines_end_in_one_line():
+    rng, refused = random.Random(0), 0
+    names = [f.name for f in dataclasses.fields(TrainConfig)]
+    for _ in range(200):
+        words = [f"--{rng.choice(names)}={rng.choice(['1', '-3', 'x', '0.5', 'true', '', 'nan', '1e9', 'ngpt'])}" for _ in range(3)]
+        word = rng.randrange(3)
+        words[word] = damaged(words[word].encode(), rng).decode("latin-1")
+        try:
+            resolve(parse(TrainConfig, words, ""))
+        except ConfigError as error:
+            refused += 1
+            assert "\n" not in str(error).replace(words[word], "")
+        except SystemExit:  # --help
+            pass
+    assert refused > 50
+
+
+def survives_kills(tmp_path, kills, seed):
+    """Kills a run `kills` times at random moments, continues it, and compares its end with an undisturbed one."""
+    options = fault_run(tmp_path) | dict(arch="angpt", max_steps=300, checkpoint_interval=7, eval_interval=50, dropout=0.1)
+    train(TrainConfig(**options), say=None)
+    want, rng = torch.load(Path(options["out_dir"], "ckpt.pt"), weights_only=True), random.Random(seed)
+    options["out_dir"] += "_killed"
+    words = [f"--{name}={value}" for name, value in options.items()] + ["--resume=auto"]
+    command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
+    for _ in range(kills):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(rng.uniform(1.5, 6))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.wait()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    got = torch.load(Path(options["out_dir"], "ckpt.pt"), weights_only=True)
+    assert got["step"] == want["step"] == 300
+    assert all(torch.equal(got["model"][name], tensor) for name, tensor in want["model"].items())
+    steps = [json.loads(line)["step"] for line in Path(options["out_dir"], "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == 300
+
+
+def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path):
+    survives_kills(tmp_path, kills=2, seed=0)
+
+# bench.py ============================================================================================================
+
+BENCH_TINY = "--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --vocab_size=32 --device=cpu --threads=1".split()
+
+
+def bench_run(tmp_path, name, *options):
+    """The JSON of a tiny benchmark."""
+    bench.main([name, f"--out_dir={tmp_path}", *BENCH_TINY, *options])
+    png = (tmp_path / f"{name}.png").read_bytes()
+    assert png.startswith(b"\x89PNG") and len(png) > 5000
+    return json.loads((tmp_path / f"{name}.json").read_text())
+
+
+def bench_is_spread(s):
+    return set(s) == {"median", "p10", "p90"} and 0 < s["p10"] <= s["median"] <= s["p90"]
+
+
+def test_bench_paired_ratio():
+    # Twice as long in every round, though the rounds themselves differ tenfold.
+    assert bench.paired_ratio([2, 20, 4], [1, 10, 2]) == {"median": 2, "p10": 2, "p90": 2}
+    # 1, 3, 2: the median of the ratios, 2, is not the ratio of the medians, 6/4.
+    got = bench.paired_ratio([4, 6, 8], [4, 2, 4])
+    assert got == {"median": 2, "p10": pytest.approx(1.2), "p90": pytest.approx(2.8)}
+
+
+def test_bench_speed(tmp_path, capsys):
+    report = bench_run(tmp_path, "speed", "--archs=rmsnorm+qk_norm,ngpt", "--steps=3", "--warmup=1", "--batch_size=2",
+                       "--compile=false", "--dtype=float32")
+    table = capsys.readouterr().out
+    assert report["baseline"] == "rmsnorm+qk_norm" and list(report["archs"]) == ["rmsnorm+qk_norm", "ngpt"]
+    for name, arch in report["archs"].items():
+        assert f"\n{name} " in table
+        assert len(arch["seconds"]) == len(arch["project_seconds"]) == 3
+        assert all(0 < part < whole for part, whole in zip(arch["project_seconds"], arch["seconds"]))
+        assert all(bench_is_spread(arch[key]) for key in ("step", "project", "project_share", "ratio"))
+        assert arch["tokens_per_s"] == pytest.approx(2 * 16 / arch["step"]["median"]) and arch["mfu"] > 0
+        # float32 weights, gradients and two moments at once, and some activations
+        assert 16 * arch["parameters"] < arch["memory_gb"] * 1e9 < 16 * arch["parameters"] + 3e6
+    assert report["archs"]["rmsnorm+qk_norm"]["ratio"] == {"median": 1, "p10": 1, "p90": 1}
+    machine = report["machine"]
+    assert machine["threads"] == 1 and machine["dtype"] == "float32" and machine["compile"] is False
+    assert machine["processor"] in table and machine["torch"] in table
+
+
+@pytest.mark.parametrize("name", ["ngpt", "angpt"])
+def test_bench_steps_are_whole_training_steps(name):
+    """Weights move and are projected; every round runs the job, and the warm-up's results are left out."""
+    config = bench.SpeedConfig(archs=name, n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=32, batch_size=2,
+                               device="cpu", dtype="float32", steps=2, warmup=3)
+    c = bench.train_configs(config)[name]
+    trainee, calls = bench.Trainee(c, bench.machine_for(c), compiles=False), []
+    before = trainee.model.lm_head.weight.detach().clone()
+    results = bench.rounds({name: lambda: calls.append(trainee.step()) or calls[-1]}, config)
+    assert len(calls) == 5 and results == {name: calls[3:]}
+    after = trainee.model.lm_head.weight.detach()
+    assert not after.equal(before) and after.norm(dim=1).max() < 1 + 1e-5
+
+
+@pytest.mark.parametrize("fold", ["false", "true"])
+def test_bench_sample(tmp_path, fold):
+    report = bench_run(tmp_path, "sample", f"--fold={fold}", "--archs=layernorm,angpt", "--batch_sizes=1,2",
+                       "--prompt_tokens=4", "--new_tokens=5", "--steps=2", "--warmup=1")
+    for arch in report["archs"].values():
+        assert list(arch) == ["1", "2"]
+        assert all(len(r["tokens_per_s"]) == 2 and bench_is_spread(r["rate"]) for r in arch.values())
+    assert all(r["ratio"]["p10"] == r["ratio"]["p90"] == 1 for r in report["archs"]["layernorm"].values())
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["speed", "--archs=rmsnorm,ngtp"], "did you mean ngpt?"),
+    (["speed", "--archs=rmsnorm+qknorm"], "did you mean qk_norm?"),
+    (["sample", "--new_tokens=300"], "block_size=256"),
+    (["sped"], "did you mean speed?")])
+def test_bench_errors_are_one_line(words, expected):
+    done = subprocess.run([sys.executable, bench.__file__, *words], capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("bench.py: ") and done.stderr.count("\n") == 1 and expected in done.stderr

@@ -16,6 +16,7 @@ import difflib
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -135,13 +136,14 @@ def resolve(config, corpus_vocab=257, world_size=1):
     """
     presets = {**SIZES[config.size], **RECIPES.get(config.arch, PRE_NORM)}
     c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
-    c.vocab_size = c.vocab_size or corpus_vocab
+    if c.vocab_size is None:
+        c.vocab_size = corpus_vocab
     if c.vocab_size < corpus_vocab:
         raise ConfigError(f"vocab_size={c.vocab_size}: the corpus needs at least {corpus_vocab}")
     if config.learning_rate is None:
         c.learning_rate *= (128 / c.n_embd) ** 0.5
     if config.batch_size is None:                                    # more processes: smaller shares of the same step
-        c.batch_size = math.gcd(c.batch_size, max(1, c.total_batch_size // (c.block_size * world_size)))
+        c.batch_size = math.gcd(c.batch_size, max(1, round(c.total_batch_size / (c.block_size * world_size))))
     micro_step = c.batch_size * c.block_size * world_size
     nearest = max(1, round(c.total_batch_size / micro_step)) * micro_step
     if config.total_batch_size is None:
@@ -612,7 +614,7 @@ def train(config, say=print):
         if machine.rank == 0:
             at_the_end.callback(draw, log.records, path.parent / "loss.png")
         if state["step"] == 0:
-            log.add(here(0) | validation(), 0)
+            log.add(here(0) | validation() | {"config": asdict(config)}, 0)
         for step in range(state["step"] + 1, config.max_steps + 1):
             begin = time.perf_counter()
             loss, norm = optimizer_step(step - 1, forward, model, optimizer, loader, config, machine)
@@ -644,37 +646,33 @@ def draw(records, path):
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    def series(key):
-        return zip(*((r["tokens"] / 1e6, r[key]) for r in records if key in r))
-    if any("loss" in r for r in records):
-        top.plot(*series("loss"), lw=0.8, alpha=0.6, label="training")
-        bottom.semilogy(*series("grad_norm"), lw=0.8)
-    if any("val_loss" in r for r in records):
-        top.plot(*series("val_loss"), "o-", ms=4, label="held out")
+    for axes, key, style in ((top, "loss", dict(lw=0.8, alpha=0.6, label="training")),
+                             (top, "val_loss", dict(marker="o", ms=4, label="held out")),
+                             (bottom, "grad_norm", dict(lw=0.8))):
+        points = [(r["tokens"] / 1e6, r[key]) for r in records if key in r]
+        axes.plot([x for x, _ in points], [y for _, y in points], **style)
+        axes.grid(alpha=0.3)
     top.set(ylabel="loss (nats/token)", title=path.parent.name)
     top.legend()
-    bottom.set(xlabel="tokens (millions)", ylabel="gradient norm")
-    for axes in (top, bottom):
-        axes.grid(alpha=0.3)
+    bottom.set(xlabel="tokens (millions)", ylabel="gradient norm", yscale="log")
     figure.savefig(path, dpi=110)
 
 
 def main(argv):
     config = parse(TrainConfig, argv, __doc__)
-    records = train(config)
+    train(config)
     if int(os.environ.get("RANK", 0)) > 0:
         return
     out = config.out_dir or f"out/{config.arch}"
-    world = os.environ.get("WORLD_SIZE")
-    run = f"torchrun --nproc_per_node={world}" if world else "python"
-    again = " ".join(word for word in argv if not word.startswith("--resume"))
     model, tokenizer, state = load_model(f"{out}/ckpt.pt")
-    if records[-1]["step"] < state["config"]["max_steps"]:
-        print(f"\nStopped and saved. To go on: {run} train.py {again} --resume=true")
+    if state["step"] < state["config"]["max_steps"]:
+        run = f"torchrun --nproc_per_node={os.environ['WORLD_SIZE']}" if "WORLD_SIZE" in os.environ else "python"
+        words = [word for word in argv if not word.startswith("--resume=")] + ["--resume=true"]
+        print(f"\nStopped and saved. To go on: {run} train.py {shlex.join(words)}")
         return
     print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (python sample.py --out_dir={out}):\n")
     from sample import write
-    write(model, tokenizer, max_new_tokens=400, temperature=0.8)
+    write(model, tokenizer, max_new_tokens=400)
 
 
 if __name__ == "__main__":
