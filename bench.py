@@ -21,6 +21,7 @@ sample  model.generate, greedy, from a random prompt; eager and float32 as in sa
 """
 import contextlib
 import functools
+import inspect
 import itertools
 import os
 import platform
@@ -164,8 +165,11 @@ class Trainee:
         torch.manual_seed(config.seed)
         self.model = GPT(config.model_config()).to(machine.device)
         self.optimizer, self.loader = make_optimizer(self.model, config), RandomTokens(config, machine.device)
-        # The models share the code of GPT.forward; isolated, none of them passes through the others' guards and limits.
-        self.forward = torch.compile(self.model, isolate_recompiles=True) if compiles else self.model
+        # The models share the code of GPT.forward: none may pass through the guards of others (newer torch), nor meet
+        # the limit of compilations that they add up to (older torch).
+        torch._dynamo.config.recompile_limit = 64
+        isolated = {"isolate_recompiles"} & inspect.signature(torch.compile).parameters.keys()
+        self.forward = torch.compile(self.model, **dict.fromkeys(isolated, True)) if compiles else self.model
         self.project_, self.model.project_ = self.model.project_, self.marked_project_
 
     def marked_project_(self):

@@ -69,15 +69,9 @@ class GPTConfig:
         choose("arch", self.arch, ARCHS)
         choose("mlp", self.mlp, ("swiglu", "gelu"))
         choose("pos", self.pos, ("rope", "learned", "sinusoidal"))
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected at least 1")
-        for name in ("rope_fraction", "dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from 0 to 1")
-        for name in ("alpha_scale", "s_z_scale"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0")
+        check(self, "vocab_size block_size n_layer n_head n_embd", lambda x: x >= 1, "at least 1")
+        check(self, "rope_fraction dropout", lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        check(self, "alpha_init alpha_scale s_z_init s_z_scale", lambda x: 0 < x < math.inf, "more than 0")
         if self.n_embd % self.n_head:
             fit = min((n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0), key=lambda n: abs(n - self.n_head))
             raise ConfigError(f"n_head={self.n_head} does not divide n_embd={self.n_embd}: the nearest that does is {fit}")
@@ -103,6 +97,14 @@ def choose(name, given, valid):
         near = difflib.get_close_matches(str(given).lower(), list(valid), 1, 0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"{name}={given!r}: expected one of {', '.join(valid)}{hint}")
+
+
+def check(config, names, holds, expected):
+    """Raises ConfigError unless `holds` is true of the options of those names; None, which is not set yet, passes."""
+    for name in names.split():
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise ConfigError(f"{name}={value}: expected {expected}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,21 +145,22 @@ def attention_kernel(device_type, dtype, tokens):
 def attend(q, k, v, scale, cache=None, dropout=0.0):
     """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); the only place that knows kernels and the cache.
 
-    With a cache the keys and values of earlier calls come first; then T is 1, or the cache was empty.
+    With a cache, the keys and values of earlier calls come first.
     """
     q, k = q.type_as(v), k.type_as(v)            # under autocast float32 gains have widened them
     if cache is not None:
         k, v = cache.extend(k, v)
-    kernel, causal = attention_kernel(v.device.type, v.dtype, k.shape[2]), q.shape[2] > 1
-    if kernel == "plain":
-        scores = scale * q @ k.transpose(-2, -1)                                  # (B, H, T, T)
-        if causal:
-            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+    T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
+    kernel = attention_kernel(v.device.type, v.dtype, S)
+    if kernel == "plain" or kernel == "sdpa" and 1 < T < S:
+        scores = scale * q @ k.transpose(-2, -1)                                  # (B, H, T, S)
+        if T > 1:
+            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1 + S - T), -torch.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if kernel == "flash_attn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=scale, causal=True).transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=scale)
 
 
 class Cache:
@@ -466,8 +469,8 @@ class NGPTBlock(Block):
         weight.copy_(unit(weight, axis))                                             # section 2.6, step 2
 
     def fold_(self):
-        v = self.s_v.take_() * self.sqrt_d
-        scale_rows_(self.w_up, torch.cat((self.s_u.take_(), v)) if self.gated else v)
+        v = (self.s_v.take_() * self.sqrt_d).expand(4 * self.d)
+        scale_rows_(self.w_up, torch.cat((self.s_u.take_().expand(4 * self.d), v)) if self.gated else v)
         self.sqrt_d = 1.0
 
     def ending(self, config):
@@ -624,7 +627,7 @@ class GPT(nn.Module):
         return self
 
     def positions(self, start, stop):
-        """What is added to the embeddings at these positions, (stop - start, d), or 0."""
+        """What is added to the embeddings, (stop - start, d), or 0. It takes ngpt's h off the sphere until eq. 10."""
         if self.config.pos == "learned":
             return self.wpe.weight[start:stop]
         return self.sinusoids[start:stop] if self.config.pos == "sinusoidal" else 0.0
@@ -669,9 +672,8 @@ class GPT(nn.Module):
                 caches = caches or [Cache(len(idx), self.config, self.wte.weight) for _ in self.blocks]
                 token = pick(self(new, caches=caches)[0][:, -1], temperature, top_k, top_p, generator)
                 token = token if stop is None else token.masked_fill(done, stop)
-                done |= token == (-1 if stop is None else stop)
                 yield token
-                if done.all():
+                if stop is not None and (done := done | (token == stop)).all():
                     return
                 new = token[:, None]                                                 # (B, 1)
                 window = torch.cat((window, new), dim=1)

@@ -6,15 +6,16 @@ Text from checkpoints.
     python sample.py --out_dir=out/ngpt,out/angpt --prompt=FILE:story.txt --num_samples=3 --temperature=0.7 --top_p=0.9
 """
 import codecs
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from model import ConfigError, choose, option
+from model import ConfigError, check, choose, option
 from prepare import DataError, encode
-from train import load_model, parse
+from train import find_device, load_model, parse
 
 
 @dataclass
@@ -31,9 +32,9 @@ class SampleConfig:
 
     def __post_init__(self):
         choose("device", self.device, ("auto", "cpu", "cuda", "mps"))
-        for name, least in dict(num_samples=1, max_new_tokens=1, temperature=0, top_k=1, top_p=0).items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected at least {least}")
+        check(self, "num_samples max_new_tokens top_k", lambda x: x >= 1, "at least 1")
+        check(self, "temperature", lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")
+        check(self, "top_p", lambda x: 0 < x <= 1, "more than 0 and at most 1")
 
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, top_p=None, seed=1337):
@@ -67,7 +68,7 @@ def main(argv):
             prompt = Path(prompt[5:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{prompt[5:]}: cannot be read as text ({error})") from None
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = find_device(config.device)
     folders = config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
@@ -83,5 +84,5 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:
         sys.exit(print(f"sample.py: {error}", file=sys.stderr) or 2)

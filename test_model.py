@@ -3,6 +3,7 @@
 Every equation of model.py meets a second, slow implementation: NumPy, float64, one head and one token at a time,
 written from the papers and sharing no code with the model. The rest holds properties, for every architecture.
 """
+
 import dataclasses
 import functools
 import hashlib
@@ -37,7 +38,7 @@ import prepare as prep
 import sample as sampler
 import train as trainer
 from lessons import variants
-from model import (ARCHS, GPT, Cache, ConfigError, GPTConfig, NGPTBlock, PowerNorm, Scale, attend, rope, unit)
+from model import ARCHS, GPT, Cache, ConfigError, GPTConfig, NGPTBlock, PowerNorm, Scale, attend, rope, unit
 from prepare import DataError
 from train import TrainConfig, load_model, parse, resolve, train
 
@@ -102,6 +103,7 @@ def unchanged(model, before):
 
 # The equations, once more --------------------------------------------------------------------------------------------
 
+
 def norm(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
@@ -150,8 +152,8 @@ def tables(T, r):
 def turn(x, theta):
     """(T, d_h): channels i and i + r/2 are the coordinates of a point in the plane that turns by theta (T, r/2)."""
     n = theta.shape[1]
-    z = (x[:, :n] + 1j * x[:, n:2 * n]) * np.exp(1j * theta)
-    return np.concatenate([z.real, z.imag, x[:, 2 * n:]], axis=1)
+    z = (x[:, :n] + 1j * x[:, n : 2 * n]) * np.exp(1j * theta)
+    return np.concatenate([z.real, z.imag, x[:, 2 * n :]], axis=1)
 
 
 def ref_attention(block, c, x, theta):
@@ -168,8 +170,8 @@ def ref_attention(block, c, x, theta):
             s_qk = value(block.s_qk, 1, 1 / math.sqrt(d))[own]
             qh, kh = qh * s_qk, kh * s_qk
         for t in range(x.shape[1]):
-            weights = np.exp(scale * (kh[:t + 1] @ qh[t]))
-            out[b, t, own] = (weights / weights.sum()) @ v[b, :t + 1, own]
+            weights = np.exp(scale * (kh[: t + 1] @ qh[t]))
+            out[b, t, own] = (weights / weights.sum()) @ v[b, : t + 1, own]
         if c.arch == "normformer":
             out[b, :, own] *= array(block.head_scale)[head]
     return linear(block.w_o, out) * nu_p
@@ -271,6 +273,7 @@ def test_block_with_silent_branches_is_the_identity(arch, training):
 
 # Small pieces --------------------------------------------------------------------------------------------------------
 
+
 def test_unit_has_norm_one_and_survives_zero():
     x, zero = randn(5, 16), torch.zeros(3, 16, requires_grad=True)
     for factor in (1e-10, 1, 1e10):
@@ -312,6 +315,7 @@ def test_attend_is_causal_softmax_attention(T):
 
 # PowerNorm -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_powernorm_follows_its_rule_over_steps(micro_batches):
     layer = PowerNorm(8, GPTConfig(arch="powernorm", bias=True, pn_warmup=2)).double().train()
@@ -351,6 +355,7 @@ def test_powernorm_follows_its_rule_over_steps(micro_batches):
 
 # Causality -----------------------------------------------------------------------------------------------------------
 
+
 def leak(model, t=6):
     """The largest change that another token at t makes in a logit before t; those from t on have to change."""
     other = IDX.clone()
@@ -376,6 +381,7 @@ def test_powernorm_sees_the_future_in_warm_up_and_only_there():
 
 # Generation ----------------------------------------------------------------------------------------------------------
 
+
 def generate(model, idx, n, **options):
     return torch.stack(list(model.generate(idx, n, **options)), dim=1)
 
@@ -384,14 +390,17 @@ def generate(model, idx, n, **options):
 def greedy_from_scratch(model, window, n):
     size = model.config.block_size
     for _ in range(n):
-        window = window if window.shape[1] <= size else window[:, -(size // 2):]
+        window = window if window.shape[1] <= size else window[:, -(size // 2) :]
         token = model(window)[0][:, -1].argmax(-1)
         window = torch.cat([window, token[:, None]], 1)
         yield token
 
 
-@pytest.mark.parametrize("arch, pos, size", [(arch, pos, 12) for pos in ("rope", "learned", "sinusoidal")
-                                             for arch in PRE_NORM + SPHERE] + [("angpt", "rope", 520)])
+@pytest.mark.parametrize(
+    "arch, pos, size",
+    [(arch, pos, 12) for pos in ("rope", "learned", "sinusoidal") for arch in PRE_NORM + SPHERE]
+    + [("angpt", "rope", 520)],
+)
 def test_cached_generation_equals_recomputation(arch, pos, size):
     model, prompt = rough(build(arch, pos=pos, block_size=size)), tokens(2, size - 7)
     want = torch.stack(list(greedy_from_scratch(model, prompt, 23)), 1)  # passes block_size
@@ -427,8 +436,8 @@ def test_stop_token_ends_one_sequence_and_not_the_other():
     a, b = generate(model, PROMPT, 12, temperature=0).tolist()
     at, stop = next((i, t) for i, t in enumerate(a) if i and t not in a[:i] + b)
     got = generate(model, PROMPT, 12, temperature=0, stop=stop).tolist()
-    assert got == [a[:at + 1] + [stop] * (11 - at), b]
-    assert generate(model, PROMPT[:1], 12, temperature=0, stop=stop).tolist() == [a[:at + 1]]  # all stopped: the end
+    assert got == [a[: at + 1] + [stop] * (11 - at), b]
+    assert generate(model, PROMPT[:1], 12, temperature=0, stop=stop).tolist() == [a[: at + 1]]  # all stopped: the end
 
 
 def test_samples_follow_the_softmax():
@@ -442,15 +451,20 @@ def test_samples_follow_the_softmax():
         return p / p.sum()
 
     nucleus = expected(2.0)[order].cumsum()[1:3].mean()  # two tokens are too few, three are enough
-    for options, want in ((dict(temperature=0.5), expected(0.5)), (dict(), expected(1.0)),
-                          (dict(temperature=2.0), expected(2.0)), (dict(temperature=2.0, top_k=3), expected(2.0, 3)),
-                          (dict(temperature=2.0, top_p=nucleus), expected(2.0, 3))):
+    for options, want in (
+        (dict(temperature=0.5), expected(0.5)),
+        (dict(), expected(1.0)),
+        (dict(temperature=2.0), expected(2.0)),
+        (dict(temperature=2.0, top_k=3), expected(2.0, 3)),
+        (dict(temperature=2.0, top_p=nucleus), expected(2.0, 3)),
+    ):
         (drawn,) = model.generate(prompt.expand(n, 5), 1, generator=torch.Generator().manual_seed(7), **options)
         frequency = np.bincount(drawn.numpy(), minlength=6) / n
         assert np.abs(frequency - want).max() < 0.03 and (frequency > 0).sum() == (want > 0).sum()
 
 
 # Constraints ---------------------------------------------------------------------------------------------------------
+
 
 def constrained_norms(model):
     """(name, norms) of each matrix's constrained vectors: its rows, but the columns of nGPT's two output maps."""
@@ -517,6 +531,7 @@ def test_one_batch_is_learnt_by_heart(arch):
 
 # Numbers of the papers -----------------------------------------------------------------------------------------------
 
+
 def test_angpt_residual_is_scaled_by_nu_of_alpha():
     """With silent branches norm(0) = 0, so that each update leaves h times (1 - a) / sqrt(1 - 2a + 2a^2)."""
     block, h = rough(build("angpt")).blocks[0], randn(2, 7, 16)
@@ -546,13 +561,18 @@ def count(arch, **options):
 SIZES = [(256, 6, 4), (384, 10, 6), (512, 18, 8), (768, 18, 12), (1024, 24, 16), (1280, 36, 20)]
 
 
-@pytest.mark.parametrize("arch, printed", [
-    ("rmsnorm", [32.05, 62.23, 127.03, 247.16, 505.73, 1073]),  # the paper prints 62.24 and 247.17
-    ("ngpt", [32.11, 62.32, 127.16, 247.34, 506.00, 1073]),     # and 62.33
-    ("angpt", [32.10, 62.28, 127.08, 247.21, 505.78, 1073])])
+@pytest.mark.parametrize(
+    "arch, printed",
+    [
+        ("rmsnorm", [32.05, 62.23, 127.03, 247.16, 505.73, 1073]),  # the paper prints 62.24 and 247.17
+        ("ngpt", [32.11, 62.32, 127.16, 247.34, 506.00, 1073]),  # and 62.33
+        ("angpt", [32.10, 62.28, 127.08, 247.21, 505.78, 1073]),
+    ],
+)
 def test_parameters_of_angpt_table_f1(arch, printed):
-    counts = [count(arch, vocab_size=50304, block_size=2048, n_embd=d, n_layer=n, n_head=h, qk_norm=True)
-              for d, n, h in SIZES]
+    counts = [
+        count(arch, vocab_size=50304, block_size=2048, n_embd=d, n_layer=n, n_head=h, qk_norm=True) for d, n, h in SIZES
+    ]
     assert [round(n / 1e6, 2) for n in counts[:5]] + [round(counts[5] / 1e6)] == printed
 
 
@@ -564,8 +584,17 @@ def test_parameters_of_ngpt_table_2(arch, printed):
 
 @pytest.mark.parametrize("bias, added", [(False, 46_224), (True, 92_304)])
 def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
-    gpt2 = dict(vocab_size=50257, block_size=1024, n_embd=768, n_layer=12, n_head=12, mlp="gelu", pos="learned",
-                tie=True, bias=bias)
+    gpt2 = dict(
+        vocab_size=50257,
+        block_size=1024,
+        n_embd=768,
+        n_layer=12,
+        n_head=12,
+        mlp="gelu",
+        pos="learned",
+        tie=True,
+        bias=bias,
+    )
     plain = count("layernorm", **gpt2)
     assert plain == 124_439_808 or not bias
     assert count("normformer", **gpt2) - plain == added
@@ -573,6 +602,7 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
 
 
 # Initialization, configuration, dropout ------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("arch", PRE_NORM)
 def test_pre_norm_initialization(arch):
@@ -586,14 +616,18 @@ def test_pre_norm_initialization(arch):
 
 
 @pytest.mark.parametrize("arch", SPHERE)
-@pytest.mark.parametrize("options", [{}, dict(alpha_init=0.2, alpha_scale=0.5, s_z_init=3.0, s_z_scale=0.25)],
-                         ids=["papers", "options"])
+@pytest.mark.parametrize(
+    "options", [{}, dict(alpha_init=0.2, alpha_scale=0.5, s_z_init=3.0, s_z_scale=0.25)], ids=["papers", "options"]
+)
 def test_scales_start_as_configured(arch, options):
     model, papers = build(arch, **options), 0.25 if arch == "ngpt" else 0.01  # 0.25 = 1/sqrt(16)
     block = model.blocks[1]
     alpha = (options.get("alpha_init", 0.05), options.get("alpha_scale", papers))
-    starts = [(block.alpha_a, 16, *alpha), (block.alpha_m, 16, *alpha),
-              (model.s_z, 17, options.get("s_z_init", 1), options.get("s_z_scale", papers))]
+    starts = [
+        (block.alpha_a, 16, *alpha),
+        (block.alpha_m, 16, *alpha),
+        (model.s_z, 17, options.get("s_z_init", 1), options.get("s_z_scale", papers)),
+    ]
     if arch == "ngpt":
         starts += [(block.s_qk, 16, 1, papers), (block.s_u, 64, 1, 1), (block.s_v, 64, 1, 1)]
     else:
@@ -618,12 +652,21 @@ def test_a_seventh_arch_is_one_assignment(arch, monkeypatch):
     assert torch.equal(mine(IDX)[0], original(IDX)[0]) and generate(mine, PROMPT, 3).shape == (2, 3)
 
 
-@pytest.mark.parametrize("options, words", [
-    (dict(arch="rmsnrom"), "rmsnrom rmsnorm"), (dict(arch="normforme"), "normforme normformer"),
-    (dict(mlp="swigloo"), "swigloo swiglu"), (dict(pos="ropes"), "ropes rope"),
-    (dict(n_embd=64, n_head=7), "7 64 8"), (dict(n_embd=64, n_head=40), "40 64 32"),
-    (dict(rope_fraction=0.375), "rope_fraction 0.375 0.25"), (dict(rope_fraction=1.5), "rope_fraction 1.5 1"),
-    (dict(dropout=-0.5), "dropout 0.5 0"), *[({key: bad}, f"{key} {abs(bad)} 1") for key in TINY for bad in (0, -3)]])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (dict(arch="rmsnrom"), "rmsnrom rmsnorm"),
+        (dict(arch="normforme"), "normforme normformer"),
+        (dict(mlp="swigloo"), "swigloo swiglu"),
+        (dict(pos="ropes"), "ropes rope"),
+        (dict(n_embd=64, n_head=7), "7 64 8"),
+        (dict(n_embd=64, n_head=40), "40 64 32"),
+        (dict(rope_fraction=0.375), "rope_fraction 0.375 0.25"),
+        (dict(rope_fraction=1.5), "rope_fraction 1.5 1"),
+        (dict(dropout=-0.5), "dropout 0.5 0"),
+        *[({key: bad}, f"{key} {abs(bad)} 1") for key in TINY for bad in (0, -3)],
+    ],
+)
 def test_bad_options_are_met_with_the_nearest_good_one(options, words):
     with pytest.raises(ValueError) as error:
         GPTConfig(**{**dict(arch="rmsnorm"), **TINY, **options})
@@ -653,7 +696,10 @@ def test_dropout_acts_at_its_rate_and_in_training_only(arch):
 
 # Gradients, folding, variants, README ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("arch, qk_norm", [(a, q) for a in PRE_NORM for q in (False, True)] + [(a, False) for a in SPHERE])
+
+@pytest.mark.parametrize(
+    "arch, qk_norm", [(a, q) for a in PRE_NORM for q in (False, True)] + [(a, False) for a in SPHERE]
+)
 def test_gradients_of_a_block_are_those_of_its_equations(arch, qk_norm):
     """Along random directions in input and parameters: autograd against differences of the NumPy equations."""
     model = rough(build(arch, qk_norm=qk_norm, bias=True))
@@ -710,8 +756,29 @@ def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
     assert bounded.blocks[0].w_o.weight.norm(dim=0).min() < 0.99
 
 
-@pytest.mark.parametrize("arch", ["ngpt_no_qk_norm", "ngpt_slerp", "ngpt_scalar", "ngpt_riemann", "ngpt_corrected",
-                                  "ngpt_bounded"])
+@pytest.mark.parametrize("arch, like", [("ngpt_slerp", "ngpt"), ("ngpt_bounded", "ngpt"), ("mine", "rmsnorm")])
+def test_an_arch_without_a_recipe_trains_like_its_family(arch, like, monkeypatch):
+    monkeypatch.setitem(ARCHS, "mine", functools.partial(model_py.PreNormBlock, Norm=model_py.RMSNorm))
+    mine, family = resolve(TrainConfig(arch=arch)), resolve(TrainConfig(arch=like))
+    for name in ("learning_rate", "weight_decay", "warmup_ratio"):
+        assert getattr(mine, name) == getattr(family, name)
+
+
+@torch.no_grad()
+@every_arch
+@pytest.mark.parametrize("kernel", ["plain", "sdpa"])
+def test_several_tokens_can_follow_a_filled_cache(arch, kernel, monkeypatch):
+    monkeypatch.setattr(model_py, "attention_kernel", lambda *_: kernel)
+    model = rough(build(arch))
+    caches = [Cache(2, model.config, model.wte.weight) for _ in model.blocks]
+    for part in IDX.split([5, 1, 6], dim=1):
+        last, _ = model(part, caches=caches)
+    close(last[:, 0], model(IDX)[0][:, 0])
+
+
+@pytest.mark.parametrize(
+    "arch", ["ngpt_no_qk_norm", "ngpt_slerp", "ngpt_scalar", "ngpt_riemann", "ngpt_corrected", "ngpt_bounded"]
+)
 def test_variants_learn(arch):
     test_one_batch_is_learnt_by_heart(arch)
 
@@ -719,28 +786,35 @@ def test_variants_learn(arch):
 def test_the_seventh_arch_of_the_readme_runs(tmp_path):
     readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "ARCHS[" in block)
-    assert len(code[code.index("class "):].strip().splitlines()) <= 10
+    assert len(code[code.index("class ") :].strip().splitlines()) <= 10
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be\n" * 100)
     prep.prepare(str(text), name="tiny", data_dir=str(tmp_path))
-    small = (f'data="{tmp_path}/tiny", out_dir="{tmp_path}/out", max_steps=2, n_layer=1, n_embd=16, n_head=2, '
-             'block_size=16, dtype="float32", compile="false"')
+    small = (
+        f'data="{tmp_path}/tiny", out_dir="{tmp_path}/out", max_steps=2, n_layer=1, n_embd=16, n_head=2, '
+        'block_size=16, dtype="float32", compile="false"'
+    )
     try:
         exec(code.replace("max_steps=200", small), {})
     finally:
         ARCHS.pop("dyt", None)
     assert '"step": 2' in (tmp_path / "out" / "log.jsonl").read_text()
 
+
 # prepare.py ==========================================================================================================
 
 PREP = [sys.executable, prep.__file__]
 PREP_TEXT = b"def f():\n    return 'h\xc3\xa9'\n" + bytes(range(256)) + b"<|endoftext|>\r\n"
 
+
 def prep_tiny(name="gpt2"):
     """A small BPE of our own under a known name: all bytes and a few merges."""
     words = [bytes([i]) for i in range(256)] + [b"th", b"the", b"in", b"an", b" t", b" the"]
     ranks = {word: i for i, word in enumerate(words)}
-    return tiktoken.Encoding(name, pat_str=r"\s?\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+    return tiktoken.Encoding(
+        name, pat_str=r"\s?\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)}
+    )
+
 
 @pytest.fixture
 def prep_gpt2(monkeypatch):
@@ -750,19 +824,30 @@ def prep_gpt2(monkeypatch):
     yield tiny
     prep.get_tokenizer.cache_clear()
 
+
 def prep_documents(n, seed=0):
     rng = random.Random(seed)
-    return ["".join(rng.choice(["the ", "in an ", "thé\n", "x", "<|endoftext|>"]) for _ in range(rng.randint(1, 60))) for _ in range(n)]
+    return [
+        "".join(rng.choice(["the ", "in an ", "thé\n", "x", "<|endoftext|>"]) for _ in range(rng.randint(1, 60)))
+        for _ in range(n)
+    ]
+
 
 def prep_jsonl(path, documents):
     path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(documents)))
     return path
 
+
 def prep_parquet(path, documents):
     n = len(documents)
     columns = {name: ["x"] * n for name in "id dump url date file_path language".split()}
-    pq.write_table(pa.table({"text": documents, **columns, "language_score": [0.9] * n, "token_count": [7] * n}), path, row_group_size=100)
+    pq.write_table(
+        pa.table({"text": documents, **columns, "language_score": [0.9] * n, "token_count": [7] * n}),
+        path,
+        row_group_size=100,
+    )
     return path
+
 
 def prep_read(folder):
     """split -> its documents, decoded."""
@@ -776,12 +861,19 @@ def prep_read(folder):
         assert sum(map(len, found[split])) == meta[f"{split}_bytes"]
     return found
 
+
 def prep_hashes(folder):
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(folder).glob("*") if p.suffix in (".bin", ".json")}
+    return {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in Path(folder).glob("*")
+        if p.suffix in (".bin", ".json")
+    }
+
 
 def prep_run(*options):
     done = subprocess.run([*PREP, *map(str, options)], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
+
 
 def test_prepare_byte_tokenizer_is_exact():
     tokenizer = prep.get_tokenizer("bytes")
@@ -793,6 +885,7 @@ def test_prepare_byte_tokenizer_is_exact():
     start = time.time()
     assert bytes(tokenizer.encode_ordinary(text)) == text.encode() and time.time() - start < 5
 
+
 def test_prepare_bpe(prep_gpt2):
     tokenizer = prep.get_tokenizer("gpt2")
     text = "the <|endoftext|> in an é\n"
@@ -802,18 +895,28 @@ def test_prepare_bpe(prep_gpt2):
     spaces = b" " * 3_000_000 + b"x"  # more than tiktoken can take at once
     assert tokenizer.decode_bytes(prep.encode(tokenizer, spaces)[1:].tolist()) == spaces
 
+
 def test_prepare_tokenizer_errors(monkeypatch):
     prep.get_tokenizer.cache_clear()
     with pytest.raises(prep.DataError, match="gpt3 is unknown, the nearest is gpt2"):
         prep.get_tokenizer("gpt3")
-    def offline(name): raise ConnectionError("no\nnetwork")
+
+    def offline(name):
+        raise ConnectionError("no\nnetwork")
+
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(prep.DataError, match="TIKTOKEN_CACHE_DIR.*no network"):
         prep.get_tokenizer("gpt2")
-    many = tiktoken.Encoding("o", pat_str=".", mergeable_ranks={i.to_bytes(3, "big"): i for i in range(65536)}, special_tokens={"<|endoftext|>": 65536})
+    many = tiktoken.Encoding(
+        "o",
+        pat_str=".",
+        mergeable_ranks={i.to_bytes(3, "big"): i for i in range(65536)},
+        special_tokens={"<|endoftext|>": 65536},
+    )
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: many)
     with pytest.raises(prep.DataError, match="65537.*65536"):
         prep.get_tokenizer("cl100k_base")
+
 
 def test_prepare_shard_round_trip_and_damage(tmp_path):
     path = tmp_path / "a.bin"
@@ -822,10 +925,20 @@ def test_prepare_shard_round_trip_and_damage(tmp_path):
     assert np.array_equal(prep.read_shard(path), tokens) and path.stat().st_size == 1024 + 2000
     assert np.fromfile(path, "<i4", 256).tolist() == [20240520, 1, 1000] + [0] * 253
     whole = path.read_bytes()
-    def header(i, value): return whole[:4 * i] + np.int32(value).tobytes() + whole[4 * i + 4:]
-    for damaged, message in [(whole[:-1], "3023 bytes, expected 3024"), (whole + b"xx", "3026"), (b"", "0 bytes"),
-                             (whole[:500], "500 bytes"), (header(0, 7), "magic number 7, expected 20240520"),
-                             (header(1, 2), "version 2, expected 1"), (header(2, 0), "0 tokens"), (whole[:1024], "token")]:
+
+    def header(i, value):
+        return whole[: 4 * i] + np.int32(value).tobytes() + whole[4 * i + 4 :]
+
+    for damaged, message in [
+        (whole[:-1], "3023 bytes, expected 3024"),
+        (whole + b"xx", "3026"),
+        (b"", "0 bytes"),
+        (whole[:500], "500 bytes"),
+        (header(0, 7), "magic number 7, expected 20240520"),
+        (header(1, 2), "version 2, expected 1"),
+        (header(2, 0), "0 tokens"),
+        (whole[:1024], "token"),
+    ]:
         path.write_bytes(damaged)
         with pytest.raises(prep.DataError, match=message) as error:
             prep.read_shard(path)
@@ -833,16 +946,21 @@ def test_prepare_shard_round_trip_and_damage(tmp_path):
     with pytest.raises(prep.DataError, match="none.bin: no such file"):
         prep.read_shard(tmp_path / "none.bin")
 
+
 def test_prepare_default_corpus(tmp_path):
     folder = prep.prepare(data_dir=str(tmp_path))
     meta, found = prep.read_meta(folder), prep_read(folder)
     assert folder == tmp_path / "stdlib" and meta["tokenizer"] == "bytes" and meta["vocab_size"] == 257
     assert not set(found["val"]) & set(found["train"]) and b"" not in found["val"] + found["train"]
-    assert len(set(found["train"])) == len(found["train"]) and Path(os.__file__).read_bytes() in found["val"] + found["train"]
+    assert (
+        len(set(found["train"])) == len(found["train"])
+        and Path(os.__file__).read_bytes() in found["val"] + found["train"]
+    )
     assert 0.04 < meta["val_bytes"] / (meta["val_bytes"] + meta["train_bytes"]) < 0.08
     assert prep.prepare(data_dir=str(tmp_path)) == folder  # complete already
     with pytest.raises(prep.DataError, match="seed=1337, now seed=0"):
         prep.prepare(data_dir=str(tmp_path), seed=0)
+
 
 def test_prepare_local_sources(tmp_path, prep_gpt2):
     texts = prep_documents(300)
@@ -853,11 +971,19 @@ def test_prepare_local_sources(tmp_path, prep_gpt2):
     (tmp_path / "many" / "empty.txt").write_text("")
     for i, text in enumerate(texts[:40]):
         (tmp_path / "many" / f"{i}.TXT").write_text(text, newline="")
-    for source, expected in [("a.jsonl", texts), ("a.parquet", texts), ("many", texts[:40]), ("many/1*.TXT", [texts[1], *texts[10:20]])]:
+    for source, expected in [
+        ("a.jsonl", texts),
+        ("a.parquet", texts),
+        ("many", texts[:40]),
+        ("many/1*.TXT", [texts[1], *texts[10:20]]),
+    ]:
         for tokenizer in ("bytes", "gpt2"):
-            found = prep_read(prep.prepare(str(tmp_path / source), data_dir=str(tmp_path / "data"), tokenizer=tokenizer, force=True))
+            found = prep_read(
+                prep.prepare(str(tmp_path / source), data_dir=str(tmp_path / "data"), tokenizer=tokenizer, force=True)
+            )
             assert sorted(found["val"] + found["train"]) == sorted(text.encode() for text in expected)
             assert found["val"] and found["train"]
+
 
 def test_prepare_single_text_holds_out_its_end(tmp_path):
     lines = b"".join(b"line %d\n" % i for i in range(200_000))
@@ -866,13 +992,18 @@ def test_prepare_single_text_holds_out_its_end(tmp_path):
     (val,), (train,) = found["val"], found["train"]  # no end-of-text where it was read in pieces
     assert train + val == lines and train.endswith(b"\n") and 0.05 <= len(val) / len(lines) < 0.051
 
+
 def test_prepare_fineweb(tmp_path, monkeypatch, prep_gpt2):
     datasets = pytest.importorskip("datasets")
     texts = prep_documents(500)
     path, load = prep_parquet(tmp_path / "fw.parquet", texts), datasets.load_dataset
+
     def local(repo, name, split, streaming):
         assert (repo, name, split, streaming) == ("HuggingFaceFW/fineweb", "sample-10BT", "train", True)
-        return load("parquet", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+        return load(
+            "parquet", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache")
+        )
+
     monkeypatch.setattr(datasets, "load_dataset", local)
     folder = prep.prepare("fineweb", data_dir=str(tmp_path), val_tokens=500, shard_tokens=1000)
     found = prep_read(folder)
@@ -882,33 +1013,46 @@ def test_prepare_fineweb(tmp_path, monkeypatch, prep_gpt2):
     assert 2000 <= prep.read_meta(early)["train_tokens"] < 2100
     # interrupted after some shards: the rest comes from the stream's skip()
     writer, closed = prep.Writer.close, []
+
     def failing(self):
         writer(self)
         closed.append(1)
-        if len(closed) == 4: raise KeyboardInterrupt
+        if len(closed) == 4:
+            raise KeyboardInterrupt
+
     monkeypatch.setattr(prep.Writer, "close", failing)
     with pytest.raises(KeyboardInterrupt):
         prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=1000)
     with pytest.raises(prep.DataError, match="shard_tokens=1000, now shard_tokens=999"):
         prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=999)
-    assert prep_hashes(prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=1000)) == prep_hashes(folder)
-    def offline(*args, **kwargs): raise ConnectionError("no network")
+    assert prep_hashes(
+        prep.prepare("fineweb", data_dir=str(tmp_path / "b"), val_tokens=500, shard_tokens=1000)
+    ) == prep_hashes(folder)
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("no network")
+
     monkeypatch.setattr(datasets, "load_dataset", offline)
     with pytest.raises(prep.DataError, match="fineweb: download failed.*no network"):
         prep.prepare("fineweb", name="c", data_dir=str(tmp_path))
 
+
 def test_prepare_pretokenized(tmp_path, monkeypatch, prep_gpt2):
     hub, asked = pytest.importorskip("huggingface_hub"), []
+
     def fetch(repo, filename, repo_type, local_dir):
         assert repo == "kjj0/fineweb10B-gpt2" and repo_type == "dataset"
         asked.append(filename)
         prep.write_shard(Path(local_dir, filename), prep.encode(prep_gpt2, b"the inn " * 50))
         return str(Path(local_dir, filename))
+
     monkeypatch.setattr(hub, "hf_hub_download", fetch)
     folder = prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
     assert asked == ["fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin"]
     meta = prep.read_meta(folder)
-    assert prep_read(folder)["train"] == [b"the inn " * 50] * 2 and meta["shards"][0] == "fineweb10B-gpt2_train_000001.bin"
+    assert (
+        prep_read(folder)["train"] == [b"the inn " * 50] * 2 and meta["shards"][0] == "fineweb10B-gpt2_train_000001.bin"
+    )
     (folder / "meta.json").unlink()  # as if stopped before the end: nothing is fetched twice
     prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
     assert len(asked) == 3 and prep.read_meta(folder) == meta
@@ -916,15 +1060,23 @@ def test_prepare_pretokenized(tmp_path, monkeypatch, prep_gpt2):
     with pytest.raises(prep.DataError, match="train_000002.bin: token"):
         (folder / "meta.json").unlink()
         prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
-    def offline(*args, **kwargs): raise OSError("no network")
+
+    def offline(*args, **kwargs):
+        raise OSError("no network")
+
     monkeypatch.setattr(hub, "hf_hub_download", offline)
     with pytest.raises(prep.DataError, match="download failed.*no network"):
         prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), name="other")
 
+
 def test_prepare_does_not_depend_on_workers(tmp_path, prep_gpt2):
     source = str(prep_jsonl(tmp_path / "a.jsonl", prep_documents(2000)))
-    one, four = (prep.prepare(source, data_dir=str(tmp_path / str(n)), tokenizer="gpt2", workers=n, shard_tokens=5000) for n in (1, 4))
+    one, four = (
+        prep.prepare(source, data_dir=str(tmp_path / str(n)), tokenizer="gpt2", workers=n, shard_tokens=5000)
+        for n in (1, 4)
+    )
     assert prep_hashes(one) == prep_hashes(four) and len(prep_hashes(one)) > 10
+
 
 def test_prepare_survives_kills(tmp_path):
     source = prep_jsonl(tmp_path / "a.jsonl", prep_documents(5_000))
@@ -933,7 +1085,9 @@ def test_prepare_survives_kills(tmp_path):
     folder, kills, rng = tmp_path / "cut" / "a", 0, random.Random(0)
     for _ in range(100):
         before = len(list(folder.glob("*.bin")))
-        process = subprocess.Popen([*PREP, *options, f"--data_dir={tmp_path / 'cut'}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*PREP, *options, f"--data_dir={tmp_path / 'cut'}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         while process.poll() is None and len(list(folder.glob("*.bin"))) < before + 12:
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.02))
@@ -945,6 +1099,7 @@ def test_prepare_survives_kills(tmp_path):
     assert process.returncode == 0 and kills
     assert prep_hashes(tmp_path / "cut" / "a") == prep_hashes(tmp_path / "whole" / "a")
 
+
 def test_prepare_refuses_a_second_instance(tmp_path):
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / "stdlib").mkdir()
@@ -954,26 +1109,42 @@ def test_prepare_refuses_a_second_instance(tmp_path):
     assert code == 2 and "another prepare.py" in err and err.count("\n") == 1
     assert prep_run(f"--data_dir={tmp_path}")[0] == 0
 
+
 def test_prepare_meta(tmp_path):
     with pytest.raises(prep.DataError, match="meta.json: no such file"):
         prep.read_meta(tmp_path)
     good = json.loads((prep.prepare(data_dir=str(tmp_path)) / "meta.json").read_text())
-    for damaged in ("{", "[1]", json.dumps({**good, "val_bytes": "5"}), json.dumps({**good, "complete": False}),
-                    json.dumps({**good, "vocab_size": True}), json.dumps({k: good[k] for k in good if k != "versions"})):
+    for damaged in (
+        "{",
+        "[1]",
+        json.dumps({**good, "val_bytes": "5"}),
+        json.dumps({**good, "complete": False}),
+        json.dumps({**good, "vocab_size": True}),
+        json.dumps({k: good[k] for k in good if k != "versions"}),
+    ):
         (tmp_path / "meta.json").write_text(damaged)
         with pytest.raises(prep.DataError, match="meta.json"):
             prep.read_meta(tmp_path)
 
-@pytest.mark.parametrize("name, content, message", [
-    ("a.csv", b"x", "ends in '.csv'"), ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
-    ("a.jsonl", b'{"txt": "a"}\n', "line 1: expected a field `text`"), ("a.jsonl", b'{"text": 5}\n', "line 1: `text` is int"),
-    ("a.jsonl", b'{"text": "only one"}\n', "expected some to train on"),
-    ("a.parquet", b"PAR1 no", "not readable as parquet"), ("a.txt", b"", "no text found")])
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.csv", b"x", "ends in '.csv'"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
+        ("a.jsonl", b'{"txt": "a"}\n', "line 1: expected a field `text`"),
+        ("a.jsonl", b'{"text": 5}\n', "line 1: `text` is int"),
+        ("a.jsonl", b'{"text": "only one"}\n', "expected some to train on"),
+        ("a.parquet", b"PAR1 no", "not readable as parquet"),
+        ("a.txt", b"", "no text found"),
+    ],
+)
 def test_prepare_bad_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(prep.DataError, match=message) as error:
         prep.prepare(str(tmp_path / name), data_dir=str(tmp_path / "data"))
     assert "\n" not in str(error.value) and name in str(error.value)
+
 
 def test_prepare_bad_columns(tmp_path):
     pq.write_table(pa.table({"body": ["a", "b"]}), tmp_path / "a.parquet")
@@ -983,14 +1154,22 @@ def test_prepare_bad_columns(tmp_path):
     with pytest.raises(prep.DataError, match="`text` is NoneType"):
         prep.prepare(str(tmp_path / "b.parquet"), data_dir=str(tmp_path))
 
+
 def test_prepare_command_errors(tmp_path):
-    for option, message in [("--tokenizr=bytes", "the nearest is --tokenizer"), ("--tokens=many", "many"), ("--tokens=0", "at least 1"),
-                            ("--source=finweb", "the nearest is fineweb"), ("--tokenizer=byte", "the nearest is bytes"),
-                            ("fineweb", "--source=fineweb"), ("--name=../x", "expected letters")]:
+    for option, message in [
+        ("--tokenizr=bytes", "the nearest is --tokenizer"),
+        ("--tokens=many", "many"),
+        ("--tokens=0", "at least 1"),
+        ("--source=finweb", "the nearest is fineweb"),
+        ("--tokenizer=byte", "the nearest is bytes"),
+        ("fineweb", "--source=fineweb"),
+        ("--name=../x", "expected letters"),
+    ]:
         code, out, err = prep_run(option, f"--data_dir={tmp_path}")
         assert code == 2 and message in err and err.count("\n") == 1 and not out, err
     assert not list(tmp_path.iterdir())
     assert prep_run("--help")[0] == 0
+
 
 def test_prepare_force_and_unknown_shards(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n' * 50)
@@ -1001,13 +1180,26 @@ def test_prepare_force_and_unknown_shards(tmp_path):
     folder = prep.prepare(str(tmp_path / "a.jsonl"), data_dir=str(tmp_path), force=True)
     assert [path.name for path in sorted(folder.glob("*.bin"))] == ["a_train_000001.bin", "a_val_000000.bin"]
 
+
 # train.py and sample.py ==============================================================================================
 
-TRAIN_ARCHS = list(ARCHS)
+TRAIN_ARCHS = PRE_NORM + SPHERE
 TRAIN_HOME = Path(trainer.__file__).parent
-TRAIN_CPU = torch.device("cpu")
-TRAIN_TINY = dict(n_embd=32, n_layer=2, n_head=2, block_size=32, batch_size=4, total_batch_size=128, max_steps=20,
-                  eval_interval=10, eval_tokens=2000, log_interval=2, device="cpu", dtype="float32", compile="false")
+TRAIN_TINY = dict(
+    n_embd=32,
+    n_layer=2,
+    n_head=2,
+    block_size=32,
+    batch_size=4,
+    total_batch_size=128,
+    max_steps=20,
+    eval_interval=10,
+    eval_tokens=2000,
+    log_interval=2,
+    device="cpu",
+    dtype="float32",
+    compile="false",
+)
 # Adam's step is g / (|g| + eps): with this eps a smooth function of the gradient, and one of its size
 TRAIN_SMOOTH = dict(eps=0.03, max_steps=5, log_interval=1, eval_interval=2, weight_decay=0.1, warmup_ratio=0.4)
 train_every_arch = pytest.mark.parametrize("arch", TRAIN_ARCHS)
@@ -1036,10 +1228,12 @@ def train_stream(folder, split):
 @pytest.fixture
 def train_run(tmp_path, train_corpus):
     """Runs train() in a folder of that name -> (log, checkpoint)."""
+
     def run(name="run", **options):
         options = {**TRAIN_TINY, "data": train_corpus, "out_dir": str(tmp_path / name), **options}
         log = trainer.train(TrainConfig(**options), say=None)
         return log, torch.load(tmp_path / name / "ckpt.pt", weights_only=True)
+
     return run
 
 
@@ -1054,7 +1248,9 @@ def train_at(monkeypatch):
             if step in (None, number + 1):
                 action(model)
             return result
+
         monkeypatch.setattr(trainer, "optimizer_step", optimizer_step)
+
     return at
 
 
@@ -1065,6 +1261,7 @@ def train_terminate(_):
 @pytest.fixture
 def train_command(monkeypatch, capsys):
     """Runs a script as __main__ with these words -> (exit code, stdout, stderr)."""
+
     def command(script, *words):
         monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
         try:
@@ -1073,6 +1270,7 @@ def train_command(monkeypatch, capsys):
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()
+
     return command
 
 
@@ -1105,16 +1303,36 @@ def train_weights(state):
 
 def train_told(log):
     """The log without what a clock or the machine measures."""
-    return [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s", "mfu", "memory_gb", "config")} for r in log]
+    return [
+        {k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s", "mfu", "memory_gb", "config")} for r in log
+    ]
 
 
 # Options -------------------------------------------------------------------------------------------------------------
 
-TABLE_F1 = {"32m": (256, 6, 4, 32.05, 32.11, 32.10), "62m": (384, 10, 6, 62.24, 62.33, 62.28),
-            "125m": (512, 18, 8, 127.03, 127.16, 127.08), "250m": (768, 18, 12, 247.17, 247.34, 247.21),
-            "0.5b": (1024, 24, 16, 505.73, 506.00, 505.78), "1b": (1280, 36, 20, 1073, 1073, 1073)}
-GIVEN = dict(vocab_size=700, block_size=24, n_layer=1, n_head=2, n_embd=64, rope_fraction=0.25, max_steps=77, batch_size=3,
-             total_batch_size=144, learning_rate=0.123, warmup_ratio=0.3, weight_decay=0.7, pn_warmup=9)
+TABLE_F1 = {
+    "32m": (256, 6, 4, 32.05, 32.11, 32.10),
+    "62m": (384, 10, 6, 62.24, 62.33, 62.28),
+    "125m": (512, 18, 8, 127.03, 127.16, 127.08),
+    "250m": (768, 18, 12, 247.17, 247.34, 247.21),
+    "0.5b": (1024, 24, 16, 505.73, 506.00, 505.78),
+    "1b": (1280, 36, 20, 1073, 1073, 1073),
+}
+GIVEN = dict(
+    vocab_size=700,
+    block_size=24,
+    n_layer=1,
+    n_head=2,
+    n_embd=64,
+    rope_fraction=0.25,
+    max_steps=77,
+    batch_size=3,
+    total_batch_size=144,
+    learning_rate=0.123,
+    warmup_ratio=0.3,
+    weight_decay=0.7,
+    pn_warmup=9,
+)
 
 
 @pytest.mark.parametrize("size", trainer.SIZES)
@@ -1159,41 +1377,69 @@ def test_train_order_of_words_does_not_matter():
 def test_train_derived_values_follow_what_was_given():
     def resolve(world_size=1, **options):
         return trainer.resolve(TrainConfig(**{"arch": "powernorm", **options}), world_size=world_size)
+
     base = resolve()
-    assert resolve(n_embd=512).learning_rate == pytest.approx(base.learning_rate / 2)      # 1 / sqrt(width)
+    assert resolve(n_embd=512).learning_rate == pytest.approx(base.learning_rate / 2)  # 1 / sqrt(width)
     assert resolve(n_embd=512, learning_rate=base.learning_rate).learning_rate == base.learning_rate
     assert resolve(max_steps=50).pn_warmup == 10 and resolve(max_steps=50, warmup_ratio=0.5).pn_warmup == 25
     assert resolve(pn_warmup=0).pn_warmup == 0
-    assert (base.eval_interval, base.checkpoint_interval) == (300, 300) and resolve(max_steps=50).eval_interval == 100
+    assert base.eval_interval == base.checkpoint_interval == base.max_steps // 10 and resolve(max_steps=50).eval_interval == 100
     assert resolve(eval_interval=7).checkpoint_interval == 7
-    assert base.out_dir == "out/powernorm" and resolve(arch="ngpt").out_dir == "out/ngpt" and resolve(out_dir="a").out_dir == "a"
+    assert (
+        base.out_dir == "out/powernorm"
+        and resolve(arch="ngpt").out_dir == "out/ngpt"
+        and resolve(out_dir="a").out_dir == "a"
+    )
     for world_size, block_size, total in itertools.product((1, 2, 4, 8), (128, 256), (None, 2048, 6144)):
         c = resolve(world_size, block_size=block_size, total_batch_size=total)
-        assert c.total_batch_size == (total or 2048) and c.total_batch_size % (c.batch_size * block_size * world_size) == 0
+        assert (
+            c.total_batch_size == (total or 2048) and c.total_batch_size % (c.batch_size * block_size * world_size) == 0
+        )
     assert resolve(block_size=300).total_batch_size == 2100 and resolve(batch_size=3).total_batch_size == 2304
-    small, wide = (trainer.resolve(TrainConfig(size="32m", total_batch_size=n * 2 ** 18)) for n in (1, 4))
+    small, wide = (trainer.resolve(TrainConfig(size="32m", total_batch_size=n * 2**18)) for n in (1, 4))
     assert small.max_steps == pytest.approx(4 * wide.max_steps, abs=4)
 
 
-@pytest.mark.parametrize("words, says", [
-    ("--learning_rat=1", "did you mean --learning_rate?"), ("--n-embd=64", "did you mean --n_embd?"), ("fast", "fast"),
-    ("--max_steps=many", "max_steps: expected a whole number, given 'many'"), ("--n_layer=2.5", "expected a whole number"),
-    ("--learning_rate=fast", "learning_rate: expected a number"), ("--bias=maybe", "bias: expected true or false"),
-    ("--max_steps", "max_steps: expected one argument"), ("--max_steps=0", "max_steps=0"), ("--warmup_ratio=2", "warmup_ratio=2"),
-    ("--arch=angptt", "did you mean angpt?"), ("--size=126m", "did you mean 125m?"), ("--dtype=float16", "bfloat16"),
-    ("--compile=maybe", "compile='maybe'"), ("--resid_scale=true --arch=ngpt", "arch=normformer"), ("--mlp=swiglo", "did you mean swiglu?"),
-    ("--n_embd=64 --n_head=7", "n_head=7 does not divide n_embd=64: the nearest that does is 8"), ("--vocab_size=256", "at least 257"),
-    ("--batch_size=4 --block_size=32 --total_batch_size=1000", "4 x 32 x 1 = 128; the nearest is 1024"),
-    ("--block_size=300 --total_batch_size=2000", "the nearest is 2100"),
-    ("--data=nowhere", "nowhere: no corpus"), ("--resume=true", "ckpt.pt: no such checkpoint"), ("--block_size=4000", "block_size=4000")])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--learning_rat=1", "did you mean --learning_rate?"),
+        ("--n-embd=64", "did you mean --n_embd?"),
+        ("fast", "fast"),
+        ("--max_steps=many", "max_steps: expected a whole number, given 'many'"),
+        ("--n_layer=2.5", "expected a whole number"),
+        ("--learning_rate=fast", "learning_rate: expected a number"),
+        ("--bias=maybe", "bias: expected true or false"),
+        ("--max_steps", "max_steps: expected one argument"),
+        ("--max_steps=0", "max_steps=0"),
+        ("--warmup_ratio=2", "warmup_ratio=2"),
+        ("--arch=angptt", "did you mean angpt?"),
+        ("--size=126m", "did you mean 125m?"),
+        ("--dtype=float16", "bfloat16"),
+        ("--compile=maybe", "compile='maybe'"),
+        ("--resid_scale=true --arch=ngpt", "arch=normformer"),
+        ("--mlp=swiglo", "did you mean swiglu?"),
+        ("--n_embd=64 --n_head=7", "n_head=7 does not divide n_embd=64: the nearest that does is 8"),
+        ("--vocab_size=256", "at least 257"),
+        ("--batch_size=4 --block_size=32 --total_batch_size=1000", "4 x 32 x 1 = 128; the nearest is 1024"),
+        ("--block_size=300 --total_batch_size=2000", "the nearest is 2100"),
+        ("--data=nowhere", "nowhere: no corpus"),
+        ("--resume=true", "ckpt.pt: no such checkpoint"),
+        ("--block_size=4000", "block_size=4000"),
+    ],
+)
 def test_train_options_that_do_not_fit_are_one_line(train_command, train_corpus, tmp_path, words, says):
-    code, out, err = train_command("train.py", f"--data={train_corpus}", f"--out_dir={tmp_path / 'out'}", "--device=cpu", *words.split())
+    code, out, err = train_command(
+        "train.py", f"--data={train_corpus}", f"--out_dir={tmp_path / 'out'}", "--device=cpu", *words.split()
+    )
     assert code == 2 and says in err and err.startswith("train.py: ") and err.count("\n") == 1 and not out
 
 
 def test_train_bad_files_are_one_line(train_run, train_command, train_corpus, tmp_path):
     def refused(says, **options):
-        code, out, err = train_command("train.py", *train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run", **options}))
+        code, out, err = train_command(
+            "train.py", *train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run", **options})
+        )
         assert code == 2 and says in err and err.startswith("train.py: ") and err.count("\n") == 1, err
 
     train_run(arch="ngpt", max_steps=2)
@@ -1205,11 +1451,13 @@ def test_train_bad_files_are_one_line(train_run, train_command, train_corpus, tm
     state = torch.load(path, weights_only=True)
     torch.save({**state, "tokenizer": "gpt2"}, path)
     refused("tokenizer", arch="ngpt", resume="true", max_steps=2)
-    torch.save({**state, "model": {k: v for k, v in state["model"].items() if k != "s_z.weight"}}, path)   # of another model.py
+    torch.save(
+        {**state, "model": {k: v for k, v in state["model"].items() if k != "s_z.weight"}}, path
+    )  # of another model.py
     refused("ckpt.pt", arch="ngpt", resume="true", max_steps=2)
     torch.save({"model": state["model"]}, path)
     refused("config", arch="ngpt", resume="true", max_steps=2)
-    for damaged in (whole[:len(whole) // 2], whole[:-1], b"", b"not a checkpoint"):
+    for damaged in (whole[: len(whole) // 2], whole[:-1], b"", b"not a checkpoint"):
         path.write_bytes(damaged)
         refused("ckpt.pt: not a whole checkpoint", arch="ngpt", resume="true", max_steps=2)
         assert path.read_bytes() == damaged
@@ -1221,8 +1469,13 @@ def test_train_bad_files_are_one_line(train_run, train_command, train_corpus, tm
         for name in ("a_val_000000.bin", "a_train_000001.bin"):
             prep.write_shard(folder / name, tokens)
         return folder
+
     for bad in (257, 65535):
-        refused(f"token {bad}, expected less than vocab_size=257", data=corpus([0] * 400 + [bad] + [0] * 400), vocab_size=300)
+        refused(
+            f"token {bad}, expected less than vocab_size=257",
+            data=corpus([0] * 400 + [bad] + [0] * 400),
+            vocab_size=300,
+        )
     refused("40 tokens, expected more than block_size=64", data=corpus([0] * 40), block_size=64, total_batch_size=256)
     (corpus([0] * 900) / "a_train_000001.bin").write_bytes(b"x" * 3000)
     refused("a_train_000001.bin: magic number", data=tmp_path / "corpus")
@@ -1239,29 +1492,35 @@ def test_train_bad_files_are_one_line(train_run, train_command, train_corpus, tm
 def test_train_commands_fail_in_one_line(words, tmp_path):
     script, word = words.split()
     done = subprocess.run([sys.executable, TRAIN_HOME / script, word], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith(f"{script}: ") and done.stderr.count("\n") == 1 and not done.stdout
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith(f"{script}: ")
+        and done.stderr.count("\n") == 1
+        and not done.stdout
+    )
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def train_counting(tmp_path):
     """A corpus whose n-th token is n, in shards of awkward lengths."""
     at = 0
-    for number, size in enumerate((100, 3, 1, 250, 37, 225), 1):
+    for number, size in enumerate((100, 3, 1, 250, 37, 249), 1):
         prep.write_shard(tmp_path / f"count_train_{number:06d}.bin", np.arange(at, at + size))
         at += size
-    return trainer.Tokens(tmp_path, "train", 32, 616)
+    return trainer.Tokens(tmp_path, "train", 32, 640)
 
 
 def test_train_windows_cross_shards(train_counting):
-    assert train_counting.windows == 19                                                 # 19 * 32 + 1 <= 616
+    assert train_counting.windows == 19  # the 20th would lack its last target
     for i in range(19):
         assert train_counting.window(i).tolist() == list(range(32 * i, 32 * i + 33))
 
 
 def train_place(rank=0, world_size=1):
-    return SimpleNamespace(rank=rank, world_size=world_size, device=TRAIN_CPU)
+    return SimpleNamespace(rank=rank, world_size=world_size, device=torch.device("cpu"))
 
 
 def test_train_loader_visits_every_window_once_an_epoch_whoever_reads(train_counting):
@@ -1277,13 +1536,14 @@ def test_train_loader_visits_every_window_once_an_epoch_whoever_reads(train_coun
                     assert x.shape == y.shape == (batch_size, 32) and torch.equal(y, x + 1)
                     seen += (x[:, 0] // 32).tolist()
             yield seen
-    one = list(epochs(1, 8))                                                            # 19 steps of 8: 8 epochs of 19 windows
+
+    one = list(epochs(1, 8))  # 19 steps of 8: 8 epochs of 19 windows
     places = np.concatenate(one).reshape(8, 19)
     assert (np.sort(places) == np.arange(19)).all() and len({tuple(epoch) for epoch in places}) == 8
     assert not any((epoch == np.sort(epoch)).all() for epoch in places)
     for world_size, batch_size in ((1, 1), (1, 2), (2, 4), (2, 1), (4, 2), (8, 1)):
         assert [sorted(seen) for seen in epochs(world_size, batch_size)] == [sorted(seen) for seen in one]
-    assert list(epochs(1, 8, steps=[17, 3])) == [one[17], one[3]]                       # of the step alone
+    assert list(epochs(1, 8, steps=[17, 3])) == [one[17], one[3]]  # of the step alone
     assert list(epochs(1, 8, seed=2)) != one
 
 
@@ -1293,12 +1553,12 @@ def test_train_validation_does_not_depend_on_ranks_or_batches(train_corpus, arch
     model = GPT(GPTConfig(arch=arch, n_embd=32, n_layer=1, n_head=2, block_size=32, dropout=0.5)).train()
     tokens, stream = trainer.Tokens(train_corpus, "val", 32, 257), torch.from_numpy(train_stream(train_corpus, "val"))
     lengths = trainer.bytes_per_token(prep.get_tokenizer("bytes"), 257)
-    for eval_tokens in (10 ** 9, 33 * 32 + 5, 1):
+    for eval_tokens in (10**9, 33 * 32 + 5, 1):
         n = max(1, min((len(stream) - 1) // 32, eval_tokens // 32))
-        x, y = stream[:n * 32].view(n, 32), stream[1:n * 32 + 1].view(n, 32)
+        x, y = stream[: n * 32].view(n, 32), stream[1 : n * 32 + 1].view(n, 32)
         with torch.no_grad():
             want = model.eval()(x, y)[1].item()
-        bits = want / math.log(2) * y.numel() / (y != 256).sum().item()                   # a byte a token, but for end-of-text
+        bits = want / math.log(2) * y.numel() / (y != 256).sum().item()  # a byte a token, but for end-of-text
         for world_size, batch_size in ((1, 4), (1, 1), (1, 64), (2, 4), (3, 5)):
             total = 0
 
@@ -1306,8 +1566,11 @@ def test_train_validation_does_not_depend_on_ranks_or_batches(train_corpus, arch
                 nonlocal total
                 total = total + part
                 return total
+
             for rank in range(world_size):
-                place = SimpleNamespace(**vars(train_place(rank, world_size)), sum=add, autocast=lambda: torch.enable_grad())
+                place = SimpleNamespace(
+                    **vars(train_place(rank, world_size)), sum=add, autocast=lambda: torch.enable_grad()
+                )
                 config = TrainConfig(block_size=32, batch_size=batch_size, eval_tokens=eval_tokens)
                 got = trainer.evaluate(model.train(), tokens, config, place, lengths)
             assert got == pytest.approx((want, bits), rel=1e-6) and model.training
@@ -1315,27 +1578,42 @@ def test_train_validation_does_not_depend_on_ranks_or_batches(train_corpus, arch
 
 # Training ------------------------------------------------------------------------------------------------------------
 
+
 @train_every_arch
 def test_train_lowers_the_held_out_loss_and_logs_it(train_run, train_corpus, tmp_path, arch):
-    log, state = train_run(arch=arch, max_steps=30, eval_interval=20, log_interval=4, learning_rate=0.01, eval_tokens=10 ** 6)
+    log, state = train_run(
+        arch=arch, max_steps=30, eval_interval=20, log_interval=4, learning_rate=0.01, eval_tokens=10**6
+    )
     assert log == [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
-    always, train, held = {"step", "tokens", "seconds"}, {"loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gb"}, {"val_loss", "val_bpb"}
+    always, train, held = (
+        {"step", "tokens", "seconds"},
+        {"loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gb"},
+        {"val_loss", "val_bpb"},
+    )
     assert [r["step"] for r in log] == [0, 4, 8, 12, 16, 20, 24, 28, 30]
     for r in log:
         want = always | (train if r["step"] else set()) | (held if r["step"] in (0, 20, 30) else set())
-        assert set(r) - {"config"} == want and r["tokens"] == 128 * r["step"] and all(math.isfinite(r[key]) for key in want)
+        assert (
+            set(r) - {"config"} == want
+            and r["tokens"] == 128 * r["step"]
+            and all(math.isfinite(r[key]) for key in want)
+        )
     assert [r["seconds"] for r in log] == sorted(r["seconds"] for r in log)
     losses = [r["val_loss"] for r in log if "val_loss" in r]
-    assert losses[-1] < losses[0] - 1 and abs(log[-1]["loss"] - losses[-1]) < 0.7 and state["best_val_loss"] == min(losses)
+    assert (
+        losses[-1] < losses[0] - 1 and abs(log[-1]["loss"] - losses[-1]) < 0.7 and state["best_val_loss"] == min(losses)
+    )
 
     model, tokenizer, again = trainer.load_model(tmp_path / "run" / "ckpt.pt")
     assert not model.training and tokenizer.name == "bytes" and again["step"] == 30
     stream = torch.from_numpy(train_stream(train_corpus, "val"))
     n = (len(stream) - 1) // 32 * 32
     with torch.no_grad():
-        want = model(stream[:n].view(-1, 32), stream[1:n + 1].view(-1, 32))[1].item()
-    size = len(tokenizer.decode_bytes([t for t in stream[1:n + 1].tolist() if t != 256]))
-    assert log[-1]["val_loss"] == pytest.approx(want, rel=1e-5) and log[-1]["val_bpb"] == pytest.approx(want / math.log(2) * n / size, rel=1e-5)
+        want = model(stream[:n].view(-1, 32), stream[1 : n + 1].view(-1, 32))[1].item()
+    size = len(tokenizer.decode_bytes([t for t in stream[1 : n + 1].tolist() if t != 256]))
+    assert log[-1]["val_loss"] == pytest.approx(want, rel=1e-5) and log[-1]["val_bpb"] == pytest.approx(
+        want / math.log(2) * n / size, rel=1e-5
+    )
 
     for name, p in state["model"].items():
         if arch in ("ngpt", "angpt") and p.dim() == 2:
@@ -1350,7 +1628,17 @@ def test_train_log_begins_with_the_config(train_run):
 
 @train_every_arch
 def test_train_is_the_loop_written_out(train_run, train_corpus, arch):
-    options = dict(TRAIN_SMOOTH, arch=arch, max_steps=6, warmup_ratio=0.5, grad_clip=0.5, total_batch_size=256, learning_rate=0.3, pn_warmup=2, batch_size=8)
+    options = dict(
+        TRAIN_SMOOTH,
+        arch=arch,
+        max_steps=6,
+        warmup_ratio=0.5,
+        grad_clip=0.5,
+        total_batch_size=256,
+        learning_rate=0.3,
+        pn_warmup=2,
+        batch_size=8,
+    )
     log, state = train_run(**options)
     config = trainer.resolve(TrainConfig(**{**TRAIN_TINY, **options}))
     loader = trainer.Loader(trainer.Tokens(train_corpus, "train", 32, 257), config)
@@ -1413,11 +1701,14 @@ def test_train_rates_and_groups():
     def rates(arch, **options):
         c = trainer.resolve(TrainConfig(arch=arch, **{**TRAIN_TINY, "max_steps": 50, **options}))
         return c, np.array([trainer.learning_rate(c, step) for step in range(50)])
+
     for arch in TRAIN_ARCHS:
         c, r = rates(arch)
         start = 0 if arch in ("ngpt", "angpt") else 10
         assert r.max() == r[start] == c.learning_rate and (np.diff(r[start:]) < 0).all() and r.min() > 0
-        assert np.allclose(r[:start], c.learning_rate * np.arange(1, 11)[:start] / 10) and r[-1] == pytest.approx(0.01 * c.learning_rate)
+        assert np.allclose(r[:start], c.learning_rate * np.arange(1, 11)[:start] / 10) and r[-1] == pytest.approx(
+            0.01 * c.learning_rate
+        )
         c, r = rates(arch, warmup_ratio=0.2, min_lr_ratio=0.3, learning_rate=2.0)
         assert r[9] == r[10] == 2 and r[-1] == pytest.approx(0.6) and r[0] == pytest.approx(0.2)
         for bias, tie, qk_norm in itertools.product((False, True), repeat=3):
@@ -1437,7 +1728,9 @@ def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
     trainer.train(config, say=lambda line, **_: said.append(line))
     head, *lines = said
-    assert all(word in head for word in ("angpt: 49,603 parameters", "20 steps of 128 tokens", "float32", "attention by plain"))
+    assert all(
+        word in head for word in ("angpt: 49,603 parameters", "20 steps of 128 tokens", "float32", "attention by plain")
+    )
     assert [int(line.split()[1].split("/")[0]) for line in lines] == [0, 10, 20] and "held out" in lines[1]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     trainer.train(config, say=lambda line, **_: said.append(line))
@@ -1446,14 +1739,28 @@ def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
 
 # Several processes ---------------------------------------------------------------------------------------------------
 
-TRAIN_JOINT = {**{arch: dict(arch=arch) for arch in TRAIN_ARCHS}, "warming": dict(arch="powernorm", pn_warmup=99),
-               "warm": dict(arch="powernorm", pn_warmup=0), "bias": dict(arch="powernorm", bias=True, tie=True, qk_norm=True)}
+TRAIN_JOINT = {
+    **{arch: dict(arch=arch) for arch in TRAIN_ARCHS},
+    "warming": dict(arch="powernorm", pn_warmup=99),
+    "warm": dict(arch="powernorm", pn_warmup=0),
+    "bias": dict(arch="powernorm", bias=True, tie=True, qk_norm=True),
+}
 
 
 def train_joint(name, data, out, batch_size, **options):
     """Of each run 5 steps of 8 sequences in two micro-steps."""
-    return TrainConfig(**{**TRAIN_TINY, **TRAIN_SMOOTH, "total_batch_size": 256, "data": data, "out_dir": f"{out}/{name}",
-                          "batch_size": batch_size, **TRAIN_JOINT[name], **options})
+    return TrainConfig(
+        **{
+            **TRAIN_TINY,
+            **TRAIN_SMOOTH,
+            "total_batch_size": 256,
+            "data": data,
+            "out_dir": f"{out}/{name}",
+            "batch_size": batch_size,
+            **TRAIN_JOINT[name],
+            **options,
+        }
+    )
 
 
 def train_layer(rank, world_size):
@@ -1471,7 +1778,9 @@ def train_layer(rank, world_size):
 
 def train_rank(rank, port, data, out):
     """What each of two processes does."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
     torch.set_num_threads(1)
     trainer.matmul_flops, trainer.draw = lambda *_: 1e11, lambda *_: None
     step, compiled, seeds = trainer.optimizer_step, torch.compile, []
@@ -1485,6 +1794,7 @@ def train_rank(rank, port, data, out):
         result = step(number, *rest)
         seeds.append(torch.initial_seed())
         return result
+
     trainer.optimizer_step = stopping
     logs["stopped"] = trainer.train(train_joint("powernorm", data, f"{out}/stopped", 2), say=None)
     torch.save([logs, train_layer(rank, 2), seeds], f"{out}/rank{rank}.pt")
@@ -1502,6 +1812,7 @@ def test_train_two_processes_equal_one(train_corpus, tmp_path):
 
     def state(folder, name):
         return torch.load(folder / name / "ckpt.pt", weights_only=True)
+
     for name in TRAIN_JOINT:
         log = trainer.train(train_joint(name, train_corpus, one, 4), say=None)
         train_same(train_told(log), train_told(logs[name]), 1e-5)
@@ -1511,9 +1822,14 @@ def test_train_two_processes_equal_one(train_corpus, tmp_path):
     train_same(train_told(logs["compiled"]), train_told(logs["powernorm"]), 1e-5)
     train_same(state(two, "compiled/powernorm")["model"], state(two, "powernorm")["model"], 1e-5)
 
-    assert len({*seeds, *seeds2}) == len(seeds + seeds2) == 4                             # of dropout
-    assert state(two, "stopped/powernorm")["step"] == 2 and logs["stopped"][-1]["step"] == others["stopped"][-1]["step"] == 2
-    log = trainer.train(train_joint("powernorm", train_corpus, two / "stopped", 4, resume="true"), say=None)   # goes on alone
+    assert len({*seeds, *seeds2}) == len(seeds + seeds2) == 4  # of dropout
+    assert (
+        state(two, "stopped/powernorm")["step"] == 2
+        and logs["stopped"][-1]["step"] == others["stopped"][-1]["step"] == 2
+    )
+    log = trainer.train(
+        train_joint("powernorm", train_corpus, two / "stopped", 4, resume="true"), say=None
+    )  # goes on alone
     train_same(train_told(log), train_told(logs["powernorm"]), 1e-5)
     train_same(state(two, "stopped/powernorm")["model"], state(one, "powernorm")["model"], 1e-5)
 
@@ -1524,6 +1840,7 @@ def test_train_two_processes_equal_one(train_corpus, tmp_path):
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
+
 
 def train_kept(state):
     return {key: state[key] for key in ("model", "optimizer", "step", "tokenizer", "best_val_loss")}
@@ -1539,7 +1856,7 @@ def test_train_goes_on_where_it_stopped(train_run, train_at, arch, dropout):
     log, state = train_run(**options, resume="true")
     train_same(train_told(log), train_told(straight))
     train_same(train_kept(state), train_kept(end))
-    again, state = train_run(**options, resume="auto")                                   # nothing is left to do
+    again, state = train_run(**options, resume="auto")  # nothing is left to do
     assert again == log
     train_same(train_kept(state), train_kept(end))
 
@@ -1547,35 +1864,56 @@ def test_train_goes_on_where_it_stopped(train_run, train_at, arch, dropout):
 def test_train_goes_on_after_a_crash_with_other_batches(train_run, train_at, tmp_path):
     def crash(_):
         raise MemoryError
-    straight, end = train_run("straight", resume="auto")                                 # auto without a checkpoint: from the start
+
+    straight, end = train_run("straight", resume="auto")  # auto without a checkpoint: from the start
     train_at(17, crash)
     with pytest.raises(MemoryError):
         train_run()
     train_at(0, crash)
     with (tmp_path / "run" / "log.jsonl").open("a") as file:
         file.write('{"step": 18, "lo')
-    assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-2])["step"] == 16     # the checkpoint has 10
+    assert (
+        json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-2])["step"] == 16
+    )  # the checkpoint has 10
     log, state = train_run(resume=True, batch_size=1, log_interval=2)
     assert log == [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     train_same(train_told(log[:6]), train_told(straight[:6]))
     train_same(train_told(log), train_told(straight), 1e-3)
     assert state["config"]["batch_size"] == 1 and end["config"]["batch_size"] == 4
-    fresh, _ = train_run()                                                               # without resume: all anew
+    fresh, _ = train_run()  # without resume: all anew
     train_same(train_told(fresh), train_told(straight))
 
 
 def test_train_goes_on_without_its_log(train_run, train_command, train_corpus, tmp_path):
     train_run(max_steps=4)
     (tmp_path / "run" / "log.jsonl").unlink()
-    code, out, err = train_command("train.py", *train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run", "max_steps": 4, "resume": "true"}))
+    code, out, err = train_command(
+        "train.py",
+        *train_words(
+            {**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run", "max_steps": 4, "resume": "true"}
+        ),
+    )
     assert code == 0 and "sample" in out and not err
 
 
 def test_train_saves_on_sigterm_and_says_how_to_go_on(train_run, train_corpus, tmp_path):
-    options = {**TRAIN_TINY, "arch": "powernorm", "max_steps": 250, "eval_interval": 100, "data": train_corpus, "out_dir": tmp_path / "a run"}
+    options = {
+        **TRAIN_TINY,
+        "arch": "powernorm",
+        "max_steps": 250,
+        "eval_interval": 100,
+        "data": train_corpus,
+        "out_dir": tmp_path / "a run",
+    }
     environment, log = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "a run" / "log.jsonl"
-    process = subprocess.Popen([sys.executable, "train.py", "--resume", "false", *train_words(options)], cwd=TRAIN_HOME, env=environment,
-                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "train.py", "--resume", "false", *train_words(options)],
+        cwd=TRAIN_HOME,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") > 10):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
@@ -1585,7 +1923,9 @@ def test_train_saves_on_sigterm_and_says_how_to_go_on(train_run, train_corpus, t
     assert 20 <= stopped < 250 and log.with_name("loss.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     command = shlex.split(re.search("To go on: (.*)", out)[1])
     assert command[:2] == ["python", "train.py"]
-    done = subprocess.run([sys.executable, *command[1:]], cwd=TRAIN_HOME, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command[1:]], cwd=TRAIN_HOME, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0 and not done.stderr and "A sample" in done.stdout, done.stderr
     straight, end = train_run(**{**options, "out_dir": str(tmp_path / "straight")}, name="straight")
     train_same(train_kept(trainer.read_checkpoint(log.with_name("ckpt.pt"))), train_kept(end))
@@ -1599,6 +1939,7 @@ def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, tr
         seeds.append(torch.initial_seed())
         if len(seeds) == 7:
             signal.raise_signal(signal.SIGINT)
+
     train_at(None, note)
     try:
         log, state = train_run(dropout=0.1)
@@ -1608,12 +1949,25 @@ def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, tr
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_train_remembers_its_best_held_out_loss(train_run, train_at, monkeypatch):
+    losses = iter([(3.0, 3.0), (1.0, 1.0), (2.0, 2.0), (1.5, 1.5)])
+    monkeypatch.setattr(trainer, "evaluate", lambda *_: next(losses))
+    train_at(15, train_terminate)
+    assert (
+        train_run(max_steps=30)[1]["best_val_loss"] == 1
+        and train_run(max_steps=30, resume="true")[1]["best_val_loss"] == 1
+    )
+
+
 def test_train_goes_on_in_the_precision_it_began_with(train_run, train_at):
     straight, end = train_run("straight", dtype="bfloat16")
     train_at(9, train_terminate)
     train_run(dtype="bfloat16")
-    log, state = train_run(dtype="auto", resume="true")                                  # here auto alone is float32
-    assert state["config"]["dtype"] == "bfloat16" and train_run("auto", dtype="auto", max_steps=1)[1]["config"]["dtype"] == "float32"
+    log, state = train_run(dtype="auto", resume="true")  # here auto alone is float32
+    assert (
+        state["config"]["dtype"] == "bfloat16"
+        and train_run("auto", dtype="auto", max_steps=1)[1]["config"]["dtype"] == "float32"
+    )
     train_same(train_kept(state), train_kept(end))
 
 
@@ -1631,7 +1985,14 @@ def test_train_stops_where_numbers_end(train_run, train_at, tmp_path, arch):
 
 
 def test_train_command_says_that_it_diverged(train_command, train_corpus, tmp_path):
-    options = {**TRAIN_TINY, "arch": "layernorm", "learning_rate": 1e30, "warmup_ratio": 0, "min_lr_ratio": 1, "checkpoint_interval": 1}
+    options = {
+        **TRAIN_TINY,
+        "arch": "layernorm",
+        "learning_rate": 1e30,
+        "warmup_ratio": 0,
+        "min_lr_ratio": 1,
+        "checkpoint_interval": 1,
+    }
     code, out, err = train_command("train.py", *train_words({**options, "data": train_corpus, "out_dir": tmp_path}))
     assert code == 3 and re.match(r"train.py: step 2: .*nan.* 1e\+30;", err) and err.count("\n") == 1
     state = trainer.read_checkpoint(tmp_path / "ckpt.pt")
@@ -1646,7 +2007,9 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     options = dict(arch="powernorm", compile="true", max_steps=5, vocab_size=300, eval_interval=5)
     log, state = train_run(**options)
     assert calls and {"model", "optimizer", "step", "config", "tokenizer", "versions", "best_val_loss"} <= set(state)
-    config = trainer.resolve(TrainConfig(**{**TRAIN_TINY, **options, "data": train_corpus, "out_dir": str(tmp_path / "run")}))
+    config = trainer.resolve(
+        TrainConfig(**{**TRAIN_TINY, **options, "data": train_corpus, "out_dir": str(tmp_path / "run")})
+    )
     assert state["config"] == vars(config) and state["config"]["vocab_size"] == 300
     assert state["model"].keys() == GPT(config.model_config()).state_dict().keys()
     assert state["step"] == 5 and state["tokenizer"] == "bytes" and state["versions"]["torch"] == torch.__version__
@@ -1659,6 +2022,7 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     def full_disk(state, file):
         file.write(b"half of it")
         raise OSError("No space left on device")
+
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(prep.DataError, match="ckpt.pt: cannot be written .No space left"):
         train_run(**options)
@@ -1667,6 +2031,7 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
 
 
 # Kernels -------------------------------------------------------------------------------------------------------------
+
 
 @train_every_arch
 def test_train_compiled_equals_eager(arch):
@@ -1711,6 +2076,7 @@ def test_train_flash_attention_equals_the_plain_path(monkeypatch, arch):
         steps = [attend(*(x[:, :, s] for x in (q, k, v)), 0.3, cache) for s in (slice(5), slice(5, 6), slice(6, 7))]
         greedy = torch.stack(list(model.generate(idx[:, :4], 15, temperature=0)))
         return attend(q, k, v, 0.3), attend(q, k, v, 1.7), torch.cat(steps, 2), greedy, model(idx, idx)[0].detach()
+
     plain = results()
     calls = []
     monkeypatch.setattr(model_py, "flash_attn_func", lambda *a, **b: calls.append(1) or train_flash(*a, **b))
@@ -1722,13 +2088,27 @@ def test_train_flash_attention_equals_the_plain_path(monkeypatch, arch):
 
 # Sampling ------------------------------------------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="session")
 def train_trained(train_corpus, tmp_path_factory):
     """Two short runs, one with a padded vocabulary; the folder that holds them."""
     folder = tmp_path_factory.mktemp("out")
     for arch, vocab_size in (("ngpt", 257), ("rmsnorm", 300)):
-        trainer.train(TrainConfig(**{**TRAIN_TINY, "max_steps": 80, "eval_interval": 80, "arch": arch, "learning_rate": 0.02,
-                                     "vocab_size": vocab_size, "data": train_corpus, "out_dir": str(folder / arch)}), say=None)
+        trainer.train(
+            TrainConfig(
+                **{
+                    **TRAIN_TINY,
+                    "max_steps": 80,
+                    "eval_interval": 80,
+                    "arch": arch,
+                    "learning_rate": 0.02,
+                    "vocab_size": vocab_size,
+                    "data": train_corpus,
+                    "out_dir": str(folder / arch),
+                }
+            ),
+            say=None,
+        )
     return folder
 
 
@@ -1737,11 +2117,21 @@ def test_sample_continues_what_it_learnt(train_trained):
 
     def text(prompt="1+1=2é\n", **options):
         return "".join(sampler.stream(model, tokenizer, prompt, **{"max_new_tokens": 60, **options}))
-    greedy = [t.item() for t in model.generate(torch.tensor([[256, *"1+1=2é\n".encode()]]), 60, temperature=0, stop=256)]
-    assert text(temperature=0) == text(top_k=1) == text(top_p=1e-6) == tokenizer.decode_bytes([t for t in greedy if t != 256]).decode()
+
+    greedy = [
+        t.item() for t in model.generate(torch.tensor([[256, *"1+1=2é\n".encode()]]), 60, temperature=0, stop=256)
+    ]
+    assert (
+        text(temperature=0)
+        == text(top_k=1)
+        == text(top_p=1e-6)
+        == tokenizer.decode_bytes([t for t in greedy if t != 256]).decode()
+    )
     assert text() == text() == text(b"1+1=2\xc3\xa9\n") and len({text(seed=s) for s in range(5)}) > 1
-    assert len(text(max_new_tokens=1)) <= 1 and set(text(temperature=0)) <= set("0123456789+=é\n") and text() != text("9")
-    assert text("") and text("x" * 1000) and not model.training                          # longer than block_size
+    assert (
+        len(text(max_new_tokens=1)) <= 1 and set(text(temperature=0)) <= set("0123456789+=é\n") and text() != text("9")
+    )
+    assert text("") and text("x" * 1000) and not model.training  # longer than block_size
 
 
 def test_sample_stops_at_end_of_text_and_survives_any_token(train_trained, monkeypatch):
@@ -1754,10 +2144,13 @@ def test_sample_stops_at_end_of_text_and_survives_any_token(train_trained, monke
         rest = iter(tokens)
         monkeypatch.setattr(model_py, "pick", lambda *_: torch.tensor([next(rest)]))
         return "".join(sampler.stream(model, tokenizer, "abc", max_new_tokens=len(written)))
+
     assert spell(written) == "Aé�日B�"
     assert spell([65, 66, 256, 67]) == "AB" and spell([256]) == ""
     monkeypatch.undo()
-    text = "".join(sampler.stream(model, tokenizer, "1", max_new_tokens=300, temperature=50.0))   # ids beyond 256, cut UTF-8
+    text = "".join(
+        sampler.stream(model, tokenizer, "1", max_new_tokens=300, temperature=50.0)
+    )  # ids beyond 256, cut UTF-8
     assert "�" in text
 
 
@@ -1769,7 +2162,12 @@ def test_sample_command(train_trained, train_command, tmp_path):
     assert train_command("sample.py", f"--out_dir={one}", *options)[1] == first
     assert train_command("sample.py", f"--out_dir={one}", *options, "--seed=5")[1] != first
     (tmp_path / "story.txt").write_text("3+4=")
-    assert train_command("sample.py", f"--out_dir={one}", *options, f"--prompt=FILE:{tmp_path / 'story.txt'}")[1] == first
+    assert (
+        train_command("sample.py", f"--out_dir={one}", *options, f"--prompt=FILE:{tmp_path / 'story.txt'}")[1] == first
+    )
+    _, greedy, _ = train_command("sample.py", f"--out_dir={one}", *options, "--temperature=0")
+    for limit in ("--top_k=1", "--top_p=1e-9"):
+        assert train_command("sample.py", f"--out_dir={one}", *options, "--temperature=2", limit)[1] == greedy != first
     _, second, _ = train_command("sample.py", f"--out_dir={other}", *options)
     code, both, _ = train_command("sample.py", f"--out_dir={one},{other}", *options, "--num_samples=2")
     _, third, _ = train_command("sample.py", f"--out_dir={other}", *options, "--seed=1338")
@@ -1778,22 +2176,39 @@ def test_sample_command(train_trained, train_command, tmp_path):
     assert "ngpt, step 80" in both and "rmsnorm, step 80" in both
     (tmp_path / "ckpt.pt").write_bytes(b"garbage")
     (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
-    for words, says in (([f"--out_dir={tmp_path}"], "not a whole checkpoint"), (["--prompt=FILE:nothing"], "nothing: cannot be read"),
-                        ([f"--prompt=FILE:{tmp_path / 'raw'}"], "raw: cannot be read"), (["--temperature=hot"], "expected a number"),
-                        (["--top_k=2.5"], "expected a whole number"), (["--topp=1"], "did you mean --top_p?")):
+    for words, says in (
+        ([f"--out_dir={tmp_path}"], "not a whole checkpoint"),
+        (["--prompt=FILE:nothing"], "nothing: cannot be read"),
+        ([f"--prompt=FILE:{tmp_path / 'raw'}"], "raw: cannot be read"),
+        (["--temperature=hot"], "expected a number"),
+        (["--top_k=2.5"], "expected a whole number"),
+        (["--topp=1"], "did you mean --top_p?"),
+    ):
         code, _, err = train_command("sample.py", f"--out_dir={one}", *words)
         assert code == 2 and says in err and err.startswith("sample.py: ") and err.count("\n") == 1, err
 
 
 # Faults ---------------------------------------------------------------------------------------------------------------
 
+
 def fault_run(tmp_path):
     """A tiny corpus and the options of a short run on it."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i} of the text to learn\n" for i in range(2000)))
     prep.prepare(str(text), name="tiny", data_dir=str(tmp_path / "data"))
-    return dict(data=str(tmp_path / "data/tiny"), out_dir=str(tmp_path / "out"), max_steps=40, n_layer=1, n_embd=16,
-                n_head=2, block_size=16, eval_tokens=256, dtype="float32", compile="false", device="cpu")
+    return dict(
+        data=str(tmp_path / "data/tiny"),
+        out_dir=str(tmp_path / "out"),
+        max_steps=40,
+        n_layer=1,
+        n_embd=16,
+        n_head=2,
+        block_size=16,
+        eval_tokens=256,
+        dtype="float32",
+        compile="false",
+        device="cpu",
+    )
 
 
 def damaged(data, rng):
@@ -1803,15 +2218,15 @@ def damaged(data, rng):
         for _ in range(rng.choice([1, 3, 30])):
             data[rng.randrange(len(data))] = rng.randrange(256)
     elif kind == 1:
-        del data[rng.randrange(len(data)):]
+        del data[rng.randrange(len(data)) :]
     elif kind == 2:
-        data[rng.randrange(len(data)):0] = rng.randbytes(rng.choice([1, 100]))
+        data[rng.randrange(len(data)) : 0] = rng.randbytes(rng.choice([1, 100]))
     elif kind == 3:
         start = rng.randrange(len(data))
-        del data[start:start + rng.choice([1, 2, 50])]
+        del data[start : start + rng.choice([1, 2, 50])]
     else:
         start = rng.randrange(min(64, len(data)))
-        data[start:start + 8] = rng.randbytes(8)
+        data[start : start + 8] = rng.randbytes(8)
     return bytes(data)
 
 
@@ -1821,8 +2236,11 @@ def test_damaged_files_end_in_one_line(kind, tmp_path, rounds=50):
     options = fault_run(tmp_path)
     train(TrainConfig(**{**options, "max_steps": 2}), say=None)
     folder = Path(options["data"])
-    path = {"shard": next(folder.glob("*_train_*.bin")), "meta.json": folder / "meta.json",
-            "checkpoint": Path(options["out_dir"], "ckpt.pt")}[kind]
+    path = {
+        "shard": next(folder.glob("*_train_*.bin")),
+        "meta.json": folder / "meta.json",
+        "checkpoint": Path(options["out_dir"], "ckpt.pt"),
+    }[kind]
     whole, rng, refused = path.read_bytes(), random.Random(0), 0
     for _ in range(rounds):
         path.write_bytes(damaged(whole, rng))
@@ -1831,7 +2249,10 @@ def test_damaged_files_end_in_one_line(kind, tmp_path, rounds=50):
                 train(TrainConfig(**{**options, "max_steps": 2, "resume": "true"}), say=None)
                 load_model(path)
             else:
-                train(TrainConfig(**{**options, "max_steps": 1, "eval_tokens": 16, "out_dir": str(tmp_path / "other")}), say=None)
+                train(
+                    TrainConfig(**{**options, "max_steps": 1, "eval_tokens": 16, "out_dir": str(tmp_path / "other")}),
+                    say=None,
+                )
         except DataError as error:
             refused += 1
             assert path.name in str(error) or kind == "meta.json", error
@@ -1843,7 +2264,10 @@ def test_damaged_command_lines_end_in_one_line():
     rng, refused = random.Random(0), 0
     names = [f.name for f in dataclasses.fields(TrainConfig)]
     for _ in range(200):
-        words = [f"--{rng.choice(names)}={rng.choice(['1', '-3', 'x', '0.5', 'true', '', 'nan', '1e9', 'ngpt'])}" for _ in range(3)]
+        words = [
+            f"--{rng.choice(names)}={rng.choice(['1', '-3', 'x', '0.5', 'true', '', 'nan', '1e9', 'ngpt'])}"
+            for _ in range(3)
+        ]
         word = rng.randrange(3)
         words[word] = damaged(words[word].encode(), rng).decode("latin-1")
         try:
@@ -1858,7 +2282,9 @@ def test_damaged_command_lines_end_in_one_line():
 
 def survives_kills(tmp_path, kills, seed):
     """Kills a run `kills` times at random moments, continues it, and compares its end with an undisturbed one."""
-    options = fault_run(tmp_path) | dict(arch="angpt", max_steps=300, checkpoint_interval=7, eval_interval=50, dropout=0.1)
+    options = fault_run(tmp_path) | dict(
+        arch="angpt", max_steps=300, checkpoint_interval=7, eval_interval=50, dropout=0.1
+    )
     train(TrainConfig(**options), say=None)
     want, rng = torch.load(Path(options["out_dir"], "ckpt.pt"), weights_only=True), random.Random(seed)
     options["out_dir"] += "_killed"
@@ -1881,6 +2307,7 @@ def survives_kills(tmp_path, kills, seed):
 
 def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path):
     survives_kills(tmp_path, kills=2, seed=0)
+
 
 # bench.py ============================================================================================================
 
@@ -1908,8 +2335,16 @@ def test_bench_paired_ratio():
 
 
 def test_bench_speed(tmp_path, capsys):
-    report = bench_run(tmp_path, "speed", "--archs=rmsnorm+qk_norm,ngpt", "--steps=3", "--warmup=1", "--batch_size=2",
-                       "--compile=false", "--dtype=float32")
+    report = bench_run(
+        tmp_path,
+        "speed",
+        "--archs=rmsnorm+qk_norm,ngpt",
+        "--steps=3",
+        "--warmup=1",
+        "--batch_size=2",
+        "--compile=false",
+        "--dtype=float32",
+    )
     table = capsys.readouterr().out
     assert report["baseline"] == "rmsnorm+qk_norm" and list(report["archs"]) == ["rmsnorm+qk_norm", "ngpt"]
     for name, arch in report["archs"].items():
@@ -1929,8 +2364,19 @@ def test_bench_speed(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["ngpt", "angpt"])
 def test_bench_steps_are_whole_training_steps(name):
     """Weights move and are projected; every round runs the job, and the warm-up's results are left out."""
-    config = bench.SpeedConfig(archs=name, n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=32, batch_size=2,
-                               device="cpu", dtype="float32", steps=2, warmup=3)
+    config = bench.SpeedConfig(
+        archs=name,
+        n_layer=1,
+        n_head=2,
+        n_embd=16,
+        block_size=16,
+        vocab_size=32,
+        batch_size=2,
+        device="cpu",
+        dtype="float32",
+        steps=2,
+        warmup=3,
+    )
     c = bench.train_configs(config)[name]
     trainee, calls = bench.Trainee(c, bench.machine_for(c), compiles=False), []
     before = trainee.model.lm_head.weight.detach().clone()
@@ -1942,19 +2388,32 @@ def test_bench_steps_are_whole_training_steps(name):
 
 @pytest.mark.parametrize("fold", ["false", "true"])
 def test_bench_sample(tmp_path, fold):
-    report = bench_run(tmp_path, "sample", f"--fold={fold}", "--archs=layernorm,angpt", "--batch_sizes=1,2",
-                       "--prompt_tokens=4", "--new_tokens=5", "--steps=2", "--warmup=1")
+    report = bench_run(
+        tmp_path,
+        "sample",
+        f"--fold={fold}",
+        "--archs=layernorm,angpt",
+        "--batch_sizes=1,2",
+        "--prompt_tokens=4",
+        "--new_tokens=5",
+        "--steps=2",
+        "--warmup=1",
+    )
     for arch in report["archs"].values():
         assert list(arch) == ["1", "2"]
         assert all(len(r["tokens_per_s"]) == 2 and bench_is_spread(r["rate"]) for r in arch.values())
     assert all(r["ratio"]["p10"] == r["ratio"]["p90"] == 1 for r in report["archs"]["layernorm"].values())
 
 
-@pytest.mark.parametrize("words, expected", [
-    (["speed", "--archs=rmsnorm,ngtp"], "did you mean ngpt?"),
-    (["speed", "--archs=rmsnorm+qknorm"], "did you mean qk_norm?"),
-    (["sample", "--new_tokens=300"], "block_size=256"),
-    (["sped"], "did you mean speed?")])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["speed", "--archs=rmsnorm,ngtp"], "did you mean ngpt?"),
+        (["speed", "--archs=rmsnorm+qknorm"], "did you mean qk_norm?"),
+        (["sample", "--new_tokens=300"], "block_size=256"),
+        (["sped"], "did you mean speed?"),
+    ],
+)
 def test_bench_errors_are_one_line(words, expected):
     done = subprocess.run([sys.executable, bench.__file__, *words], capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout

@@ -13,6 +13,7 @@ An option that is not given comes from the arch's recipe (RECIPES), else from th
 import argparse
 import contextlib
 import difflib
+import importlib.util
 import json
 import math
 import os
@@ -35,21 +36,21 @@ try:
 except ImportError:             # Windows
     resource = None
 
-from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, attention_kernel, choose, option
+from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, attention_kernel, check, choose, option
 from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
 
 
 def paper_size(n_embd, n_layer, n_head, batch_size):
-    """A column of anGPT's Table F.1, context and rope_fraction from Table F.2; the batch sizes are ours."""
+    """A column of anGPT's Table F.1; context from section 5, rope_fraction from Table F.2, batch sizes ours."""
     return dict(n_embd=n_embd, n_layer=n_layer, n_head=n_head, vocab_size=50304, block_size=2048, rope_fraction=0.5,
                 batch_size=batch_size, total_batch_size=2 ** 19)
 
 
 SIZES = {
     "laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
-                   batch_size=8, total_batch_size=2048, max_steps=3000),
+                   batch_size=8, total_batch_size=2048, max_steps=2400),
     "32m": paper_size(256, 6, 4, 32),
     "62m": paper_size(384, 10, 6, 32),
     "125m": paper_size(512, 18, 8, 16),
@@ -117,13 +118,11 @@ class TrainConfig(GPTConfig):
             choose(name, getattr(self, name), valid)
         if self.resid_scale and self.arch != "normformer":
             raise ConfigError(f"resid_scale=True belongs to arch=normformer, given arch={self.arch}")
-        for name in ("block_size", "n_embd", "n_layer", "n_head", "max_steps", "batch_size", "total_batch_size", "learning_rate", "eval_interval", "eval_tokens",
-                     "checkpoint_interval", "log_interval"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected more than 0")
-        for name in ("min_lr_ratio", "warmup_ratio"):
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from 0 to 1")
+        check(self, "block_size n_embd n_layer n_head max_steps batch_size total_batch_size learning_rate eps eval_interval "
+                    "eval_tokens checkpoint_interval log_interval", lambda x: 0 < x < math.inf, "more than 0")
+        check(self, "seed weight_decay grad_clip pn_warmup", lambda x: 0 <= x < math.inf, "at least 0")
+        check(self, "min_lr_ratio warmup_ratio", lambda x: 0 <= x <= 1, "a number from 0 to 1")
+        check(self, "beta1 beta2", lambda x: 0 <= x < 1, "a number from 0 to below 1")
 
     def model_config(self):
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
@@ -134,7 +133,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
 
     Raises ConfigError where options do not fit together.
     """
-    presets = {**SIZES[config.size], **RECIPES.get(config.arch, PRE_NORM)}
+    family = "ngpt" if getattr(ARCHS[config.arch], "axes", None) else "rmsnorm"       # for an arch without a recipe
+    presets = {**SIZES[config.size], **RECIPES.get(config.arch, RECIPES[family])}
     c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
     if c.vocab_size is None:
         c.vocab_size = corpus_vocab
@@ -143,7 +143,9 @@ def resolve(config, corpus_vocab=257, world_size=1):
     if config.learning_rate is None:
         c.learning_rate *= (128 / c.n_embd) ** 0.5
     if config.batch_size is None:                                    # more processes: smaller shares of the same step
-        c.batch_size = math.gcd(c.batch_size, max(1, round(c.total_batch_size / (c.block_size * world_size))))
+        share = max(1, round(c.total_batch_size / (c.block_size * world_size)))
+        fits = [n for n in range(1, c.batch_size + 1) if config.total_batch_size is None or share % n == 0]
+        c.batch_size = min(share, max(fits))
     micro_step = c.batch_size * c.block_size * world_size
     nearest = max(1, round(c.total_batch_size / micro_step)) * micro_step
     if config.total_batch_size is None:
@@ -290,17 +292,24 @@ def bytes_per_token(tokenizer, vocab_size):
 # Machine
 
 def matmul_flops(device, dtype):
-    """Floating-point operations a second of a large square matrix product, the best of several."""
-    n = 4096 if device.type == "cuda" else 1024
-    a = torch.randn(n, n, device=device).to(dtype)
-    best = math.inf
-    for _ in range(8):
+    """Floating-point operations a second of a large square matrix product, the best within a fifth of a second."""
+    n = 8192 if device.type == "cuda" else 1024
+    a, best = torch.randn(n, n, device=device).to(dtype), math.inf
+    (a @ a)[0, 0].item()
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 0.2:
         start = time.perf_counter()
-        a @ a
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        (a @ a)[0, 0].item()                                                          # .item() waits for the device
         best = min(best, time.perf_counter() - start)
     return 2 * n ** 3 / best
+
+
+def find_device(name):
+    """The device that --device asks for. Raises ConfigError when it is not there."""
+    name = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available() or name == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"device={name} is not available here; cpu is")
+    return name
 
 
 class Machine:
@@ -308,9 +317,7 @@ class Machine:
 
     def __init__(self, device):
         self.world_size, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
-        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cuda" and not torch.cuda.is_available() or name == "mps" and not torch.backends.mps.is_available():
-            raise ConfigError(f"device={name} is not available here; cpu is")
+        name = find_device(device)
         self.device = torch.device(f"cuda:{local}" if name == "cuda" else name)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -324,7 +331,7 @@ class Machine:
         if self.device.type == "cpu":
             gain = matmul_flops(self.device, torch.bfloat16) / matmul_flops(self.device, torch.float32)
             return "float32" if self.any(gain < 1.5) else "bfloat16"
-        return "bfloat16" if self.device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+        return "bfloat16" if self.device.type == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else "float32"
 
     def use(self, dtype):
         self.dtype = getattr(torch, dtype)
@@ -352,13 +359,14 @@ class Machine:
         return flag if self.world_size == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def compiling_pays(self, flops):
-        """Whether to compile for a run of so many floating-point operations: on CUDA, and on CPUs with a C++ compiler.
+        """Whether to compile for a run of so many floating-point operations, where there is a compiler.
 
         Compiling takes about half a minute and saves a third of the time; training without it reaches about a
         quarter of the peak, so two minutes of that pay for it.
         """
-        able = self.device.type == "cuda" or self.device.type == "cpu" and any(map(shutil.which, ("g++", "clang++")))
-        return able and self.any(flops / (0.25 * self.peak) > 120)
+        able = any(map(shutil.which, ("g++", "clang++"))) and (
+            self.device.type == "cpu" or self.device.type == "cuda" and importlib.util.find_spec("triton"))
+        return bool(able) and self.any(flops / (0.25 * self.peak) > 120)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -399,7 +407,7 @@ def flops_per_token(model):
 
 # What may differ between a run and its continuation
 FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
-        "eval_tokens", "checkpoint_interval"}
+        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip"}
 
 
 def save_checkpoint(path, model, optimizer, config, **state):
@@ -438,15 +446,15 @@ def load_model(path, device="cpu"):
 
 def resume_from(path, model, optimizer, config, tokenizer, machine):
     """Loads model and optimizer; returns the checkpoint dict. Raises DataError when it is of another run."""
-    state = read_checkpoint(path, machine.device)
+    state = read_checkpoint(path)
     for name, now in asdict(config).items():
         then = state["config"].get(name)
         expect(name in FREE or then == now, f"{path}: made with {name}={then}, now {name}={now}; give the options of "
                                             "the first run, or another --out_dir")
     expect(state["tokenizer"] == tokenizer, f"{path}: made with tokenizer {state['tokenizer']}, the corpus has {tokenizer}")
     with blame(f"{path}: weights and config do not fit each other"):
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        model.load_state_dict(state.pop("model"))
+        optimizer.load_state_dict(state.pop("optimizer"))
     for module in model.modules():
         if isinstance(module, PowerNorm):      # a rank's loss is the mean over its own tokens, and nu grows with that
             module.nu *= machine.world_size / state["world_size"]
@@ -483,7 +491,8 @@ class Log:
 
     def __init__(self, config, writes, say, step):
         """Takes over the records up to `step` of an interrupted run; later ones will be made again."""
-        self.config, self.writes, self.say, self.records = config, writes, say or (lambda *_, **__: None), []
+        self.config, self.writes, self.records = config, writes, []
+        self.say = say if writes and say else lambda *_, **__: None
         self.path = Path(config.out_dir, "log.jsonl")
         if step and self.path.exists():
             with contextlib.suppress(json.JSONDecodeError):                           # the last line may be cut
@@ -561,80 +570,99 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
     return loss, norm
 
 
+class Run:
+    """What a run needs, set up once: machine, corpus, model, optimizer, and the state that it starts from."""
+
+    def __init__(self, config):
+        self.machine = Machine(config.device)
+        meta = read_meta(find_corpus(config.data, self.machine))
+        self.tokenizer = get_tokenizer(meta["tokenizer"])
+        vocab = self.tokenizer.n_vocab
+        expect(vocab == meta["vocab_size"], f"{config.data}/meta.json: vocab_size {meta['vocab_size']}, expected {vocab} "
+                                            f"for tokenizer {meta['tokenizer']}")
+        self.config = config = resolve(config, vocab, self.machine.world_size)
+        self.train_tokens, self.val_tokens = (Tokens(config.data, split, config.block_size, vocab)
+                                              for split in ("train", "val"))
+        self.token_bytes = bytes_per_token(self.tokenizer, config.vocab_size)
+        self.loader = Loader(self.train_tokens, config)
+        torch.manual_seed(config.seed)
+        self.model = GPT(config.model_config()).to(self.machine.device)
+        self.optimizer = make_optimizer(self.model, config)
+        self.path = Path(config.out_dir, "ckpt.pt")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.begun, self.best_val_loss = {"step": 0, "seconds": 0.0, "config": {}}, math.inf
+        if config.resume == "true" or config.resume == "auto" and self.path.exists():
+            self.begun = resume_from(self.path, self.model, self.optimizer, config, self.tokenizer.name, self.machine)
+            self.best_val_loss = self.begun["best_val_loss"]
+        self.started = time.perf_counter() - self.begun["seconds"]
+        self.forward = self.accelerate()
+
+    def accelerate(self):
+        """Settles dtype and compile, as a continued run began with them; returns the model to call in training."""
+        config, machine, before = self.config, self.machine, self.begun["config"]
+        if config.dtype == "auto":
+            config.dtype = before.get("dtype") or machine.fast_dtype()
+        machine.use(config.dtype)
+        if config.compile == "auto":
+            flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(self.model)
+            config.compile = before.get("compile") or str(machine.compiling_pays(flops)).lower()
+        torch.compiler.reset()                   # models of earlier calls would count towards its limit of recompilations
+        forward = torch.compile(self.model) if config.compile == "true" else self.model
+        return DistributedDataParallel(forward, broadcast_buffers=False) if machine.world_size > 1 else forward
+
+    def here(self, step):
+        return {"step": step, "tokens": step * self.config.total_batch_size,
+                "seconds": time.perf_counter() - self.started}
+
+    def validation(self):
+        nats, bits = evaluate(self.model, self.val_tokens, self.config, self.machine, self.token_bytes)
+        self.best_val_loss = min(nats, self.best_val_loss)
+        return {"val_loss": nats, "val_bpb": bits}
+
+    def speed(self, seconds_a_step):
+        rate = self.config.total_batch_size / seconds_a_step
+        return {"tokens_per_s": rate, "memory_gb": self.machine.memory(),
+                "mfu": rate * flops_per_token(self.model) / self.machine.peak / self.machine.world_size}
+
+    def save(self, step):
+        if self.machine.rank == 0:
+            save_checkpoint(self.path, self.model, self.optimizer, self.config, **self.here(step),
+                            best_val_loss=self.best_val_loss, tokenizer=self.tokenizer.name,
+                            world_size=self.machine.world_size)
+
+
 def train(config, say=print):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl holds.
 
     Raises ConfigError for options that do not fit together, DataError for files, Diverged when the loss or the
     gradient is no longer finite. `say` prints; None keeps quiet.
     """
-    machine = Machine(config.device)
-    meta = read_meta(find_corpus(config.data, machine))
-    config = resolve(config, meta["vocab_size"], machine.world_size)
-    data = {split: Tokens(config.data, split, config.block_size, meta["vocab_size"]) for split in ("train", "val")}
-    tokenizer = get_tokenizer(meta["tokenizer"])
-    expect(tokenizer.n_vocab == meta["vocab_size"], f"{config.data}/meta.json: vocab_size {meta['vocab_size']}, but "
-                                                    f"tokenizer {tokenizer.name} has {tokenizer.n_vocab} tokens")
-    token_bytes = bytes_per_token(tokenizer, config.vocab_size)
-    loader = Loader(data["train"], config)
-    torch.manual_seed(config.seed)
-    model = GPT(config.model_config()).to(machine.device)
-    optimizer = make_optimizer(model, config)
-
-    path = Path(config.out_dir, "ckpt.pt")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {"step": 0, "seconds": 0.0, "best_val_loss": math.inf, "config": {}}
-    if config.resume == "true" or config.resume == "auto" and path.exists():
-        state = resume_from(path, model, optimizer, config, meta["tokenizer"], machine)
-    if config.dtype == "auto":                                   # a continued run goes on as it began
-        config.dtype = state["config"].get("dtype") or machine.fast_dtype()
-    machine.use(config.dtype)
-    if config.compile == "auto":
-        flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(model)
-        config.compile = state["config"].get("compile") or str(machine.compiling_pays(flops)).lower()
-    torch.compiler.reset()                       # models of earlier calls would count towards its limit of recompilations
-    forward = torch.compile(model) if config.compile == "true" else model
-    if machine.world_size > 1:
-        forward = DistributedDataParallel(forward, broadcast_buffers=False)
-    log = Log(config, machine.rank == 0, say, state["step"])
-    if say and machine.rank == 0:
-        say(describe(config, machine, model, data["train"]), flush=True)
-
-    started = time.perf_counter() - state["seconds"]
+    run = Run(config)
+    config, machine = run.config, run.machine
+    log = Log(config, machine.rank == 0, say, run.begun["step"])
+    log.say(describe(config, machine, run.model, run.train_tokens), flush=True)
     busy, steps, seconds_a_step = 0.0, 0, 0.0                # busy: seconds in `steps` steps since a record
-
-    def validation():
-        nats, bits = evaluate(model, data["val"], config, machine, token_bytes)
-        state["best_val_loss"] = min(nats, state["best_val_loss"])
-        return {"val_loss": nats, "val_bpb": bits}
-
-    def here(step):
-        return {"step": step, "tokens": step * config.total_batch_size, "seconds": time.perf_counter() - started}
-
     with Interrupts() as interrupts, contextlib.ExitStack() as at_the_end:
         if machine.rank == 0:
-            at_the_end.callback(draw, log.records, path.parent / "loss.png")
-        if state["step"] == 0:
-            log.add(here(0) | validation() | {"config": asdict(config)}, 0)
-        for step in range(state["step"] + 1, config.max_steps + 1):
+            at_the_end.callback(draw, log.records, run.path.parent / "loss.png")
+        if run.begun["step"] == 0:
+            log.add(run.here(0) | run.validation() | {"config": asdict(config)}, 0)
+        for step in range(run.begun["step"] + 1, config.max_steps + 1):
             begin = time.perf_counter()
-            loss, norm = optimizer_step(step - 1, forward, model, optimizer, loader, config, machine)
-            busy, steps, record = busy + time.perf_counter() - begin, steps + 1, here(step)
+            loss, norm = optimizer_step(step - 1, run.forward, run.model, run.optimizer, run.loader, config, machine)
+            busy, steps, record = busy + time.perf_counter() - begin, steps + 1, run.here(step)
             ends = step == config.max_steps
             if step % config.log_interval == 0 or ends:
-                rate = steps * config.total_batch_size / busy
-                record |= {"loss": float(machine.sum(loss)) / machine.world_size, "grad_norm": norm,
-                           "lr": learning_rate(config, step - 1), "tokens_per_s": rate, "memory_gb": machine.memory(),
-                           "mfu": rate * flops_per_token(model) / machine.peak / machine.world_size}
                 seconds_a_step, busy, steps = busy / steps, 0.0, 0
+                record |= {"loss": float(machine.sum(loss)) / machine.world_size, "grad_norm": norm,
+                           "lr": learning_rate(config, step - 1), **run.speed(seconds_a_step)}
             if step % config.eval_interval == 0 or ends:
-                record |= validation()
+                record |= run.validation()
             if len(record) > 3:
                 log.add(record, seconds_a_step)
             asked = machine.any(interrupts.asked)
-            if (step % config.checkpoint_interval == 0 or ends or asked) and machine.rank == 0:
-                save_checkpoint(path, model, optimizer, config, step=step, seconds=time.perf_counter() - started,
-                                best_val_loss=state["best_val_loss"], tokenizer=meta["tokenizer"],
-                                world_size=machine.world_size)
+            if step % config.checkpoint_interval == 0 or ends or asked:
+                run.save(step)
             if asked:
                 break
     return log.records
@@ -661,13 +689,16 @@ def draw(records, path):
 def main(argv):
     config = parse(TrainConfig, argv, __doc__)
     train(config)
+    if dist.is_initialized():
+        dist.destroy_process_group()
     if int(os.environ.get("RANK", 0)) > 0:
         return
     out = config.out_dir or f"out/{config.arch}"
-    model, tokenizer, state = load_model(f"{out}/ckpt.pt")
+    model, tokenizer, state = load_model(f"{out}/ckpt.pt", find_device(config.device))
     if state["step"] < state["config"]["max_steps"]:
-        run = f"torchrun --nproc_per_node={os.environ['WORLD_SIZE']}" if "WORLD_SIZE" in os.environ else "python"
+        ranks = os.environ.get("LOCAL_WORLD_SIZE")
         words = [word for word in argv if not word.startswith("--resume=")] + ["--resume=true"]
+        run = f"torchrun --nproc_per_node={ranks}" if ranks else "python"
         print(f"\nStopped and saved. To go on: {run} train.py {shlex.join(words)}")
         return
     print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (python sample.py --out_dir={out}):\n")
@@ -678,10 +709,7 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 2)
     except Diverged as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()

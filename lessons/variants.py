@@ -8,7 +8,7 @@ Importing this file registers them:
 
   ngpt_no_qk_norm   q and k keep their norms                            nGPT Table 6, 1
   ngpt_slerp        the arc in place of the chord                       nGPT eq. 6, Table 6, 2
-  ngpt_scalar       one number in place of each vector of scales        nGPT Table 5
+  ngpt_scalar       one number for each of a block's vectors of scales  nGPT Table 5
   ngpt_riemann      the step is projected on the tangent space          nGPT eq. 28-30
   ngpt_corrected    nu(alpha) in place of the norm after the step       anGPT Fig. 5, "with LERP correction"
   ngpt_bounded      and weights bounded in place of normalized          anGPT Fig. 5, "with param. bounding"
