@@ -50,7 +50,7 @@ def paper_size(n_embd, n_layer, n_head, batch_size):
 
 SIZES = {
     "laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
-                   batch_size=8, total_batch_size=2048, max_steps=2400),
+                   batch_size=8, total_batch_size=2048, max_steps=2000),
     "32m": paper_size(256, 6, 4, 32),
     "62m": paper_size(384, 10, 6, 32),
     "125m": paper_size(512, 18, 8, 16),
@@ -93,7 +93,7 @@ class TrainConfig(GPTConfig):
     eps: float = option(1e-9, "of Adam")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
     eval_interval: int | None = option(None, "steps between validations (a tenth of all, at least 100)")
-    eval_tokens: int = option(131072, "held-out tokens in a validation")
+    eval_tokens: int = option(65536, "held-out tokens in a validation")
     checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
     seed: int = option(1337, "of weights, order of the data, and dropout")
@@ -606,6 +606,7 @@ class Run:
         if config.compile == "auto":
             flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(self.model)
             config.compile = before.get("compile") or str(machine.compiling_pays(flops)).lower()
+            torch._dynamo.config.suppress_errors = True          # a compiler that fails is no reason not to train
         torch.compiler.reset()                   # models of earlier calls would count towards its limit of recompilations
         forward = torch.compile(self.model) if config.compile == "true" else self.model
         return DistributedDataParallel(forward, broadcast_buffers=False) if machine.world_size > 1 else forward
