@@ -67,6 +67,7 @@ PRE_NORM = dict(learning_rate=4e-3, weight_decay=0.1, warmup_ratio=0.2)
 RECIPES = {
     "layernorm": PRE_NORM,
     "rmsnorm": PRE_NORM,
+    "rmsnorm+qk_norm": dict(PRE_NORM, learning_rate=2e-3),                            # GPT+
     "powernorm": PRE_NORM,
     "normformer": PRE_NORM,
     "ngpt": dict(learning_rate=8e-3, weight_decay=0.0, warmup_ratio=0.0),
@@ -134,7 +135,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
     Raises ConfigError where options do not fit together.
     """
     family = "ngpt" if getattr(ARCHS[config.arch], "axes", None) else "rmsnorm"       # for an arch without a recipe
-    presets = {**SIZES[config.size], **RECIPES.get(config.arch, RECIPES[family])}
+    presets = {**SIZES[config.size], **RECIPES.get(config.arch, RECIPES[family]),
+               **RECIPES.get(config.arch + "+qk_norm" * config.qk_norm, {})}
     c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
     if c.vocab_size is None:
         c.vocab_size = corpus_vocab
