@@ -288,9 +288,12 @@ class PowerNorm(nn.Module):
         self.register_buffer("sums", torch.zeros(3, n), persistent=False)
         self.register_buffer("probe", torch.zeros(n, requires_grad=True), persistent=False)
 
-    def forward(self, x):
+    def group_scale(self, x):
         groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
-        x = (groups * (groups.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)  # GroupScaling1D
+        return (groups * (groups.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)
+
+    def forward(self, x):
+        x = self.group_scale(x)
         if self.training:
             moment = mean_over_ranks(x.detach().square().mean((0, 1)))            # (n,)
             psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)

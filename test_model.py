@@ -754,6 +754,8 @@ def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
     bounded.project_()
     assert bounded.blocks[0].w_o.weight.norm(dim=0).max() <= 1 + 1e-12
     assert bounded.blocks[0].w_o.weight.norm(dim=0).min() < 0.99
+    plain, x = build("powernorm_plain").blocks[0].norm1, randn(2, 5, 16)
+    close(plain(x), array(x) / math.sqrt(1 + 1e-5), 1e-12)
 
 
 @pytest.mark.parametrize("arch, like", [("ngpt_slerp", "ngpt"), ("ngpt_bounded", "ngpt"), ("mine", "rmsnorm")])

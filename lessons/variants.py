@@ -1,5 +1,6 @@
 """
-nGPT's optional forms, and the steps from nGPT to anGPT (anGPT Fig. 5), each one method away from nGPT.
+nGPT's optional forms, and the steps from nGPT to anGPT (anGPT Fig. 5), each one method away from nGPT; and PowerNorm
+as its paper's main text has it.
 
 Importing this file registers them:
 
@@ -12,8 +13,11 @@ Importing this file registers them:
   ngpt_riemann      the step is projected on the tangent space          nGPT eq. 28-30
   ngpt_corrected    nu(alpha) in place of the norm after the step       anGPT Fig. 5, "with LERP correction"
   ngpt_bounded      and weights bounded in place of normalized          anGPT Fig. 5, "with param. bounding"
+  powernorm_plain   PowerNorm without GroupScaling1D: it diverges       the essay's section 6.3, README
 """
-from model import ANGPTBlock, ARCHS, NGPTBlock, Scale, rope, unit
+import functools
+
+from model import ANGPTBlock, ARCHS, NGPTBlock, PowerNorm, PreNormBlock, Scale, rope, unit
 
 
 class StepsBlock(NGPTBlock):
@@ -72,5 +76,11 @@ class Bounded(Corrected):
     constrain_ = staticmethod(ANGPTBlock.constrain_)                                 # anGPT section 4.2, nGPT's axes
 
 
+class PlainPowerNorm(PowerNorm):
+    def group_scale(self, x):
+        return x
+
+
 ARCHS.update(ngpt_no_qk_norm=NoQKNorm, ngpt_slerp=Slerp, ngpt_scalar=ScalarScales, ngpt_riemann=Riemannian,
-             ngpt_corrected=Corrected, ngpt_bounded=Bounded)
+             ngpt_corrected=Corrected, ngpt_bounded=Bounded,
+             powernorm_plain=functools.partial(PreNormBlock, Norm=PlainPowerNorm))
