@@ -348,7 +348,8 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         d = config.n_embd
-        self.d, self.n_head, self.d_k, self.sqrt_d = d, config.n_head, config.head_dim, d ** 0.5
+        self.d, self.n_head, self.d_k = d, config.n_head, config.head_dim
+        self.sqrt_d = d ** 0.5                       # 1 once fold_ has moved it into the weights
         self.gated = config.mlp == "swiglu"
         self.f = ACTIVATIONS[config.mlp]
         self.dropout = config.dropout
@@ -485,7 +486,7 @@ class NGPTBlock(Block):
 
 
 class ANGPTBlock(Block):
-    """nGPT with constants nu in place of most norms (anGPT Table 1, section 4.3; rulings in the README)."""
+    """nGPT with constants nu in place of most norms (anGPT Table 1, section 4.3; "Where the papers leave room" in the README)."""
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                    # the input axis: section 4.2
 
     def __init__(self, config):
@@ -506,7 +507,7 @@ class ANGPTBlock(Block):
         a, m = self.alpha_a().abs(), self.alpha_m().abs()
         q, k, v = self.heads(self.w_qkv(h) * self.nu_qkv)                            # Table 1, MHA
         q, k = unit(rope(q, cos, sin)) * self.g, unit(rope(k, cos, sin))
-        y = self.attend(q, k, v, 1.0, cache)
+        y = self.attend(q, k, v, 1.0, cache)                                         # g is in q already
         h_a = unit(self.drop(self.w_o(self.join(y)) * self.nu_p))
         h = (h + a * (h_a - h)) * self.nu(a)                                         # Table 1, Residual
         u, z = self.branches(self.w_up(h) * self.nu_uz)                              # Table 1, MLP

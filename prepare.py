@@ -277,7 +277,7 @@ def tokenize(folder, options, tokenizer, identity, paths):
                                         "files": hashlib.sha256(repr(listing).encode()).hexdigest()})
     at, done = writer.at, writer.at["pieces"]
     pieces = islice(read_files(paths), done, None) if paths else read_fineweb(options.subset, done)
-    with tqdm(total=options.tokens, initial=at["tokens"][1], unit="tok", unit_scale=True) as bar:
+    with tqdm(total=options.tokens, initial=at["tokens"][1], unit=" tokens", unit_scale=True, disable=None) as bar:
         for new, size, tokens in encoded(pieces, tokenizer, options.workers):
             if at["tokens"][1] >= (options.tokens or math.inf):
                 break
@@ -294,7 +294,7 @@ def download(folder, options, tokenizer):
     import huggingface_hub
     lengths = np.array([len(tokenizer.decode_single_token_bytes(i)) for i in range(eot(tokenizer))] + [0])
     size = [0, 0]
-    for number in tqdm(range(1 + min(103, math.ceil((options.tokens or 1e12) / 1e8))), unit="shard"):
+    for number in tqdm(range(1 + min(103, math.ceil((options.tokens or 1e12) / 1e8))), unit="shard", disable=None):
         path = shard_path(folder, options.name, number)
         if not path.exists():
             with blame("kjj0/fineweb10B-gpt2: download failed; the same command goes on from here"):
@@ -333,7 +333,8 @@ def parse(argv):
     for key in ("tokens", "val_tokens", "shard_tokens", "workers"):
         value = getattr(options, key)
         expect(value is None or value > 0, f"--{key}={value}, expected at least 1")
-    options.name = options.name or re.sub(r"\W+", "-", Path(options.source).stem).strip("-") or "text"
+    fixed = [part for part in Path(options.source).parts if not re.search(r"[*?\[]", part)] or ["text"]    # of a glob
+    options.name = options.name or re.sub(r"\W+", "-", Path(fixed[-1]).stem).strip("-") or "text"
     expect(re.fullmatch(r"\w[\w.-]*", options.name), f"--name={options.name}, expected letters, digits, _, - and .")
     options.tokenizer = options.tokenizer or ("gpt2" if options.source in FINEWEB else "bytes")
     expect(options.source != "fineweb10B-gpt2" or options.tokenizer == "gpt2",
@@ -370,7 +371,9 @@ def prepare(source="stdlib", **options):
             "train_tokens": train_tokens, "train_bytes": train_bytes, "val_tokens": val_tokens, "val_bytes": val_bytes,
             "shards": list(shards), "options": identity, "complete": True, "versions": {
                 "python": platform.python_version(), "tiktoken": tiktoken.__version__, "numpy": np.__version__}})
-    print(f"{folder}: {train_tokens:,} tokens to train on, {val_tokens:,} held out")
+    share = val_tokens / (train_tokens + val_tokens)
+    note = f" ({share:.0%}: whole documents are; --val_tokens sets how many)" if share > 0.1 else ""
+    print(f"{folder}: {train_tokens:,} tokens to train on, {val_tokens:,} held out{note}")
     return folder
 
 if __name__ == "__main__":

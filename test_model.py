@@ -987,6 +987,13 @@ def test_prepare_local_sources(tmp_path, prep_gpt2):
             assert found["val"] and found["train"]
 
 
+def test_prepare_names_a_glob_by_its_folder(tmp_path):
+    (tmp_path / "my books").mkdir()
+    for i in range(3):
+        (tmp_path / "my books" / f"{i}.txt").write_text(f"book {i}")
+    assert prep.prepare(str(tmp_path / "my books" / "*.txt"), data_dir=str(tmp_path)) == tmp_path / "my-books"
+
+
 def test_prepare_single_text_holds_out_its_end(tmp_path):
     lines = b"".join(b"line %d\n" % i for i in range(200_000))
     (tmp_path / "one.txt").write_bytes(lines)
@@ -1724,6 +1731,13 @@ def test_train_rates_and_groups():
             assert {(*g["betas"], g["eps"]) for g in groups} == {(0.9, 0.95, 1e-9)}
 
 
+def test_a_new_run_keeps_the_checkpoint_it_finds(train_run, tmp_path):
+    train_run(max_steps=2)
+    found = (tmp_path / "run" / "ckpt.pt").read_bytes()
+    _, state = train_run(max_steps=4)
+    assert state["step"] == 4 and (tmp_path / "run" / "ckpt_before.pt").read_bytes() == found
+
+
 def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
     config, said = TrainConfig(**{**TRAIN_TINY, "data": train_corpus, "out_dir": str(tmp_path)}), []
     trainer.train(config, say=None)
@@ -1731,7 +1745,7 @@ def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
     trainer.train(config, say=lambda line, **_: said.append(line))
     head, *lines = said
     assert all(
-        word in head for word in ("angpt: 49,603 parameters", "20 steps of 128 tokens", "float32", "attention by plain")
+        word in head for word in ("angpt: 49,603 parameters", "20 steps of 128 tokens", "float32", "plain attention")
     )
     assert [int(line.split()[1].split("/")[0]) for line in lines] == [0, 10, 20] and "held out" in lines[1]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -2029,7 +2043,7 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     with pytest.raises(prep.DataError, match="ckpt.pt: cannot be written .No space left"):
         train_run(**options)
     monkeypatch.setattr(torch, "save", save)
-    assert path.read_bytes() == before and sorted(p.name for p in path.parent.iterdir()) == ["ckpt.pt", "log.jsonl"]
+    assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))
 
 
 # Kernels -------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ import typing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+# Threads wait for each other in a loop; beside other work on the same cores a long one costs ten times the time.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")              # read when torch loads
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -440,6 +443,8 @@ def load_model(path, device="cpu"):
     """(model in eval mode, tokenizer, checkpoint dict) of the checkpoint at path. Raises DataError."""
     state = read_checkpoint(path, device)
     names = {f.name for f in fields(GPTConfig)}
+    arch = state["config"].get("arch")
+    expect(arch in ARCHS, f"{path}: arch {arch!r} is not in ARCHS; put its class into model.py, or register it first")
     with blame(f"{path}: weights and config do not fit this model.py"):
         model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
         model.load_state_dict(state["model"])
@@ -482,6 +487,8 @@ class Interrupts:
 
     def ask(self, number, frame):
         self.asked = True
+        if int(os.environ.get("RANK", 0)) == 0:
+            os.write(1, b"\nStopping after this step\n")                              # print is not safe in a handler
 
     def __exit__(self, *_):
         for number, handler in self.before.items():
@@ -527,6 +534,7 @@ class Log:
 def find_corpus(data, machine):
     """The folder of the corpus; makes the default one if it is missing. Raises DataError."""
     if data == DEFAULT_DATA and not Path(data, "meta.json").exists() and machine.rank == 0:
+        print(f"Making {data} from the source of Python's standard library", flush=True)
         prepare()
     machine.sum(torch.zeros(1))                                                       # the others wait
     made = sorted(str(path.parent) for path in Path("data").glob("*/meta.json"))
@@ -540,9 +548,9 @@ def describe(config, machine, model, tokens):
     micro = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     kernel = attention_kernel(machine.device.type, machine.dtype, config.block_size)
     return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
-            f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} x {config.batch_size} x "
-            f"{config.block_size}), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
-            f"{machine.device}: {config.dtype}, attention by {kernel}, compile={config.compile}, "
+            f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
+            f"{config.batch_size} sequences x {config.block_size} tokens), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
+            f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}, "
             f"{torch.get_num_threads()} threads, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
             f"torch {torch.__version__}")
 
@@ -591,11 +599,16 @@ class Run:
         self.model = GPT(config.model_config()).to(self.machine.device)
         self.optimizer = make_optimizer(self.model, config)
         self.path = Path(config.out_dir, "ckpt.pt")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.begun, self.best_val_loss = {"step": 0, "seconds": 0.0, "config": {}}, math.inf
         if config.resume == "true" or config.resume == "auto" and self.path.exists():
             self.begun = resume_from(self.path, self.model, self.optimizer, config, self.tokenizer.name, self.machine)
             self.best_val_loss = self.begun["best_val_loss"]
+        elif self.path.exists() and self.machine.rank == 0:
+            before = self.path.with_name("ckpt_before.pt")                            # nobody asked to lose it
+            before.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):                                        # some file systems have no links
+                os.link(self.path, before)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         self.started = time.perf_counter() - self.begun["seconds"]
         self.forward = self.accelerate()
 
@@ -702,9 +715,9 @@ def main(argv):
         ranks = os.environ.get("LOCAL_WORLD_SIZE")
         words = [word for word in argv if not word.startswith("--resume=")] + ["--resume=true"]
         run = f"torchrun --nproc_per_node={ranks}" if ranks else "python"
-        print(f"\nStopped and saved. To go on: {run} train.py {shlex.join(words)}")
+        print(f"\nStopped and saved at step {state['step']}. To go on: {run} train.py {shlex.join(words)}")
         return
-    print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (python sample.py --out_dir={out}):\n")
+    print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (python sample.py --out_dir={shlex.quote(out)}):\n")
     from sample import write
     write(model, tokenizer, max_new_tokens=400)
 
