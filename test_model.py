@@ -719,6 +719,13 @@ def test_gradients_of_a_block_are_those_of_its_equations(arch, qk_norm):
 
 
 @every_arch
+def test_gradients_pass_gradcheck(arch):
+    """PowerNorm with its running statistics: in training its backward is not the derivative, and has its own test."""
+    block = rough(build(arch)).blocks[0]
+    assert torch.autograd.gradcheck(lambda h: block(h, *tables(4, 8)), randn(1, 4, 16).requires_grad_())
+
+
+@every_arch
 @pytest.mark.parametrize("mlp, bias, tie", [("swiglu", False, False), ("gelu", True, True)])
 def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie):
     model = rough(build(arch, mlp=mlp, bias=bias, tie=tie))

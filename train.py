@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 import typing
+import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -412,7 +413,7 @@ def flops_per_token(model):
 
 # What may differ between a run and its continuation
 FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
-        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip"}
+        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup"}
 
 
 def save_checkpoint(path, model, optimizer, config, **state):
@@ -425,7 +426,9 @@ def save_checkpoint(path, model, optimizer, config, **state):
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
                         "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
     except (OSError, RuntimeError) as error:
-        raise DataError(f"{path}: cannot be written ({str(error).splitlines()[0]}); the one before it is intact") from None
+        free = shutil.disk_usage(Path(path).parent).free / 1e6
+        raise DataError(f"{path}: cannot be written, {free:,.0f} MB are free there; the one before it is intact "
+                        f"({str(error).splitlines()[0]})") from None
 
 
 def read_checkpoint(path, device="cpu"):
@@ -573,7 +576,8 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
     if not math.isfinite(norm):
         raise Diverged(f"step {step + 1}: the loss is {float(loss)}, the gradient's norm {norm} at learning rate "
-                       f"{rate:.3g}; a lower --learning_rate may help. The last checkpoint is untouched")
+                       f"{rate:.3g}. A lower --learning_rate, float32 or (powernorm) a longer --pn_warmup may help: "
+                       "--resume=true with it goes on from the last checkpoint, which is untouched")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     model.project_()
@@ -624,7 +628,11 @@ class Run:
             torch._dynamo.config.suppress_errors = True          # a compiler that fails is no reason not to train
         torch.compiler.reset()                   # models of earlier calls would count towards its limit of recompilations
         forward = torch.compile(self.model) if config.compile == "true" else self.model
-        return DistributedDataParallel(forward, broadcast_buffers=False) if machine.world_size > 1 else forward
+        if machine.world_size == 1:
+            return forward
+        # PowerNorm keeps its buffers equal by itself. Newer torch has another name for the option, with other effects.
+        warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+        return DistributedDataParallel(forward, broadcast_buffers=False)
 
     def here(self, step):
         return {"step": step, "tokens": step * self.config.total_batch_size,
@@ -699,7 +707,8 @@ def draw(records, path):
     top.set(ylabel="loss (nats/token)", title=path.parent.name)
     top.legend()
     bottom.set(xlabel="tokens (millions)", ylabel="gradient norm", yscale="log")
-    figure.savefig(path, dpi=110)
+    with contextlib.suppress(OSError):                                                # no reason to lose the run
+        figure.savefig(path, dpi=110)
 
 
 def main(argv):
