@@ -448,25 +448,19 @@ class NGPTBlock(Block):
 
     def __init__(self, config):
         super().__init__(config)
-        small = self.d ** -0.5
-        alpha_scale = config.alpha_scale or small
-        self.s_qk = Scale(self.d, 1.0, small)
+        self.small = self.d ** -0.5                                                  # section 2.6, steps 3-6
+        self.s_qk = Scale(self.d, 1.0, self.small)
         self.s_u = Scale(4 * self.d, 1.0, 1.0)
         self.s_v = Scale(4 * self.d, 1.0, 1.0)
-        self.alpha_a = Scale(self.d, config.alpha_init, alpha_scale)
-        self.alpha_m = Scale(self.d, config.alpha_init, alpha_scale)
+        self.alpha_a = Scale(self.d, config.alpha_init, config.alpha_scale or self.small)
+        self.alpha_m = Scale(self.d, config.alpha_init, config.alpha_scale or self.small)
 
-    def forward(self, h, cos, sin, cache=None):
-        s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
-        q, k, v = self.heads(self.w_qkv(h))                                          # (12)
-        q, k = unit(rope(q, cos, sin)) * s_qk, unit(rope(k, cos, sin)) * s_qk        # (15, 16)
-        y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13), section 2.3.2
-        h_a = unit(self.drop(self.w_o(self.join(y))))                                # (14)
-        h = unit(h + self.alpha_a().abs() * (h_a - h))                               # (10)
-        u, z = self.branches(self.w_up(h))                                           # (17)
-        u, z = u * self.s_u(), z * self.s_v() * self.sqrt_d                          # (20, 21)
-        h_m = unit(self.drop(self.w_down(u * self.f(z))))                            # (18, 19)
-        return unit(h + self.alpha_m().abs() * (h_m - h))                            # (11)
+    def ending(self, config):
+        return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or self.small)}
+
+    @staticmethod
+    def logits(gpt, h):
+        return gpt.s_z() * gpt.lm_head(h)                                            # (1, 3)
 
     @staticmethod
     def constrain_(weight, axis):
@@ -477,28 +471,33 @@ class NGPTBlock(Block):
         scale_rows_(self.w_up, torch.cat((self.s_u.take_().expand(4 * self.d), v)) if self.gated else v)
         self.sqrt_d = 1.0
 
-    def ending(self, config):
-        return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or self.d ** -0.5)}
-
-    @staticmethod
-    def logits(gpt, h):
-        return gpt.s_z() * gpt.lm_head(h)                                            # (1, 3)
+    def forward(self, h, cos, sin, cache=None):
+        a, m, s_qk = self.alpha_a().abs(), self.alpha_m().abs(), self.s_qk().view(self.n_head, 1, self.d_k)
+        q, k, v = self.heads(self.w_qkv(h))                                          # (12)
+        q, k = unit(rope(q, cos, sin)) * s_qk, unit(rope(k, cos, sin)) * s_qk        # (15, 16)
+        y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13), section 2.3.2
+        h_a = unit(self.drop(self.w_o(self.join(y))))                                # (14)
+        h = unit(h + a * (h_a - h))                                                  # (10)
+        u, z = self.branches(self.w_up(h))                                           # (17)
+        u, z = u * self.s_u(), z * self.s_v() * self.sqrt_d                          # (20, 21)
+        h_m = unit(self.drop(self.w_down(u * self.f(z))))                            # (18, 19)
+        return unit(h + m * (h_m - h))                                               # (11)
 
 
 class ANGPTBlock(Block):
-    """nGPT with constants nu in place of most norms (anGPT Table 1, section 4.3; "Where the papers leave room" in the README)."""
+    """nGPT with factors nu in place of most norms (anGPT Table 1; "Where the papers leave room" in the README)."""
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                    # the input axis: section 4.2
 
     def __init__(self, config):
         super().__init__(config)
         d, d_h, d_f = self.d, self.d_k, 4 * self.d
-        self.nu_qkv, self.nu_p = (d / d_h) ** 0.5, (d_h / d) ** 0.5
+        self.small = 0.01                                                            # Table F.2, Param. Scale Init
+        self.nu_qkv, self.nu_p = (d / d_h) ** 0.5, (d_h / d) ** 0.5                  # section 4.3
         self.nu_uz, self.nu_d = (d / d_f) ** 0.5, (d_f / d) ** 0.5
         self.nu_acf = nu_activation(config.mlp, d)
         self.g = nn.Parameter(torch.tensor(d_h ** 0.5))
-        alpha_scale = config.alpha_scale or 0.01                                     # Table F.2
-        self.alpha_a = Scale(d, config.alpha_init, alpha_scale)
-        self.alpha_m = Scale(d, config.alpha_init, alpha_scale)
+        self.alpha_a = Scale(d, config.alpha_init, config.alpha_scale or self.small)
+        self.alpha_m = Scale(d, config.alpha_init, config.alpha_scale or self.small)
 
     def nu(self, alpha):
         return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                              # section 4.2, Residual update
@@ -512,9 +511,10 @@ class ANGPTBlock(Block):
         h = (h + a * (h_a - h)) * self.nu(a)                                         # Table 1, Residual
         u, z = self.branches(self.w_up(h) * self.nu_uz)                              # Table 1, MLP
         z = z * self.sqrt_d                                                          # omitted in Table 1: README
-        h_m = u * self.f(z) * self.nu_acf
-        h_m = unit(self.drop(self.w_down(h_m) * self.nu_d))
+        h_m = unit(self.drop(self.w_down(u * self.f(z) * self.nu_acf) * self.nu_d))
         return (h + m * (h_m - h)) * self.nu(m)                                      # Table 1, Residual
+
+    ending, logits = NGPTBlock.ending, staticmethod(NGPTBlock.logits)                # Table 1, Head
 
     @staticmethod
     def constrain_(weight, axis):
@@ -526,13 +526,6 @@ class ANGPTBlock(Block):
         scale_rows_(self.w_qkv, self.w_qkv.weight.new_tensor(self.nu_qkv))
         self.w_down.weight.mul_(self.nu_acf)
         self.nu_qkv = self.nu_p = self.nu_uz = self.nu_acf = self.nu_d = self.sqrt_d = 1.0   # norms undo nu_p and nu_d
-
-    def ending(self, config):
-        return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or 0.01)}
-
-    @staticmethod
-    def logits(gpt, h):
-        return gpt.s_z() * gpt.lm_head(h)                                            # Table 1, Head
 
 
 # name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock

@@ -447,7 +447,7 @@ def load_model(path, device="cpu"):
     state = read_checkpoint(path, device)
     names = {f.name for f in fields(GPTConfig)}
     arch = state["config"].get("arch")
-    expect(arch in ARCHS, f"{path}: arch {arch!r} is not in ARCHS; put its class into model.py, or register it first")
+    expect(arch in list(ARCHS), f"{path}: arch {arch!r} is not in ARCHS; put its class into model.py, or register it first")
     with blame(f"{path}: weights and config do not fit this model.py"):
         model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
         model.load_state_dict(state["model"])
