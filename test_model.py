@@ -806,7 +806,7 @@ def test_the_seventh_arch_of_the_readme_runs(tmp_path):
     try:
         exec(code.replace("max_steps=200", small), {})
     finally:
-        ARCHS.pop("dyt", None)
+        ARCHS.pop("scalenorm", None)
     assert '"step": 2' in (tmp_path / "out" / "log.jsonl").read_text()
 
 
