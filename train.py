@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 # Threads wait for each other in a loop; beside other work on the same cores a long one costs ten times the time.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")              # read when torch loads
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")             # read when torch loads
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def paper_size(n_embd, n_layer, n_head, batch_size):
 
 SIZES = {
     "laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
-                   batch_size=8, total_batch_size=2048, max_steps=2000),
+                   batch_size=8, total_batch_size=2048, max_steps=1600),
     "32m": paper_size(256, 6, 4, 32),
     "62m": paper_size(384, 10, 6, 32),
     "125m": paper_size(512, 18, 8, 16),
