@@ -1955,6 +1955,28 @@ def test_train_saves_on_sigterm_and_says_how_to_go_on(train_run, train_corpus, t
     train_same(train_told(map(json.loads, log.open())), train_told(straight))
 
 
+def test_torchrun_ends_well_when_its_processes_are_told_to_stop(train_corpus, tmp_path):
+    if not (proc := Path("/proc/self/task")).exists():
+        return  # nothing here tells a process's children
+    words = train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path, "max_steps": 3000, "batch_size": 1})
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py", *words],
+        cwd=TRAIN_HOME,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    log = tmp_path / "log.jsonl"
+    while torchrun.poll() is None and not (log.exists() and log.read_text().count("\n") > 3):
+        time.sleep(0.01)
+    for child in (proc.parents[1] / str(torchrun.pid)).glob("task/*/children"):
+        for number in child.read_text().split():
+            os.kill(int(number), signal.SIGTERM)
+    out = torchrun.communicate()[0]
+    assert torchrun.returncode == 0 and "To go on: torchrun --nproc_per_node=2 train.py" in out
+    assert 0 < trainer.read_checkpoint(tmp_path / "ckpt.pt")["step"] < 3000
+
+
 def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, train_at):
     before, seeds = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], []
 
@@ -2029,7 +2051,7 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     torch._dynamo.reset()
     options = dict(arch="powernorm", compile="true", max_steps=5, vocab_size=300, eval_interval=5)
     log, state = train_run(**options)
-    assert calls and {"model", "optimizer", "step", "config", "tokenizer", "versions", "best_val_loss"} <= set(state)
+    assert calls and {"model", "optimizer", "step", "config", "tokenizer", "versions", "rng", "best_val_loss"} <= set(state)
     config = trainer.resolve(
         TrainConfig(**{**TRAIN_TINY, **options, "data": train_corpus, "out_dir": str(tmp_path / "run")})
     )

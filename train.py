@@ -419,11 +419,12 @@ FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size",
 def save_checkpoint(path, model, optimizer, config, **state):
     """Replaces the file at path in one step, so that a crash leaves the old or the new one.
 
-    Random states are not kept: every step seeds its own (`optimizer_step`). Raises DataError when it can't be written.
+    Raises DataError when it can't be written.
     """
     try:
         with atomic(path) as file:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
+                        "rng": torch.get_rng_state(),          # for code that draws between steps: a step seeds itself
                         "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
     except (OSError, RuntimeError) as error:
         free = shutil.disk_usage(Path(path).parent).free / 1e6
@@ -436,7 +437,7 @@ def read_checkpoint(path, device="cpu"):
     expect(os.path.isfile(path), f"{path}: no such checkpoint; train.py writes one to its --out_dir")
     with blame(f"{path}: not a whole checkpoint of train.py"):
         state = torch.load(path, map_location=device, weights_only=True)
-        kinds = dict(model=dict, optimizer=dict, config=dict, step=int, tokenizer=str, world_size=int)
+        kinds = dict(model=dict, optimizer=dict, config=dict, rng=torch.Tensor, step=int, tokenizer=str, world_size=int)
         wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     expect(not wrong, f"{path}: {', '.join(wrong)} missing or of the wrong type, expected a checkpoint of train.py")
     return state
@@ -465,6 +466,7 @@ def resume_from(path, model, optimizer, config, tokenizer, machine):
     with blame(f"{path}: weights and config do not fit each other"):
         model.load_state_dict(state.pop("model"))
         optimizer.load_state_dict(state.pop("optimizer"))
+        torch.set_rng_state(state["rng"])
     for module in model.modules():
         if isinstance(module, PowerNorm):      # a rank's loss is the mean over its own tokens, and nu grows with that
             module.nu *= machine.world_size / state["world_size"]
