@@ -112,17 +112,22 @@ def check(config, names, holds, expected):
 
 def wide(x):
     """x in float32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype.itemsize >= 4 else x.float()
 
 
 def unit(x, dim=-1):
     """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does its gradient."""
-    squares = wide(x).square().sum(dim, keepdim=True)
-    return (wide(x) * squares.masked_fill(squares == 0, torch.inf).rsqrt()).type_as(x)
+    norm = torch.linalg.vector_norm(wide(x), dim=dim, keepdim=True)
+    return (wide(x) / norm.masked_fill(norm.logical_not(), torch.inf)).type_as(x)
+
+
+def lerp(h, y, alpha):
+    """h + alpha (y - h): alpha of the way from h to y, channel by channel."""
+    return torch.lerp(h, y.type_as(h), alpha.type_as(h))
 
 
 def rope(x, cos, sin):
-    """Rotary embedding (Su et al.): turns channel pairs (i, i + r/2) of x (B, H, T, d_k) by position times frequency.
+    """Rotary embedding (Su et al.): turns channel pairs (i, i + r/2) of x (..., T, d_k) by position times frequency.
 
     cos, sin: (T, r/2), the first r channels of a head turn, the others pass. A rotation: it keeps norms, and
     the scores of rotated q and k depend on the distance between their positions only.
@@ -130,12 +135,13 @@ def rope(x, cos, sin):
     half = cos.shape[-1]
     if half == 0:
         return x
-    a, b, rest = x[..., :half], x[..., half:2 * half], x[..., 2 * half:]          # (B, H, T, r/2) twice, the rest
-    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
+    a, b = x[..., :2 * half].chunk(2, dim=-1)                                     # (..., T, r/2) each
+    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
+    return turned if 2 * half == x.shape[-1] else torch.cat((turned, x[..., 2 * half:]), dim=-1)
 
 
 def attention_kernel(device_type, dtype, tokens):
-    """The kernel that `attend` uses: flash_attn, sdpa (torch's), or plain, which is faster on CPUs while T x T is small."""
+    """What `attend` uses in training: flash_attn, sdpa (torch's), or plain, on CPUs faster while T x T is small."""
     if device_type == "cpu" and tokens <= 512:
         return "plain"
     half = dtype in (torch.float16, torch.bfloat16)
@@ -152,11 +158,10 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     kernel = attention_kernel(v.device.type, v.dtype, S)
-    if kernel == "plain" or kernel == "sdpa" and 1 < T < S:
+    if T > 1 and (kernel == "plain" or kernel == "sdpa" and T < S):
         scores = scale * q @ k.transpose(-2, -1)                                  # (B, H, T, S)
-        if T > 1:
-            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1 + S - T), -torch.inf)
-        return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
+        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1 + S - T)
+        return F.dropout(scores.masked_fill(future, -torch.inf).softmax(-1), dropout).type_as(v) @ v
     if kernel == "flash_attn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=scale, causal=True).transpose(1, 2)
@@ -172,9 +177,9 @@ class Cache:
 
     def extend(self, k, v):
         start, self.length = self.length, self.length + k.shape[2]
-        self.k[:, :, start:self.length] = k
-        self.v[:, :, start:self.length] = v
-        return self.k[:, :, :self.length], self.v[:, :, :self.length]
+        self.k.narrow(2, start, k.shape[2]).copy_(k)
+        self.v.narrow(2, start, k.shape[2]).copy_(v)
+        return self.k.narrow(2, 0, self.length), self.v.narrow(2, 0, self.length)
 
 
 ACTIVATIONS = {"swiglu": F.silu, "gelu": functools.partial(F.gelu, approximate="tanh")}
@@ -196,6 +201,13 @@ def nu_activation(mlp, n_embd):
 # ---------------------------------------------------------------------------------------------------------------------
 # Norm layers: Norm(n, config), x (B, T, n)
 
+class One:
+    """A factor that was moved elsewhere: One() * x is x."""
+
+    def __mul__(self, x):
+        return x
+
+
 class Scale(nn.Module):
     """A learned vector of n entries that starts at `init` but is stored at size `scale` (nGPT section 2.5).
 
@@ -209,12 +221,6 @@ class Scale(nn.Module):
 
     def forward(self):
         return self.weight * (self.init / self.scale)
-
-    def take_(self):
-        """The value, which from now on is 1."""
-        value = self().clone()
-        self.weight.fill_(self.scale / self.init)
-        return value
 
 
 class LayerNorm(nn.Module):
@@ -299,9 +305,13 @@ class PowerNorm(nn.Module):
             psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)
             self.sums += torch.stack((moment, moment / (psi2 + self.eps), torch.ones_like(moment)))
             xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, self.probe)
+            x = xhat * self.weight
         else:
-            xhat = x * (self.psi2 + self.eps).rsqrt()
-        return xhat * self.weight if self.bias is None else xhat * self.weight + self.bias
+            x = x * self.constants()
+        return x if self.bias is None else x + self.bias
+
+    def constants(self):
+        return self.weight * (self.psi2 + self.eps).rsqrt()
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)                        # .to() and .double() leave a probe that gathers no gradient
@@ -353,7 +363,7 @@ class Block(nn.Module):
         self.gated = config.mlp == "swiglu"
         self.f = ACTIVATIONS[config.mlp]
         self.dropout = config.dropout
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         # weight shape (out, in); norm along: ngpt axis, angpt axis (1: each row is a unit, or bounded, vector)
         self.w_qkv = nn.Linear(d, 3 * d, bias=config.bias)                           # (3d, d)   ngpt 1, angpt 1
         self.w_o = nn.Linear(d, d, bias=config.bias)                                 # (d, d)    ngpt 0, angpt 1
@@ -361,8 +371,10 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)                          # (d, 4d)   ngpt 0, angpt 1
 
     def heads(self, qkv):
-        """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
-        return qkv.unflatten(-1, (3, self.n_head, self.d_k)).permute(2, 0, 3, 1, 4).unbind(0)
+        """(B, T, 3d) -> q and k, stacked (2, B, H, T, d_k), and v (B, H, T, d_k)"""
+        B, T, _ = qkv.shape
+        qkv = qkv.view(B, T, 3, self.n_head, self.d_k).permute(2, 0, 3, 1, 4)        # (3, B, H, T, d_k)
+        return qkv[:2], qkv[2]
 
     def attend(self, q, k, v, scale, cache):
         return attend(q, k, v, scale, cache, self.dropout if self.training else 0.0)
@@ -378,6 +390,9 @@ class Block(nn.Module):
     @staticmethod
     def constrain_(weight, axis):
         """Puts `weight` back where the architecture wants it, in place."""
+
+    def constants(self):
+        """What `forward` computes from parameters alone."""
 
     def fold_(self):
         """Moves constant factors into the weights: GPT.fold_."""
@@ -403,12 +418,15 @@ class PreNormBlock(Block):
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else None
         self.scale = 1.0 if config.qk_norm else self.d_k ** -0.5
 
-    def qk_norm(self, q, k):
-        return (q, k) if self.g is None else (unit(q) * self.g, unit(k))              # anGPT Table 1, GPT+
+    def qk_norm(self, qk):
+        if self.g is None:
+            return qk
+        q, k = unit(qk).unbind(0)
+        return q * self.g, k                                                         # anGPT Table 1, GPT+
 
     def forward(self, h, cos, sin, cache=None):
-        q, k, v = self.heads(self.w_qkv(self.norm1(h)))                              # (12)
-        q, k = self.qk_norm(rope(q, cos, sin), rope(k, cos, sin))
+        qk, v = self.heads(self.w_qkv(self.norm1(h)))                                # (12)
+        q, k = self.qk_norm(rope(qk, cos, sin))
         y = self.attend(q, k, v, self.scale, cache)                                  # (13)
         h = h + self.drop(self.w_o(self.join(y)))                                    # (14, 4)
         u, z = self.branches(self.w_up(self.norm2(h)))                               # (17)
@@ -433,8 +451,8 @@ class NormFormerBlock(PreNormBlock):
         self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0   # lambda_resid, section 3
 
     def forward(self, h, cos, sin, cache=None):
-        q, k, v = self.heads(self.w_qkv(self.norm1(h)))
-        q, k = self.qk_norm(rope(q, cos, sin), rope(k, cos, sin))
+        qk, v = self.heads(self.w_qkv(self.norm1(h)))
+        q, k = self.qk_norm(rope(qk, cos, sin))
         y = self.attend(q, k, v, self.scale, cache)                                  # h_i
         y = y * self.head_scale.view(-1, 1, 1)                                       # gamma_i h_i
         h = h + self.drop(self.norm_attn(self.w_o(self.join(y))))                    # NormScaledMHA
@@ -466,22 +484,26 @@ class NGPTBlock(Block):
     def constrain_(weight, axis):
         weight.copy_(unit(weight, axis))                                             # section 2.6, step 2
 
+    def constants(self):
+        s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
+        return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, self.s_u(), self.s_v() * self.sqrt_d
+
     def fold_(self):
-        v = (self.s_v.take_() * self.sqrt_d).expand(4 * self.d)
-        scale_rows_(self.w_up, torch.cat((self.s_u.take_().expand(4 * self.d), v)) if self.gated else v)
-        self.sqrt_d = 1.0
+        a, m, s_qk, s_u, s_z = self.constants()
+        scale_rows_(self.w_up, torch.cat((s_u, s_z)) if self.gated else s_z)
+        self.constants = lambda: (a, m, s_qk, One() if self.gated else s_u, One())
 
     def forward(self, h, cos, sin, cache=None):
-        a, m, s_qk = self.alpha_a().abs(), self.alpha_m().abs(), self.s_qk().view(self.n_head, 1, self.d_k)
-        q, k, v = self.heads(self.w_qkv(h))                                          # (12)
-        q, k = unit(rope(q, cos, sin)) * s_qk, unit(rope(k, cos, sin)) * s_qk        # (15, 16)
+        a, m, s_qk, s_u, s_z = self.constants()
+        qk, v = self.heads(self.w_qkv(h))                                            # (12)
+        q, k = (unit(rope(qk, cos, sin)) * s_qk).unbind(0)                           # (15, 16)
         y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13), section 2.3.2
         h_a = unit(self.drop(self.w_o(self.join(y))))                                # (14)
-        h = unit(h + a * (h_a - h))                                                  # (10)
+        h = unit(lerp(h, h_a, a))                                                    # (10)
         u, z = self.branches(self.w_up(h))                                           # (17)
-        u, z = u * self.s_u(), z * self.s_v() * self.sqrt_d                          # (20, 21)
+        u, z = s_u * u, s_z * z                                                      # (20, 21)
         h_m = unit(self.drop(self.w_down(u * self.f(z))))                            # (18, 19)
-        return unit(h + m * (h_m - h))                                               # (11)
+        return unit(lerp(h, h_m, m))                                                 # (11)
 
 
 class ANGPTBlock(Block):
@@ -502,17 +524,21 @@ class ANGPTBlock(Block):
     def nu(self, alpha):
         return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                              # section 4.2, Residual update
 
-    def forward(self, h, cos, sin, cache=None):
+    def constants(self):
         a, m = self.alpha_a().abs(), self.alpha_m().abs()
-        q, k, v = self.heads(self.w_qkv(h) * self.nu_qkv)                            # Table 1, MHA
-        q, k = unit(rope(q, cos, sin)) * self.g, unit(rope(k, cos, sin))
-        y = self.attend(q, k, v, 1.0, cache)                                         # g is in q already
-        h_a = unit(self.drop(self.w_o(self.join(y)) * self.nu_p))
-        h = (h + a * (h_a - h)) * self.nu(a)                                         # Table 1, Residual
-        u, z = self.branches(self.w_up(h) * self.nu_uz)                              # Table 1, MLP
-        z = z * self.sqrt_d                                                          # omitted in Table 1: README
-        h_m = unit(self.drop(self.w_down(u * self.f(z) * self.nu_acf) * self.nu_d))
-        return (h + m * (h_m - h)) * self.nu(m)                                      # Table 1, Residual
+        return a, m, self.nu(a), self.nu(m)
+
+    def forward(self, h, cos, sin, cache=None):
+        a, m, nu_a, nu_m = self.constants()
+        qk, v = self.heads(self.nu_qkv * self.w_qkv(h))                              # Table 1, MHA
+        q, k = unit(rope(qk, cos, sin)).unbind(0)
+        y = self.attend(q * self.g, k, v, 1.0, cache)
+        h_a = unit(self.drop(self.nu_p * self.w_o(self.join(y))))
+        h = lerp(h, h_a, a) * nu_a                                                   # Table 1, Residual
+        u, z = self.branches(self.nu_uz * self.w_up(h))                              # Table 1, MLP
+        z = self.sqrt_d * z                                                          # omitted in Table 1: README
+        h_m = unit(self.drop(self.nu_d * self.w_down(self.nu_acf * (u * self.f(z)))))
+        return lerp(h, h_m, m) * nu_m                                                # Table 1, Residual
 
     ending, logits = NGPTBlock.ending, staticmethod(NGPTBlock.logits)                # Table 1, Head
 
@@ -525,7 +551,7 @@ class ANGPTBlock(Block):
         scale_rows_(self.w_up, torch.cat((torch.full_like(z, self.nu_uz), z)) if self.gated else z)
         scale_rows_(self.w_qkv, self.w_qkv.weight.new_tensor(self.nu_qkv))
         self.w_down.weight.mul_(self.nu_acf)
-        self.nu_qkv = self.nu_p = self.nu_uz = self.nu_acf = self.nu_d = self.sqrt_d = 1.0   # norms undo nu_p and nu_d
+        self.nu_qkv = self.nu_p = self.nu_uz = self.nu_acf = self.nu_d = self.sqrt_d = One()   # norms undo nu_p, nu_d
 
 
 # name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock
@@ -550,7 +576,7 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)                    # (V, d)  rows
         if config.pos == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)                # (block_size, d)  rows
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
         for name, module in self.blocks[0].ending(config).items():                   # norm_f, or s_z
             setattr(self, name, module)
@@ -613,21 +639,27 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def fold_(self):
-        """For inference only: moves constant factors, s_u, s_v and s_z into the weights (anGPT section 4.3).
+        """For decoding only: moves constant factors, s_u, s_v and s_z into the weights (anGPT section 4.3).
 
-        The logits stay the same to rounding; the weights no longer satisfy their constraint.
+        What depends on parameters alone is computed here, once, and the layers of a block are called without
+        nn.Module's detours: a third of the time of a token goes there. The logits stay the same to rounding;
+        the weights no longer satisfy their constraint.
         """
+        if hasattr(self, "s_z"):
+            self.lm_head.weight = nn.Parameter(self.lm_head.weight * self.s_z()[:, None])            # unties
+            self.__dict__["s_z"] = One
         for block in self.blocks:
             block.fold_()
-        if hasattr(self, "s_z"):
-            self.lm_head.weight = nn.Parameter(self.lm_head.weight * self.s_z.take_()[:, None])      # unties
+            for name, layer in block.named_children():
+                block.__dict__[name] = layer.forward
+        for module in self.modules():
+            if hasattr(module, "constants"):
+                module.constants = functools.partial(lambda kept: kept, module.constants())
         return self
 
     def positions(self, start, stop):
-        """What is added to the embeddings, (stop - start, d), or 0. It takes ngpt's h off the sphere until eq. 10."""
-        if self.config.pos == "learned":
-            return self.wpe.weight[start:stop]
-        return self.sinusoids[start:stop] if self.config.pos == "sinusoidal" else 0.0
+        """What is added to the embeddings, (stop - start, d). It takes ngpt's h off the sphere until eq. 10."""
+        return (self.wpe.weight if self.config.pos == "learned" else self.sinusoids)[start:stop]
 
     def forward(self, idx, targets=None, caches=None):
         """idx, targets (B, T) token ids -> logits, mean cross-entropy in nats per token.
@@ -640,7 +672,10 @@ class GPT(nn.Module):
         stop = start + idx.shape[1]
         if stop > self.config.block_size:
             raise ValueError(f"{stop} tokens given to a model whose block_size is {self.config.block_size}")
-        h = self.drop(self.wte(idx) + self.positions(start, stop))                   # (B, T, d)
+        h = self.wte(idx)                                                            # (B, T, d)
+        if self.config.pos != "rope":
+            h = h + self.positions(start, stop)
+        h = self.drop(h)
         cos, sin = self.cos[start:stop], self.sin[start:stop]
         for i, block in enumerate(self.blocks):
             h = block(h, cos, sin, caches[i] if caches else None)
@@ -666,7 +701,7 @@ class GPT(nn.Module):
                 if window.shape[1] > block_size:
                     window = new = window[:, -max(1, block_size // 2):]
                     caches = None
-                caches = caches or [Cache(len(idx), self.config, self.wte.weight) for _ in self.blocks]
+                caches = caches or [Cache(len(idx), self.config, self.cos) for _ in self.blocks]
                 token = pick(self(new, caches=caches)[0][:, -1], temperature, top_k, top_p, generator)
                 token = token if stop is None else token.masked_fill(done, stop)
                 yield token

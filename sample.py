@@ -72,6 +72,7 @@ def main(argv):
     folders = config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
+        model.fold_()
         if len(folders) > 1:
             print(f"--- {folder}: {model.config.arch}, step {state['step']}, best held-out loss {state['best_val_loss']:.3f}")
         for i in range(config.num_samples):

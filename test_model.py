@@ -728,17 +728,20 @@ def test_gradients_pass_gradcheck(arch):
 @every_arch
 @pytest.mark.parametrize("mlp, bias, tie", [("swiglu", False, False), ("gelu", True, True)])
 def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie):
-    model = rough(build(arch, mlp=mlp, bias=bias, tie=tie))
+    model = rough(build(arch, mlp=mlp, bias=bias, tie=tie, pos="learned" if tie else "rope"))
     before = model(IDX, TARGETS)[0]
+    plain = torch.stack(list(model.generate(IDX[:, :4], 6, temperature=0)))
     close(model.fold_()(IDX, TARGETS)[0], before, 1e-12)
+    assert torch.equal(torch.stack(list(model.generate(IDX[:, :4], 6, temperature=0))), plain)
     if arch in SPHERE:
         block = model.blocks[0]
-        close(model.s_z(), np.ones(17))
-        assert block.sqrt_d == 1
-        if arch == "ngpt":
-            close(block.s_v(), np.ones(64))
-        else:
-            assert block.nu_qkv == block.nu_p == block.nu_uz == block.nu_acf == block.nu_d == 1
+        gone = block.constants()[3 + (mlp == "gelu") :] if arch == "ngpt" else [block.sqrt_d, block.nu_qkv, block.nu_p, block.nu_uz]
+        assert all(isinstance(factor, model_py.One) for factor in [model.s_z(), *gone])
+        with torch.no_grad():
+            block._modules["alpha_a"].weight.mul_(2)
+        close(model(IDX, TARGETS)[0], before, 1e-12)  # what depends on parameters alone was computed once
+    replaced = {name for name, layer in model.blocks[0].named_children() if vars(model.blocks[0]).get(name)}
+    assert {"w_qkv", "w_o", "w_up", "w_down"} <= replaced
 
 
 def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):

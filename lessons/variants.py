@@ -17,29 +17,29 @@ Importing this file registers them:
 """
 import functools
 
-from model import ANGPTBlock, ARCHS, NGPTBlock, PowerNorm, PreNormBlock, Scale, rope, unit
+from model import ANGPTBlock, ARCHS, NGPTBlock, PowerNorm, PreNormBlock, Scale, lerp, rope, unit
 
 
 class StepsBlock(NGPTBlock):
     """NGPTBlock with its steps as methods to override; as it stands, the same function."""
 
     def qk_norm(self, x):
-        """x (B, H, T, d_k)"""
+        """x (..., T, d_k)"""
         return unit(x)                                                               # (15, 16)
 
     def step(self, h, y, alpha):
         """From h (B, T, d) towards the unit vectors y (B, T, d), alpha (d,) of the way."""
-        return unit(h + alpha * (y - h))                                             # (10, 11)
+        return unit(lerp(h, y, alpha))                                               # (10, 11)
 
     def forward(self, h, cos, sin, cache=None):
-        s_qk = self.s_qk().expand(self.d).view(self.n_head, 1, self.d_k)
-        q, k, v = self.heads(self.w_qkv(h))                                          # (12)
-        q, k = self.qk_norm(rope(q, cos, sin)) * s_qk, self.qk_norm(rope(k, cos, sin)) * s_qk
+        a, m, s_qk, s_u, s_z = self.constants()
+        qk, v = self.heads(self.w_qkv(h))                                            # (12)
+        q, k = (self.qk_norm(rope(qk, cos, sin)) * s_qk).unbind(0)
         y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13)
-        h = self.step(h, unit(self.drop(self.w_o(self.join(y)))), self.alpha_a().abs())
+        h = self.step(h, unit(self.drop(self.w_o(self.join(y)))), a)
         u, z = self.branches(self.w_up(h))                                           # (17)
-        u, z = u * self.s_u(), z * self.s_v() * self.sqrt_d                          # (20, 21)
-        return self.step(h, unit(self.drop(self.w_down(u * self.f(z)))), self.alpha_m().abs())
+        u, z = s_u * u, s_z * z                                                      # (20, 21)
+        return self.step(h, unit(self.drop(self.w_down(u * self.f(z)))), m)
 
 
 class NoQKNorm(StepsBlock):
@@ -53,12 +53,23 @@ class Slerp(StepsBlock):
         return unit(((1 - alpha) * theta).sin() * h + (alpha * theta).sin() * y)     # (6) times sin(theta)
 
 
-class ScalarScales(StepsBlock):
+class ScalarScale(Scale):
+    """A Scale whose n entries are one number."""
+
+    def __init__(self, n, init, scale):
+        super().__init__(1, init, scale)
+        self.n = n
+
+    def forward(self):
+        return super().forward().expand(self.n)
+
+
+class ScalarScales(NGPTBlock):
     def __init__(self, config):
         super().__init__(config)
         for name in ("s_qk", "s_u", "s_v", "alpha_a", "alpha_m"):
             vector = getattr(self, name)
-            setattr(self, name, Scale(1, vector.init, vector.scale))
+            setattr(self, name, ScalarScale(len(vector.weight), vector.init, vector.scale))
 
 
 class Riemannian(StepsBlock):
@@ -69,7 +80,7 @@ class Riemannian(StepsBlock):
 
 class Corrected(StepsBlock):
     def step(self, h, y, alpha):
-        return (h + alpha * (y - h)) * ANGPTBlock.nu(self, alpha)                    # anGPT Table 1, Residual
+        return lerp(h, y, alpha) * ANGPTBlock.nu(self, alpha)                        # anGPT Table 1, Residual
 
 
 class Bounded(Corrected):
