@@ -6,9 +6,15 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
     python train.py --data=data/fineweb --size=125m  # a size of the anGPT paper's Table F.1
     python train.py --resume=true                    # go on after an interruption
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
+    python train.py --diagnose=true                  # norms, gradients, scales by layer into log.jsonl: `diagnose`
+    python train.py --warmup_ratio=1 --learning_rate=0.1 --max_steps=2000 --grad_clip=0 --pn_warmup=200 --log_interval=1
 
 It writes out/<arch>/ckpt.pt, log.jsonl and loss.png, and ends with a sample. From Python: train(TrainConfig(...)).
 An option that is not given comes from the arch's recipe (RECIPES), else from the size (SIZES), else from its default.
+
+The last command is NormFormer's stability test (Fig. 5): the learning rate rises by 0.1 / 2000 a step, and what counts is
+the step after which the loss never comes back (loss.png), or stops being a number (exit code 3). The paper trains in
+float16, which overflows sooner. --pn_warmup is for powernorm, which otherwise warms up as long as the learning rate.
 """
 import argparse
 import contextlib
@@ -17,6 +23,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -40,7 +47,7 @@ try:
 except ImportError:             # Windows
     resource = None
 
-from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, attention_kernel, check, choose, option
+from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, Scale, attention_kernel, check, choose, option
 from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
@@ -101,6 +108,7 @@ class TrainConfig(GPTConfig):
     eval_tokens: int = option(65536, "held-out tokens in a validation")
     checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
+    diagnose: bool = option(False, "with every validation norms, gradients, scales and moments by layer in log.jsonl")
     seed: int = option(1337, "of weights, order of the data, and dropout")
     device: str = option("auto", "auto | cpu | cuda | mps")
     dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
@@ -409,11 +417,59 @@ def flops_per_token(model):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Diagnosis
+
+def by_layer(values):
+    """{"blocks.0.w_o.weight": a, "blocks.1.w_o.weight": b, "lm_head.weight": c} -> {"w_o": [a, b], "lm_head": [c]}"""
+    found = {}
+    for name, value in values.items():
+        found.setdefault(re.sub(r"^blocks\.\d+\.|\.weight$", "", name), []).append(float(value))
+    return found
+
+
+def diagnose(model, optimizer, x, y, machine):
+    """What happens in each layer, seen on the batch x, y in eval mode. It changes nothing that training will meet.
+
+    residual_norm   mean over tokens of ||h||, before the first block and after each (anGPT Fig. 1)
+    grad_l1         mean |gradient| of each matrix, not clipped (NormFormer Fig. 3 has w_down's)
+    scale           mean |value| of each gain, alpha and s (NormFormer Fig. 4, nGPT Fig. 6)
+    row_norm        mean norm of each matrix's rows, its input dimension (anGPT Fig. E.1); row_norm_max: the largest
+    momentum_var    variance of Adam's first moment over each matrix (anGPT Fig. B.1: over the sum of all steps')
+    """
+    norms = []
+
+    def watch(block, inputs, h):
+        for state in (inputs[0], h) if block is model.blocks[0] else (h,):
+            norms.append(state.detach().float().norm(dim=-1).mean().item())
+
+    hooks = [block.register_forward_hook(watch) for block in model.blocks]
+    model.eval()                                   # no dropout, and PowerNorm's running statistics stay as they are
+    with machine.autocast():
+        loss = model(x, y)[1]
+    model.train()
+    for hook in hooks:
+        hook.remove()
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
+    grads = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
+    with torch.no_grad():
+        rows = {name: p.norm(dim=1) for name, p in matrices.items()}
+        moments = {name: optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1)) for name, p in matrices.items()}
+        scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
+        scales |= {f"{name}.weight": scale() for name, scale in model.named_modules() if isinstance(scale, Scale)}
+        return {"residual_norm": norms,
+                "grad_l1": by_layer({name: g.abs().mean() for name, g in zip(matrices, grads)}),
+                "scale": by_layer({name: value.abs().mean() for name, value in scales.items()}),
+                "row_norm": by_layer({name: norm.mean() for name, norm in rows.items()}),
+                "row_norm_max": by_layer({name: norm.max() for name, norm in rows.items()}),
+                "momentum_var": by_layer({name: m.var(correction=0) for name, m in moments.items()})}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Checkpoints
 
 # What may differ between a run and its continuation
 FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
-        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup"}
+        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "diagnose"}
 
 
 def save_checkpoint(path, model, optimizer, config, **state):
@@ -645,6 +701,13 @@ class Run:
         self.best_val_loss = min(nats, self.best_val_loss)
         return {"val_loss": nats, "val_bpb": bits}
 
+    def diagnosis(self):
+        """What --diagnose adds to a validation's record, on rank 0: `diagnose` on the first held-out micro-batch."""
+        if not self.config.diagnose or self.machine.rank > 0:
+            return {}
+        windows = range(min(self.val_tokens.windows, self.config.batch_size))
+        return diagnose(self.model, self.optimizer, *self.val_tokens.batch(windows, self.machine.device), self.machine)
+
     def speed(self, seconds_a_step):
         rate = self.config.total_batch_size / seconds_a_step
         return {"tokens_per_s": rate, "memory_gb": self.machine.memory(),
@@ -672,7 +735,7 @@ def train(config, say=print):
         if machine.rank == 0:
             at_the_end.callback(draw, log.records, run.path.parent / "loss.png")
         if run.begun["step"] == 0:
-            log.add(run.here(0) | run.validation() | {"config": asdict(config)}, 0)
+            log.add(run.here(0) | run.validation() | run.diagnosis() | {"config": asdict(config)}, 0)
         for step in range(run.begun["step"] + 1, config.max_steps + 1):
             begin = time.perf_counter()
             loss, norm = optimizer_step(step - 1, run.forward, run.model, run.optimizer, run.loader, config, machine)
@@ -683,7 +746,7 @@ def train(config, say=print):
                 record |= {"loss": float(machine.sum(loss)) / machine.world_size, "grad_norm": norm,
                            "lr": learning_rate(config, step - 1), **run.speed(seconds_a_step)}
             if step % config.eval_interval == 0 or ends:
-                record |= run.validation()
+                record |= run.validation() | run.diagnosis()
             if len(record) > 3:
                 log.add(record, seconds_a_step)
             asked = machine.any(interrupts.asked)
