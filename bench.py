@@ -6,6 +6,8 @@ Measure what normalization costs.
     python bench.py speed --size=0.5b --batch_size=8 --block_size=2048       # anGPT's Table 2, where GPT+ comes first
     python bench.py sample --batch_sizes=1,4,16 --threads=1  # decoding with the KV cache
     python bench.py sample --fold=true                       # the same with constant factors moved into the weights
+    python bench.py race                                     # which arch needs fewer tokens: half an hour on two cores
+    python bench.py race --size=0.5b --data=data/fineweb10B-gpt2 --tokens=70_000_000_000 --lengths=5     # anGPT's Fig. 3
 
 It prints a table and writes out/bench/<name>.json, raw values included, and <name>.png. All archs live in one process
 and take turns, in a new order every round, so that a machine slowing down slows them all. Ratios are taken within a
@@ -18,27 +20,41 @@ speed   train.py's own optimizer_step with one micro-batch (forward, backward, c
         and the scratch space of libraries. Compiling takes about half a minute an arch, the first time.
 sample  model.generate, greedy, from a random prompt; eager and float32 as in sample.py. The first token, which takes
         the reading of the prompt, is not in it.
+race    complete runs of train.py, each with a cosine of its own, several at once. First a learning rate for every arch:
+        half, one and two times the recipe's, and on while the best is at an edge, with one seed, at the middle length.
+        Then with the best rate every length and seed; a seed also sets the order of the data, the same for all archs.
+        Speed-up: the tokens of the longest runs over those with which an arch reaches the baseline's loss there, read
+        off straight lines in log loss against log tokens through its lengths (`tokens_to_reach`). Its 95% interval is
+        a bootstrap over seeds, all archs taking the same ones; three seeds make it too narrow rather than too wide.
+        In wall time: that over the median ratio of step times, which `speed` measures afterwards on the idle machine.
+        A stopped race goes on when called again: what has run is read from out/race.
 """
 import contextlib
 import functools
 import inspect
 import itertools
+import json
+import math
 import os
 import platform
 import random
+import shlex
+import subprocess
 import sys
 import time
+import typing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from model import GPT, ConfigError, GPTConfig, attention_kernel, choose, option
-from prepare import DataError, write_json
-from train import (SIZES, Diverged, Machine, TrainConfig, flops_per_token, make_optimizer, matmul_flops, optimizer_step,
-                   parse, resolve)
+from prepare import DataError, read_meta, write_json
+from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, find_corpus, flops_per_token,
+                   make_optimizer, matmul_flops, optimizer_step, parse, resolve)
 
 EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 
@@ -90,6 +106,27 @@ class DecodeConfig(BenchConfig):
         if not all(word.isdecimal() and int(word) for word in words):
             raise ConfigError(f"batch_sizes={self.batch_sizes}: expected whole numbers from 1, with commas between")
         return list(dict.fromkeys(map(int, words)))
+
+
+@dataclass
+class RaceConfig(BenchConfig):
+    archs: str = option("rmsnorm+qk_norm,ngpt,angpt", "who runs, the baseline first; +name turns on a model's switch")
+    tokens: int = option(2 ** 21, "of the longest runs")
+    lengths: int = option(3, "how many: all of --tokens, half, a quarter, ...")
+    seeds: int = option(3, "runs of each length: with --seed, --seed + 1, ...")
+    sweep_tokens: int | None = option(None, "of the runs that find the learning rate (the middle length)")
+    data: str = option(DEFAULT_DATA, "corpus: a folder made by prepare.py")
+    batch_size: int | None = option(None, "sequences in a micro-step (by size)")
+    total_batch_size: int | None = option(None, "tokens in an optimizer step (by size)")
+    eval_tokens: int = option(65536, "held-out tokens that give the final loss")
+    checkpoint_interval: int = option(100, "steps between checkpoints, from which a stopped run goes on")
+    dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
+    workers: int | None = option(None, "runs at a time, each with its share of the cores (one a core, or one a GPU)")
+    timing: bool = option(True, "measure step times afterwards, as speed does")
+    keep: bool = option(False, "keep the checkpoints of finished runs")
+    runs_dir: str = option("out/race", "folder for the runs")
+    threads: int | None = option(None, "CPU threads while step times are measured (torch's choice)")
+    steps: int = option(20, "rounds in which step times are measured")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -317,14 +354,18 @@ def conditions(config, first, machine, compiles):
     return here, {key: value for key, value in options.items() if key not in here}
 
 
+def print_table(lines):
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines:
+        print("  ".join([line[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:])]))
+
+
 def report(name, config, given, lines, results, panels):
     """Prints the table `lines`, its titles first, under what was given; writes name.json and name.png into out_dir."""
     hidden = ("archs", "seed", "out_dir")
     head = "\n".join(", ".join(f"{key} {value}" for key, value in part.items() if key not in hidden) for part in given)
     print(f"{head}\n")
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        print("  ".join([line[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:])]))
+    print_table(lines)
     path = Path(config.out_dir, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(f"{path}.json", {"benchmark": name, "machine": given[0], "options": given[1],
@@ -354,7 +395,404 @@ def draw(path, title, panels):
     figure.savefig(path, dpi=110)
 
 
-BENCHMARKS = {"speed": (SpeedConfig, speed), "sample": (DecodeConfig, sample)}
+# ---------------------------------------------------------------------------------------------------------------------
+# The race: arithmetic
+
+MOST_RATES = 9
+
+
+def rates_to_try(start, losses):
+    """Learning rates of a sweep as far as `losses` (rate -> loss) tells: three, then on beyond an edge that is best."""
+    rates = [start / 2, start, 2 * start]
+    while len(rates) < MOST_RATES and losses.keys() >= set(rates):
+        best = min(rates, key=losses.get)
+        if best not in (rates[0], rates[-1]):
+            break
+        rates = [best / 2, *rates] if best == rates[0] else [*rates, 2 * best]
+    return rates
+
+
+def basin(losses, within=0.02):
+    """Rates whose loss is within so many nats of the best, by straight lines in loss against log rate.
+
+    losses: rate -> loss. at_least: an end lies at the edge of the grid, or beside a rate that diverged.
+    """
+    rates, at_least, ends = sorted(losses), False, []
+    best = min(rates, key=losses.get)
+    limit = losses[best] + within
+    for side in (rates[:rates.index(best) + 1][::-1], rates[rates.index(best):]):       # from the best outwards
+        inside = list(itertools.takewhile(lambda rate: losses[rate] <= limit, side))
+        end = inside[-1]
+        if len(inside) < len(side) and math.isfinite(losses[side[len(inside)]]):
+            beyond = side[len(inside)]
+            end *= (beyond / end) ** ((limit - losses[end]) / (losses[beyond] - losses[end]))
+        else:
+            at_least = True
+        ends.append(end)
+    return {"low": ends[0], "high": ends[1], "factor": ends[1] / ends[0], "at_least": at_least}
+
+
+def tokens_to_reach(target, tokens, losses):
+    """With how many tokens the runs would end at the loss `target`: straight lines in log loss against log tokens.
+
+    tokens (ascending) and losses of complete runs. The first line that falls through the target counts; below all
+    losses the last line goes on, above all the first. inf where that line does not fall, or a run diverged; nan where
+    there is no line.
+    """
+    if len(tokens) < 2 or not np.isfinite(losses).all():
+        return math.nan if len(tokens) < 2 else math.inf
+    x, y, goal = np.log(tokens), np.log(losses), math.log(target)
+    crossed = [i for i in range(len(x) - 1) if y[i] >= goal >= y[i + 1] and y[i] > y[i + 1]]
+    i = crossed[0] if crossed else 0 if goal > y.max() else len(x) - 2
+    return math.exp(x[i] + (goal - y[i]) * (x[i + 1] - x[i]) / (y[i + 1] - y[i])) if y[i] > y[i + 1] else math.inf
+
+
+def speedup(tokens, baseline, losses, seed, draws=5000):
+    """Longest tokens over those with which an arch reaches the baseline's loss there: {factor, low, high, tokens}.
+
+    baseline, losses: (lengths, seeds). The interval (None with fewer than 3 seeds) takes 95% of the factors of means
+    over seeds drawn with replacement, the same ones for both.
+    """
+    def factor(columns):
+        target = baseline[-1, columns].mean()
+        needed = tokens_to_reach(target, tokens, losses[:, columns].mean(1)) if np.isfinite(target) else math.nan
+        return tokens[-1] / needed
+
+    everyone, interval = np.arange(losses.shape[1]), (None, None)
+    if len(everyone) >= 3:
+        generator = np.random.default_rng(seed)
+        factors = [factor(generator.choice(everyone, len(everyone))) for _ in range(draws)]
+        interval = np.quantile(factors, (0.025, 0.975)).tolist()
+    middle = factor(everyone)
+    return {"factor": middle, "low": interval[0], "high": interval[1],
+            "tokens": tokens[-1] / middle if middle else math.inf}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The race: runs
+
+class RaceRun(typing.NamedTuple):
+    arch: str
+    rate: float
+    steps: int
+    seed: int
+
+
+class Race:
+    """The runs of train.py that a race needs, a few at a time. What ran before is read from its log, not run again."""
+
+    def __init__(self, config):
+        self.config, self.machine = config, machine_for(config)
+        vocab = read_meta(find_corpus(config.data, self.machine))["vocab_size"]
+        self.dtype = str(self.machine.dtype).removeprefix("torch.")
+        self.options = {**vars(config), "dtype": self.dtype, "vocab_size": config.vocab_size or vocab}
+        self.configs = train_configs(SimpleNamespace(**self.options))                # as train.py alone would run them
+        batch = next(iter(self.configs.values())).total_batch_size
+        self.steps = [round(config.tokens / 2 ** i / batch) for i in reversed(range(config.lengths))]
+        if len({0, *self.steps}) <= config.lengths:                                  # two alike, or one of none
+            least = batch * 2 ** (config.lengths - 1)
+            raise ConfigError(f"tokens={config.tokens}: expected at least {least}, which gives the shortest of "
+                              f"{config.lengths} lengths one step of {batch} tokens")
+        self.tokens = [steps * batch for steps in self.steps]
+        middle = self.tokens[config.lengths // 2]
+        self.sweep_steps = max(1, round((config.sweep_tokens or middle) / batch))
+        self.seeds = range(config.seed, config.seed + config.seeds)
+        gpus, on = torch.cuda.device_count(), self.machine.device.type
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        self.workers = config.workers or {"cuda": gpus, "cpu": len(cores)}.get(on, 1)
+        share = max(1, len(cores) // self.workers)
+        self.cores = [[cores[(i * share + j) % len(cores)] for j in range(share)] for i in range(self.workers)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        self.gpus = visible.split(",") if on == "cuda" else []
+        self.losses, self.spent, self.running = {}, {}, {}       # of ended runs; worker -> run, process, begin
+
+    def train_config(self, run):
+        """The TrainConfig of a run, with nothing left to resolve."""
+        passed = {f.name for f in fields(TrainConfig)} - {"data", "dtype", "seed", "out_dir"}
+        given = [f"{f.name}{getattr(self.config, f.name)}" for f in fields(RaceConfig)
+                 if f.name in passed and getattr(self.config, f.name) != f.default]
+        name = "-".join([run.arch, f"lr{run.rate:g}", f"steps{run.steps}", f"seed{run.seed}", self.dtype, *given])
+        own = {"archs": run.arch, "learning_rate": run.rate, "max_steps": run.steps, "seed": run.seed,
+               "eval_interval": run.steps, "compile": "false", "resume": "auto",
+               "out_dir": str(Path(self.config.runs_dir, Path(self.config.data).name, name))}
+        return train_configs(SimpleNamespace(**{**self.options, **own}))[run.arch]
+
+    def sweep(self, arch):
+        """Rate -> loss, None where the run is still to come."""
+        def losses(rates):
+            return {rate: self.losses.get(RaceRun(arch, rate, self.sweep_steps, self.seeds[0])) for rate in rates}
+
+        start = self.configs[arch].learning_rate
+        every = losses([start * 2.0 ** i for i in range(-MOST_RATES, MOST_RATES + 1)])
+        return losses(rates_to_try(start, {rate: loss for rate, loss in every.items() if loss is not None}))
+
+    def best_rate(self, arch):
+        """The best of a sweep that is over, else None. Raises Diverged where every rate did."""
+        losses = self.sweep(arch)
+        if None in losses.values():
+            return None
+        best = min(losses, key=losses.get)
+        if losses[best] == math.inf:
+            raise Diverged(f"{arch}: every learning rate from {min(losses):g} to {max(losses):g} diverges")
+        return best
+
+    def wanted(self):
+        """All runs needed, as far as the losses so far can tell, in their order: the sweeps, then the longest first."""
+        runs = [RaceRun(arch, rate, self.sweep_steps, self.seeds[0])
+                for arch in self.configs for rate in self.sweep(arch)]
+        best = {arch: self.best_rate(arch) for arch in self.configs}
+        return list(dict.fromkeys(runs + [RaceRun(arch, rate, steps, seed) for steps in reversed(self.steps)
+                                          for seed in self.seeds for arch, rate in best.items() if rate]))
+
+    def look(self, run):
+        """Whether a run has ended, by its folder; if so, notes its loss, inf for a diverged one."""
+        config = self.train_config(run)
+        folder = Path(config.out_dir)
+        try:
+            records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        except (OSError, json.JSONDecodeError):                                      # not begun, or cut off
+            return False
+        if not records or records[0].get("config") != asdict(config):
+            return False
+        last, diverged = records[-1], (folder / "diverged.txt").exists()
+        if not diverged and last["step"] < run.steps:
+            return False
+        self.losses[run] = math.inf if diverged or not math.isfinite(last["val_loss"]) else last["val_loss"]
+        self.spent[run] = last["seconds"], last["step"]
+        if not self.config.keep:
+            (folder / "ckpt.pt").unlink(missing_ok=True)
+        return True
+
+    def start(self, worker, run):
+        config = self.train_config(run)
+        folder = Path(config.out_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "diverged.txt").unlink(missing_ok=True)
+        command = [sys.executable, str(Path(__file__).with_name("train.py")), *words(config)]
+        cores = self.cores[worker]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores))}
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[worker % len(self.gpus)]
+        with (folder / "errors.txt").open("w") as errors:
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        if hasattr(os, "sched_setaffinity") and not self.gpus:
+            os.sched_setaffinity(process.pid, cores)               # before it makes threads, which inherit it
+        self.running[worker] = run, process, time.perf_counter()
+
+    def collect(self, interrupts):
+        """Takes in the runs that have ended. Raises DataError for one that failed, unless it was asked to stop."""
+        for worker, (run, process, begun) in list(self.running.items()):
+            if process.poll() is None:
+                continue
+            del self.running[worker]
+            folder = Path(self.train_config(run).out_dir)
+            said = (folder / "errors.txt").read_text().strip()
+            if process.returncode == 3:
+                (folder / "diverged.txt").write_text(said)
+            if not self.look(run):
+                if interrupts.asked:
+                    continue
+                last = said.splitlines()[-1:] or ["it said nothing"]
+                raise DataError(f"{folder}: train.py ended with exit code {process.returncode}: {last[0]}")
+            self.spent[run] = time.perf_counter() - begun, run.steps                 # with the time to start
+            self.tell(run)
+
+    def go(self):
+        """Runs what is wanted until nothing more is. Returns False if it was asked to stop before."""
+        with Interrupts() as interrupts:
+            try:
+                while not interrupts.asked:
+                    self.collect(interrupts)
+                    going = [run for run, *_ in self.running.values()]
+                    todo = [run for run in self.wanted() if run not in self.losses and run not in going]
+                    if not todo and not going:
+                        return True
+                    idle = [worker for worker in range(self.workers) if worker not in self.running]
+                    found = [self.look(run) for run in todo[:len(idle)]]
+                    for worker, run in zip(idle, todo if not any(found) else []):
+                        self.start(worker, run)
+                    self.tell()
+                    time.sleep(0 if any(found) else 0.2)
+                return False
+            finally:
+                for _, process, _ in self.running.values():
+                    process.terminate()                                              # train.py saves first
+                for _, process, _ in self.running.values():
+                    process.wait()
+
+    def tell(self, ended=None):
+        """A line that changes, where there is a terminal; one that stays for a run that has ended."""
+        runs = self.wanted()
+        unknown = sum(self.best_rate(arch) is None for arch in self.configs)         # their longer runs are not in it yet
+        steps = sum(run.steps for run in runs if run not in self.losses) + unknown * sum(self.steps) * len(self.seeds)
+        seconds, done = map(sum, zip(*self.spent.values())) if self.spent else (0, 0)
+        left = int(steps * seconds / done / self.workers) if done else 0
+        every = len(runs) + unknown * len(self.steps) * len(self.seeds)
+        line = f"{sum(run in self.losses for run in runs)}/{every} runs"
+        line += f"   about {left // 60}:{left % 60:02d} left" if done else ""
+        if ended:
+            result = "diverged" if self.losses[ended] == math.inf else f"{self.losses[ended]:.4f}"
+            line += f"   {ended.arch}, rate {ended.rate:g}, {ended.steps} steps, seed {ended.seed}: {result}"
+        else:
+            line += "   now " + ", ".join(f"{run.arch} {run.rate:g} {run.steps}" for run, *_ in self.running.values())
+        if sys.stdout.isatty():
+            print(f"\r{line:<110}", end="\n" if ended else "", flush=True)
+        elif ended:
+            print(line, flush=True)
+
+
+def words(config):
+    """The options of a config that are not its class's defaults, as on a command line."""
+    return [f"--{f.name}={getattr(config, f.name)}" for f in fields(config) if getattr(config, f.name) != f.default]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The race: report
+
+def race(config):
+    """Tokens and time that each arch needs for the baseline's loss."""
+    running = Race(config)
+    lengths = ", ".join(f"{n:,}" for n in running.tokens)
+    print(f"{', '.join(running.configs)}: {lengths} tokens of {config.data}, {config.seeds} seeds, "
+          f"{running.workers} at a time, {running.dtype}, in {config.runs_dir}", flush=True)
+    if not running.go():
+        again = shlex.join(["python", "bench.py", "race", *words(config)])
+        print(f"\nStopped; what was running is saved. To go on: {again}")
+        return
+    ratios = step_times(running) if config.timing else {}
+    results = race_results(running, ratios)
+    given = conditions(config, next(iter(running.configs.values())), running.machine, False)
+    given[0]["threads"] = len(running.cores[0])
+    race_tables(running, results)
+    path = Path(config.out_dir, "race")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"benchmark": "race", "machine": given[0], "options": given[1], "baseline": next(iter(results)),
+             "tokens": running.tokens, "steps": running.steps, "seeds": list(running.seeds), "archs": results}
+    write_json(f"{path}.json", finite(found))
+    draw_race(f"{path}.png", running, results)
+    print(f"\n{path}.json\n{path}.png")
+
+
+def step_times(running):
+    """arch -> spread of its step time over the baseline's, by `speed`, which also prints its table."""
+    options = {f.name: running.options[f.name] for f in fields(SpeedConfig) if f.name in running.options}
+    options["out_dir"] = str(Path(running.config.out_dir, "race"))
+    print("\nStep times, one arch at a time on the idle machine")
+    speed(SpeedConfig(**options))
+    found = json.loads(Path(options["out_dir"], "speed.json").read_text())["archs"]
+    return {name: result["ratio"] for name, result in found.items()}
+
+
+def race_results(running, ratios):
+    """arch -> all that was found out about it."""
+    results, baseline = {}, None
+    for arch in running.configs:
+        rate, sweep = running.best_rate(arch), running.sweep(arch)
+        losses = np.array([[running.losses[RaceRun(arch, rate, steps, seed)] for seed in running.seeds]
+                           for steps in running.steps])
+        baseline = losses if baseline is None else baseline
+        factor = speedup(running.tokens, baseline, losses, running.config.seed)
+        if losses is baseline:
+            factor = {"factor": 1.0, "low": None, "high": None, "tokens": running.tokens[-1]}
+        ratio = ratios.get(arch)
+        in_time = ratio and {key: factor[key] and factor[key] / ratio["median"] for key in ("factor", "low", "high")}
+        results[arch] = {"learning_rate": rate, "sweep": {"steps": running.sweep_steps, "losses": sweep},
+                         "basin": basin(sweep), "at_edge": rate in (min(sweep), max(sweep)), "losses": losses.tolist(),
+                         "mean": losses.mean(1).tolist(),
+                         "std": deviations(losses),
+                         "steps_needed": factor["tokens"] * running.steps[-1] / running.tokens[-1],
+                         "speedup": factor, "time_ratio": ratio, "speedup_in_time": in_time}
+    return results
+
+
+def deviations(losses):
+    """Standard deviation over seeds at every length; None for one seed, nan where one diverged."""
+    with np.errstate(invalid="ignore"):
+        return losses.std(1, ddof=1).tolist() if losses.shape[1] > 1 else None
+
+
+def race_tables(running, results):
+    def interval(values):
+        return f"({values['low']:.2f}-{values['high']:.2f})" if values and values["low"] is not None else ""
+
+    first = running.config.archs.split(",")[0]
+    print(f"\nLearning rates, after {running.sweep_steps} steps; the basin is within 0.02 nats/token of the best")
+    lines = [["arch", "best", "loss", "tried", "basin", "", "factor"]]
+    for arch, r in results.items():
+        b, tried = r["basin"], r["sweep"]["losses"]
+        lines.append([arch, f"{r['learning_rate']:g}", f"{min(tried.values()):.4f}", f"{min(tried):g}-{max(tried):g}",
+                      f"{b['low']:.2g}-{b['high']:.2g}", "at least" if b["at_least"] else "", f"{b['factor']:.1f}"])
+    print_table(lines)
+    print(f"\nFinal held-out loss, nats/token: mean and standard deviation over {len(running.seeds)} seeds")
+    lines = [["arch", *(f"{n:,} tokens" for n in running.tokens)]]
+    for arch, r in results.items():
+        stds = r["std"] or [math.nan] * len(running.tokens)
+        lines.append([arch, *(f"{mean:.4f} +- {std:.4f}" for mean, std in zip(r["mean"], stds))])
+    print_table(lines)
+    print(f"\nTo the loss of {first} after {running.tokens[-1]:,} tokens")
+    lines = [["arch", "tokens", "steps", "fewer tokens", "95%", "time ratio", "less time", "95%"]]
+    for arch, r in results.items():
+        ratio, in_time = r["time_ratio"], r["speedup_in_time"]
+        lines.append([arch, f"{r['speedup']['tokens']:,.0f}", f"{r['steps_needed']:,.0f}",
+                      f"\u00d7 {r['speedup']['factor']:.2f}", interval(r["speedup"])])
+        lines[-1] += [f"{ratio['median']:.3f}", f"\u00d7 {in_time['factor']:.2f}"] if ratio else ["", ""]
+        lines[-1] += [interval(in_time)]
+    print_table(lines)
+    for note in notes(running, results):
+        print(note)
+
+
+def notes(running, results):
+    """What the tables alone would hide."""
+    if len(running.seeds) < 3:
+        yield f"No intervals: {len(running.seeds)} seeds, 3 are the least"
+    if len(running.tokens) < 2:
+        yield "No speed-up: it takes --lengths=2 or more"
+    for run, loss in running.losses.items():
+        if loss == math.inf:
+            yield f"Diverged: {run.arch} at rate {run.rate:g}, {run.steps} steps, seed {run.seed}"
+    for arch, r in results.items():
+        if r["at_edge"]:
+            yield f"{arch}: the best learning rate is at the edge of {MOST_RATES} that were tried"
+        needed = r["speedup"]["tokens"]
+        if math.isfinite(needed) and not running.tokens[0] <= needed <= running.tokens[-1]:
+            yield f"{arch}: {needed:,.0f} tokens are beyond its runs' lengths, so extrapolated"
+
+
+def finite(tree):
+    """A nest with null for what JSON has no number for."""
+    if isinstance(tree, dict):
+        return {key: finite(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def draw_race(path, running, results):
+    """Final loss against tokens, and against the learning rate."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, (arch, r) in enumerate(results.items()):
+        style = dict(color=f"C{i}", marker="o", ms=4, label=arch)
+        left.errorbar(running.tokens, r["mean"], yerr=r["std"], capsize=3, **style)
+        tried = dict(sorted(r["sweep"]["losses"].items()))
+        right.plot(tried.keys(), tried.values(), **style)
+        right.plot(r["learning_rate"], tried[r["learning_rate"]], "*", ms=14, color=f"C{i}")
+    left.axhline(next(iter(results.values()))["mean"][-1], color="0.5", lw=0.8, ls=":")
+    left.set(xlabel="tokens of complete runs", ylabel="final held-out loss (nats/token)", xscale="log",
+             title=f"mean and standard deviation, {len(running.seeds)} seeds")
+    left.set_xticks(running.tokens, [f"{n:,}" for n in running.tokens])
+    left.minorticks_off()
+    right.set(xlabel="peak learning rate", xscale="log", title=f"{running.sweep_steps} steps, one seed")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=110)
+
+
+BENCHMARKS = {"speed": (SpeedConfig, speed), "sample": (DecodeConfig, sample), "race": (RaceConfig, race)}
 
 
 def main(argv):
