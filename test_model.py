@@ -1321,10 +1321,12 @@ def train_weights(state):
 
 
 def train_told(log):
-    """The log without what a clock or the machine measures."""
-    return [
-        {k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s", "mfu", "memory_gb", "config")} for r in log
-    ]
+    """The log without what a clock or the machine measures, and without diagnoses, which are of rank 0 alone."""
+    hidden = {"seconds", "tokens_per_s", "mfu", "memory_gb", "config", *DIAGNOSES}
+    return [{k: v for k, v in r.items() if k not in hidden} for r in log]
+
+
+DIAGNOSES = ["residual_norm", "grad_l1", "scale", "row_norm", "row_norm_max", "momentum_var"]
 
 
 # Options -------------------------------------------------------------------------------------------------------------
@@ -1770,6 +1772,7 @@ TRAIN_JOINT = {
     "warming": dict(arch="powernorm", pn_warmup=99),
     "warm": dict(arch="powernorm", pn_warmup=0),
     "bias": dict(arch="powernorm", bias=True, tie=True, qk_norm=True),
+    "diagnosed": dict(arch="powernorm", pn_warmup=2, diagnose=True),
 }
 
 
@@ -1845,6 +1848,8 @@ def test_train_two_processes_equal_one(train_corpus, tmp_path):
         train_same(train_told(log), train_told(others[name]), 1e-5)
         assert train_told(logs[name]) == train_told(map(json.loads, (two / name / "log.jsonl").open()))
         train_same(train_weights(state(one, name)), train_weights(state(two, name)), 1e-5)
+    for log, has in ((logs["diagnosed"], True), (others["diagnosed"], False)):
+        assert all(({*DIAGNOSES} <= set(r)) == (has and "val_loss" in r) for r in log)
     train_same(train_told(logs["compiled"]), train_told(logs["powernorm"]), 1e-5)
     train_same(state(two, "compiled/powernorm")["model"], state(two, "powernorm")["model"], 1e-5)
 
@@ -2357,6 +2362,87 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path
     survives_kills(tmp_path, kills=2, seed=0)
 
 
+# Diagnoses -----------------------------------------------------------------------------------------------------------
+
+
+@train_every_arch
+def test_diagnoses_are_their_definitions_and_change_nothing(train_run, train_corpus, arch):
+    options = dict(arch=arch, max_steps=6, eval_interval=2, dropout=0.1, bias=arch == "layernorm", pn_warmup=3, seed=5)
+    options |= dict(learning_rate=0.02, qk_norm=arch == "rmsnorm", pos="learned" if arch == "angpt" else "rope")
+    plain, undisturbed = train_run("plain", **options)
+    log, state = train_run(**options, diagnose=True)
+    assert train_told(log) == train_told(plain)
+    assert all(np.array_equal(state["model"][name], p) for name, p in undisturbed["model"].items())
+    train_same(state["optimizer"]["state"], undisturbed["optimizer"]["state"])
+    assert not any({*DIAGNOSES} & set(r) for r in plain)
+    assert [r["step"] for r in log if {*DIAGNOSES} <= set(r)] == [0, 2, 4, 6]
+    assert all(v == 0 for layers in log[0]["momentum_var"].values() for v in layers)
+
+    c = trainer.resolve(TrainConfig(**{**TRAIN_TINY, **options})).model_config()
+    model = GPT(c).eval()
+    model.load_state_dict(state["model"])
+    stream, got = torch.from_numpy(train_stream(train_corpus, "val")), log[-1]
+    x, y = stream[: 4 * 32].view(4, 32), stream[1 : 4 * 32 + 1].view(4, 32)
+    model(x, y)[1].backward()
+    h = array(model.wte.weight)[x.numpy()] + (array(model.wpe.weight) if c.pos == "learned" else 0)
+    norms = [np.linalg.norm(h, axis=-1).mean()]
+    for block in model.blocks:
+        h = ref_block(block, c, h, angles(32, 16 if c.pos == "rope" else 0))
+        norms.append(np.linalg.norm(h, axis=-1).mean())
+    assert got["residual_norm"] == pytest.approx(norms, rel=1e-4) and len(norms) == 3
+
+    names = ["wte", "lm_head"] + ["wpe"] * (c.pos == "learned")
+    matrices = {name: [getattr(model, name).weight] for name in names}
+    matrices |= {n: [getattr(b, n).weight for b in model.blocks] for n in ("w_qkv", "w_o", "w_up", "w_down")}
+    ids = [id(p) for p in model.parameters() if p.dim() == 2]  # AdamW numbers these first
+    moments = {
+        name: [state["optimizer"]["state"][ids.index(id(p))]["exp_avg"] for p in ps] for name, ps in matrices.items()
+    }
+    for key, value_of, of in (
+        ("grad_l1", lambda p: np.abs(array(p.grad)).mean(), matrices),
+        ("row_norm", lambda p: np.sqrt((array(p) ** 2).sum(1)).mean(), matrices),
+        ("row_norm_max", lambda p: np.sqrt((array(p) ** 2).sum(1)).max(), matrices),
+        ("momentum_var", lambda m: np.var(array(m)), moments),
+    ):
+        want = {name: pytest.approx([value_of(p) for p in ps], rel=1e-3) for name, ps in of.items()}
+        assert got[key] == want, key
+
+    small = {"ngpt": 32**-0.5, "angpt": 0.01}.get(arch)
+    scales = {"alpha_a": (0.05, small), "alpha_m": (0.05, small)} if arch in SPHERE else {"norm1": 1, "norm2": 1}
+    scales |= {
+        "ngpt": {"s_qk": (1, small), "s_u": (1, 1), "s_v": (1, 1)},
+        "normformer": {"norm_attn": 1, "norm_ffn": 1},
+    }.get(arch, {})
+    want = {
+        n: [value(getattr(b, n), *how) if arch in SPHERE else getattr(b, n).weight for b in model.blocks]
+        for n, how in scales.items()
+    }
+    want |= {"s_z": [value(model.s_z, 1, small)]} if arch in SPHERE else {"norm_f": [model.norm_f.weight]}
+    want |= {
+        n: [getattr(b, n) for b in model.blocks]
+        for n in {"angpt": ["g"], "rmsnorm": ["g"], "normformer": ["head_scale"]}.get(arch, [])
+    }
+    assert got["scale"] == {n: pytest.approx([np.abs(array(v)).mean() for v in vs], rel=1e-4) for n, vs in want.items()}
+
+
+def test_diagnoses_may_begin_when_a_run_goes_on(train_run, train_at):
+    options = dict(arch="powernorm", max_steps=6, pn_warmup=2, dropout=0.1, eval_interval=2)
+    _, want = train_run("whole", **options)
+    train_at(3, train_terminate)
+    train_run(**options)
+    train_at(99, None)
+    log, state = train_run(**options, diagnose=True, resume="true")
+    assert [r["step"] for r in log if "scale" in r] == [4, 6]
+    train_same(train_kept(state), train_kept(want))
+
+
+def test_the_stability_test_raises_the_rate_evenly():
+    words = re.findall(r"python train.py (.*warmup_ratio.*)", trainer.__doc__)[0].split()
+    c = trainer.resolve(parse(TrainConfig, [*words, "--arch=powernorm"], ""))
+    rates = [trainer.learning_rate(c, step) for step in range(c.max_steps)]
+    assert np.allclose(np.diff([0, *rates]), 5e-5, rtol=1e-6) and c.grad_clip == 0 and c.pn_warmup < c.max_steps
+
+
 # bench.py ============================================================================================================
 
 BENCH_TINY = "--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --vocab_size=32 --device=cpu --threads=1".split()
@@ -2466,3 +2552,261 @@ def test_bench_errors_are_one_line(words, expected):
     done = subprocess.run([sys.executable, bench.__file__, *words], capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.startswith("bench.py: ") and done.stderr.count("\n") == 1 and expected in done.stderr
+
+
+# The race ------------------------------------------------------------------------------------------------------------
+
+
+def test_race_reads_known_speed_ups_off_power_laws():
+    tokens, law = np.array([1e6, 2e6, 4e6]), lambda n: 3 * n**-0.1
+    for factor in (0.4, 1, 1.7, 3, 20):  # within the lengths, and beyond them on both sides
+        assert bench.tokens_to_reach(law(4e6), tokens, law(factor * tokens)) == pytest.approx(4e6 / factor)
+    kinked = [1, 2, 8], [4, 2, 1]
+    assert [bench.tokens_to_reach(loss, *kinked) for loss in (8, 4, 3, 2**0.5, 1, 0.5)] == pytest.approx(
+        [0.5, 1, 2 ** math.log2(4 / 3), 4, 8, 32]
+    )
+    assert bench.tokens_to_reach(1.5, [1, 2, 4, 8], [2, 1, 3, 1]) == pytest.approx(2 ** math.log2(2 / 1.5))  # the first
+    assert bench.tokens_to_reach(1, [1, 2, 4], [3, 2, 2]) == math.inf  # it never will
+    assert bench.tokens_to_reach(1, [1, 2], [3, math.inf]) == math.inf and math.isnan(
+        bench.tokens_to_reach(1, [1], [2])
+    )
+
+
+def test_race_pairs_seeds_in_its_interval():
+    tokens, law = np.array([1e6, 2e6, 4e6]), lambda n: 3 * n[:, None] ** -0.1
+    luck = np.array([[1.02, 0.99, 1.0]])  # of a seed, the same for both: it cancels
+    got = bench.speedup(tokens, law(tokens) * luck, law(1.4 * tokens) * luck, seed=1)
+    assert got == pytest.approx({"factor": 1.4, "low": 1.4, "high": 1.4, "tokens": 4e6 / 1.4})
+
+    rng = np.random.default_rng(0)
+    a, b = (law(n) * rng.uniform(0.99, 1.01, (3, 3)) for n in (tokens, 1.4 * tokens))
+    every = []  # of the 27 draws each has more than 2.5%, so the interval goes from the least to the largest factor
+    for draw in itertools.product(range(3), repeat=3):
+        target, own = a[-1, list(draw)].mean(), b[:, list(draw)].mean(1)
+        i = next((i for i in (0, 1) if own[i + 1] <= target), 1)
+        slope = math.log(own[i + 1] / own[i]) / math.log(2)
+        every.append(4e6 / (tokens[i] * 2 ** (math.log(target / own[i]) / slope / math.log(2))))
+    got = bench.speedup(tokens, a, b, seed=1)
+    assert (got["low"], got["high"]) == pytest.approx((min(every), max(every))) and got["low"] < got["factor"] < got[
+        "high"
+    ]
+    assert bench.speedup(tokens, a, b, seed=1) == got
+    assert bench.speedup(tokens, a[:, :2], b[:, :2], seed=1)["low"] is None
+    a[-1, 0] = math.inf  # no target
+    assert math.isnan(bench.speedup(tokens, a, b, seed=1)["factor"])
+
+
+def test_race_basin():
+    def got(slope, places):
+        return bench.basin({0.01 * 2.0**k: 1 + slope * abs(k) for k in places})
+
+    want = {"low": 0.01 / 2**2.5, "high": 0.01 * 2**2.5, "factor": 32, "at_least": False}
+    assert got(0.008, (3, -3, 0, 1, -1, 2, -2)) == pytest.approx(want)
+    assert got(0.008, (-3, -2, -1, 0, 1)) == pytest.approx({**want, "high": 0.02, "factor": 2**3.5, "at_least": True})
+    jump = bench.basin({1.0: 2.0, 2.0: 1.0, 4.0: math.inf})  # where between 2 and 4 it diverges is not known
+    assert jump == pytest.approx({"low": 2**0.98, "high": 2, "factor": 2**0.02, "at_least": True})
+
+
+def test_race_widens_its_sweep_while_the_best_is_at_an_edge():
+    def tried(loss):
+        losses = {}
+        while new := set(bench.rates_to_try(1.0, losses)) - set(losses):
+            losses |= {rate: loss(math.log2(rate)) for rate in new}
+        return sorted(math.log2(rate) for rate in losses)
+
+    assert tried(lambda k: abs(k)) == [-1, 0, 1]
+    assert tried(lambda k: abs(k - 3)) == [-1, 0, 1, 2, 3, 4]
+    assert tried(lambda k: abs(k + 2)) == [-3, -2, -1, 0, 1]
+    assert tried(lambda k: k if k < -2 else math.inf) == list(range(-7, 2))  # nine, and no more
+    assert tried(lambda k: -k) == list(range(-1, 8))
+
+
+@pytest.fixture
+def race_config(tmp_path, train_corpus, monkeypatch):
+    monkeypatch.setattr(bench, "matmul_flops", lambda *_: 1e11)
+
+    def config(**options):
+        tiny = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=64, eval_tokens=500)
+        tiny |= dict(
+            data=train_corpus, device="cpu", dtype="float32", runs_dir=f"{tmp_path}/runs", out_dir=f"{tmp_path}/bench"
+        )
+        return bench.RaceConfig(**{**tiny, "tokens": 640, "timing": False, "workers": 1, **options})
+
+    return config
+
+
+@pytest.fixture
+def race_inside(monkeypatch):
+    """The runs of a race happen at once, in this process -> (command, environment, cores) of each."""
+    ran = []
+
+    class Inside:
+        def __init__(self, command, env, stdout, stderr):
+            ran.append([command, env])
+            self.pid, self.returncode = "pid", 0
+            try:
+                trainer.train(parse(TrainConfig, command[2:], ""), say=None)
+            except (trainer.Diverged, ConfigError) as error:
+                self.returncode = 3 if isinstance(error, trainer.Diverged) else 2
+                stderr.write(f"a warning\ntrain.py: {error}\n")
+
+        def poll(self):
+            return self.returncode
+
+    monkeypatch.setattr(bench.subprocess, "Popen", Inside)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: ran[-1].append((pid, cores)), raising=False)
+    monkeypatch.setattr(bench.time, "sleep", lambda _: None)
+    return ran
+
+
+def test_race_plans_sweeps_then_every_length_and_seed(race_config):
+    race = bench.Race(race_config(archs="rmsnorm+qk_norm,angpt", lengths=3, seeds=2, seed=7))
+    start = {arch: c.learning_rate for arch, c in race.configs.items()}
+    assert start == pytest.approx({"rmsnorm+qk_norm": 2e-3 * 8**0.5, "angpt": 4e-3 * 8**0.5})
+    best, asked = {"rmsnorm+qk_norm": 4 * start["rmsnorm+qk_norm"], "angpt": start["angpt"]}, []
+    while todo := [run for run in race.wanted() if run not in race.losses]:
+        asked.append(todo[0])
+        race.losses[todo[0]] = 1 + abs(math.log2(todo[0].rate / best[todo[0].arch]))
+    for arch, octaves in (("rmsnorm+qk_norm", [-1, 0, 1, 2, 3]), ("angpt", [-1, 0, 1])):
+        mine = [run for run in asked if run.arch == arch]
+        sweep, rest = mine[: len(octaves)], mine[len(octaves) :]
+        assert sweep == [bench.RaceRun(arch, start[arch] * 2.0**k, 5, 7) for k in octaves]  # 640 tokens are 10 steps
+        assert rest == [bench.RaceRun(arch, best[arch], *run) for run in ((10, 7), (10, 8), (5, 8), (2, 7), (2, 8))]
+    race.losses |= {run: math.inf for run in race.losses}
+    with pytest.raises(trainer.Diverged, match="angpt|rmsnorm"):
+        while todo := [run for run in race.wanted() if run not in race.losses]:
+            race.losses[todo[0]] = math.inf
+
+
+def test_race_report(race_config, race_inside, tmp_path, train_corpus, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "MOST_RATES", 3)
+    batches, original = {}, trainer.Tokens.batch
+
+    def batch(tokens, indices, device):
+        x, y = original(tokens, indices, device)
+        batches.setdefault(len(race_inside), []).append((x.tolist(), y.tolist()))
+        return x, y
+
+    monkeypatch.setattr(trainer.Tokens, "batch", batch)
+    options = dict(archs="rmsnorm+qk_norm,angpt", lengths=2, timing=True, steps=2, warmup=1, workers=2)
+    bench.race(race_config(**options))
+    table, report = capsys.readouterr().out, json.loads((tmp_path / "bench" / "race.json").read_text())
+    assert len(race_inside) == 16 and (tmp_path / "bench" / "race.png").stat().st_size > 5000
+
+    # The same tokens in the same order, in training and validation, for one seed, and others for another
+    read, logs = {}, {}
+    for i, (command, env, (pid, cores)) in enumerate(race_inside, 1):
+        c = parse(TrainConfig, command[2:], "")
+        logs[c.arch, c.learning_rate, c.max_steps, c.seed] = log = [
+            json.loads(r) for r in Path(c.out_dir, "log.jsonl").open()
+        ]
+        read.setdefault((c.max_steps, c.seed), []).append(batches[i])
+        assert (
+            command[:2] == [sys.executable, trainer.__file__]
+            and pid == "pid"
+            and env["OMP_NUM_THREADS"] == str(len(cores))
+        )
+        assert not Path(c.out_dir, "ckpt.pt").exists() and [r["step"] for r in log if "val_loss" in r] == [
+            0,
+            c.max_steps,
+        ]
+        assert log[0]["config"]["qk_norm"] == (c.arch == "rmsnorm") and (c.compile, c.resume) == ("false", "auto")
+    assert sorted(read) == [(n, seed) for n in (5, 10) for seed in (1337, 1338, 1339)]
+    assert all(one == same[0] for same in read.values() for one in same) and read[10, 1337][0] != read[10, 1338][0]
+
+    assert report["tokens"] == [320, 640] and report["baseline"] == "rmsnorm+qk_norm"
+    for name, r in report["archs"].items():
+        arch, rate = name.split("+")[0], r["learning_rate"]
+        assert r["losses"] == [
+            [logs[arch, rate, n, seed][-1]["val_loss"] for seed in (1337, 1338, 1339)] for n in (5, 10)
+        ]
+        sweep = {float(k): v for k, v in r["sweep"]["losses"].items()}
+        assert sweep == {k: logs[arch, k, 10, 1337][-1]["val_loss"] for k in sweep} and len(sweep) == 3
+        assert rate == min(sweep, key=sweep.get) and r["at_edge"] == (rate != sorted(sweep)[1])
+        assert (f"{name}: the best learning rate is at the edge" in table) == r["at_edge"]
+        assert r["mean"] == pytest.approx(np.mean(r["losses"], 1)) and r["std"] == pytest.approx(
+            np.std(r["losses"], 1, ddof=1)
+        )
+        assert all(f"{mean:.4f} +- {std:.4f}" in table for mean, std in zip(r["mean"], r["std"]))
+        ratio = json.loads((tmp_path / "bench" / "race" / "speed.json").read_text())["archs"][name]["ratio"]
+        assert r["time_ratio"] == ratio and r["speedup_in_time"]["factor"] == pytest.approx(
+            r["speedup"]["factor"] / ratio["median"]
+        )
+    base, own = report["archs"].values()
+    assert base["speedup"] == {"factor": 1, "low": None, "high": None, "tokens": 640} and base["steps_needed"] == 10
+    needed = bench.tokens_to_reach(base["mean"][-1], [320, 640], own["mean"])
+    assert own["speedup"]["tokens"] == pytest.approx(needed) and own["speedup"]["factor"] == pytest.approx(640 / needed)
+    assert own["steps_needed"] == pytest.approx(needed / 64) and own["speedup"]["low"] <= own["speedup"]["high"]
+
+    monkeypatch.setattr(bench, "draw_race", lambda *_: None)
+    bench.race(race_config(**{**options, "timing": False}))
+    assert len(race_inside) == 16  # all was there
+    bench.race(race_config(**{**options, "timing": False, "archs": "angpt", "seeds": 1, "lengths": 1}))
+    assert len(race_inside) == 16 and "No intervals" in (out := capsys.readouterr().out) and "No speed-up" in out
+    bench.race(race_config(**{**options, "timing": False, "archs": "angpt", "seeds": 1, "lengths": 1, "mlp": "gelu"}))
+    assert len(race_inside) == 19  # other options, other runs
+
+
+def test_race_remembers_a_divergence_and_ends_with_a_failure(race_config, race_inside, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench, "rates_to_try", lambda start, losses: [start / 2, start, start * 2.0**100])
+    for _ in range(2):
+        bench.race(race_config(archs="layernorm", lengths=1, seeds=1))
+        assert len(race_inside) == 3 and "Diverged: layernorm at rate" in capsys.readouterr().out
+    report = json.loads((tmp_path / "bench" / "race.json").read_text())  # plain JSON, which has no infinity
+    assert list(report["archs"]["layernorm"]["sweep"]["losses"].values())[-1] is None
+    assert [json.loads(p.with_name("log.jsonl").open().readline())["step"] for p in tmp_path.rglob("diverged.txt")] == [
+        0
+    ]
+    with pytest.raises(DataError, match="exit code 2: train.py: vocab_size=99: the corpus needs at least 257"):
+        bench.race(race_config(archs="layernorm", vocab_size=99))
+
+
+def test_race_goes_on_where_it_was_stopped(race_config, monkeypatch, capsys, tmp_path, request):
+    """A real run, stopped in its midst; it goes on to the same end as one that nobody stopped."""
+    monkeypatch.setattr(bench, "rates_to_try", lambda start, losses: [start])
+    options = dict(archs="angpt", tokens=200 * 64, lengths=1, seeds=1, keep=True)
+    sleep = time.sleep
+
+    def waiting(seconds):
+        sleep(0.02)
+        for log in tmp_path.glob("runs/*/*/log.jsonl"):
+            if len(log.read_text().splitlines()) > 2:  # step 20
+                signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.time, "sleep", waiting)
+        bench.race(race_config(**options))
+    said = capsys.readouterr().out
+    again = shlex.split(said.split("To go on: ")[1])
+    assert again[:3] == ["python", "bench.py", "race"] and not (tmp_path / "bench").exists()
+    assert parse(bench.RaceConfig, again[3:], "") == race_config(**options)
+    (path,) = tmp_path.glob("runs/*/*/ckpt.pt")
+    stopped = torch.load(path, weights_only=True)["step"]
+    assert 20 <= stopped < 200
+
+    ran = request.getfixturevalue("race_inside")
+    bench.race(race_config(**options))
+    bench.race(race_config(**options, runs_dir=f"{tmp_path}/whole"))
+    assert len(ran) == 2
+    steps = [json.loads(line)["step"] for line in path.with_name("log.jsonl").open()]
+    assert steps == list(range(0, 201, 10))
+    (other,) = tmp_path.glob("whole/*/*/ckpt.pt")
+    got, want = (torch.load(p, weights_only=True) for p in (path, other))
+    assert got["step"] == want["step"] == 200
+    train_same(got["model"], want["model"])
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["race", "--tokens=1000"], "expected at least 8192"),
+        (["race", "--archs=angtp"], "did you mean angpt?"),
+        (["race", "--data=nowhere"], "nowhere: no corpus here"),
+        (["race", "--seeds=0"], "seeds=0: expected at least 1"),
+    ],
+)
+def test_race_errors_are_one_line(words, expected, train_corpus):
+    data = [] if "--data=nowhere" in words else [f"--data={train_corpus}"]
+    with pytest.raises((ConfigError, DataError), match=re.escape(expected)) as error:
+        bench.main([*words, "--dtype=float32", "--device=cpu", *data])
+    assert "\n" not in str(error.value)
