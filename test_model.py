@@ -2366,12 +2366,14 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path
 
 
 @train_every_arch
-def test_diagnoses_are_their_definitions_and_change_nothing(train_run, train_corpus, arch):
+def test_diagnoses_are_their_definitions_and_change_nothing(train_run, train_at, train_corpus, arch):
     options = dict(arch=arch, max_steps=6, eval_interval=2, dropout=0.1, bias=arch == "layernorm", pn_warmup=3, seed=5)
     options |= dict(learning_rate=0.02, qk_norm=arch == "rmsnorm", pos="learned" if arch == "angpt" else "rope")
     plain, undisturbed = train_run("plain", **options)
+    hooks = []
+    train_at(None, lambda model: hooks.extend(block._forward_hooks for block in model.blocks))
     log, state = train_run(**options, diagnose=True)
-    assert train_told(log) == train_told(plain)
+    assert train_told(log) == train_told(plain) and len(hooks) == 12 and not any(hooks)
     assert all(np.array_equal(state["model"][name], p) for name, p in undisturbed["model"].items())
     train_same(state["optimizer"]["state"], undisturbed["optimizer"]["state"])
     assert not any({*DIAGNOSES} & set(r) for r in plain)
@@ -2567,9 +2569,9 @@ def test_race_reads_known_speed_ups_off_power_laws():
     )
     assert bench.tokens_to_reach(1.5, [1, 2, 4, 8], [2, 1, 3, 1]) == pytest.approx(2 ** math.log2(2 / 1.5))  # the first
     assert bench.tokens_to_reach(1, [1, 2, 4], [3, 2, 2]) == math.inf  # it never will
-    assert bench.tokens_to_reach(1, [1, 2], [3, math.inf]) == math.inf and math.isnan(
-        bench.tokens_to_reach(1, [1], [2])
-    )
+    for diverged in ([3, math.inf, 1], [math.inf, 3, 1]):
+        assert bench.tokens_to_reach(2, [1, 2, 4], diverged) == math.inf
+    assert math.isnan(bench.tokens_to_reach(1, [1], [2]))
 
 
 def test_race_pairs_seeds_in_its_interval():
@@ -2659,8 +2661,11 @@ def race_inside(monkeypatch):
     return ran
 
 
-def test_race_plans_sweeps_then_every_length_and_seed(race_config):
+def test_race_plans_sweeps_then_every_length_and_seed(race_config, monkeypatch):
+    meta = bench.read_meta
+    monkeypatch.setattr(bench, "read_meta", lambda folder: {**meta(folder), "vocab_size": 300})
     race = bench.Race(race_config(archs="rmsnorm+qk_norm,angpt", lengths=3, seeds=2, seed=7))
+    assert {c.vocab_size for c in race.configs.values()} == {300}
     start = {arch: c.learning_rate for arch, c in race.configs.items()}
     assert start == pytest.approx({"rmsnorm+qk_norm": 2e-3 * 8**0.5, "angpt": 4e-3 * 8**0.5})
     best, asked = {"rmsnorm+qk_norm": 4 * start["rmsnorm+qk_norm"], "angpt": start["angpt"]}, []
@@ -2672,7 +2677,7 @@ def test_race_plans_sweeps_then_every_length_and_seed(race_config):
         sweep, rest = mine[: len(octaves)], mine[len(octaves) :]
         assert sweep == [bench.RaceRun(arch, start[arch] * 2.0**k, 5, 7) for k in octaves]  # 640 tokens are 10 steps
         assert rest == [bench.RaceRun(arch, best[arch], *run) for run in ((10, 7), (10, 8), (5, 8), (2, 7), (2, 8))]
-    race.losses |= {run: math.inf for run in race.losses}
+    race.losses = {run: math.inf for run in race.losses}
     with pytest.raises(trainer.Diverged, match="angpt|rmsnorm"):
         while todo := [run for run in race.wanted() if run not in race.losses]:
             race.losses[todo[0]] = math.inf
@@ -2745,6 +2750,11 @@ def test_race_report(race_config, race_inside, tmp_path, train_corpus, monkeypat
     assert len(race_inside) == 16 and "No intervals" in (out := capsys.readouterr().out) and "No speed-up" in out
     bench.race(race_config(**{**options, "timing": False, "archs": "angpt", "seeds": 1, "lengths": 1, "mlp": "gelu"}))
     assert len(race_inside) == 19  # other options, other runs
+    bench.race(race_config(**{**options, "timing": False}))
+    assert len(race_inside) == 19  # beside which the first ones stay
+    monkeypatch.setitem(trainer.RECIPES, "angpt", {**trainer.RECIPES["angpt"], "weight_decay": 0.01})
+    bench.race(race_config(**{**options, "timing": False, "archs": "angpt", "seeds": 1, "lengths": 1}))
+    assert len(race_inside) == 22  # another recipe
 
 
 def test_race_remembers_a_divergence_and_ends_with_a_failure(race_config, race_inside, monkeypatch, capsys, tmp_path):
@@ -2781,15 +2791,15 @@ def test_race_goes_on_where_it_was_stopped(race_config, monkeypatch, capsys, tmp
     assert again[:3] == ["python", "bench.py", "race"] and not (tmp_path / "bench").exists()
     assert parse(bench.RaceConfig, again[3:], "") == race_config(**options)
     (path,) = tmp_path.glob("runs/*/*/ckpt.pt")
-    stopped = torch.load(path, weights_only=True)["step"]
+    stopped, begun = torch.load(path, weights_only=True)["step"], path.with_name("log.jsonl").read_text()
     assert 20 <= stopped < 200
 
     ran = request.getfixturevalue("race_inside")
     bench.race(race_config(**options))
     bench.race(race_config(**options, runs_dir=f"{tmp_path}/whole"))
     assert len(ran) == 2
-    steps = [json.loads(line)["step"] for line in path.with_name("log.jsonl").open()]
-    assert steps == list(range(0, 201, 10))
+    log = path.with_name("log.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in log.splitlines()] == list(range(0, 201, 10)) and log.startswith(begun)
     (other,) = tmp_path.glob("whole/*/*/ckpt.pt")
     got, want = (torch.load(p, weights_only=True) for p in (path, other))
     assert got["step"] == want["step"] == 200
