@@ -620,10 +620,16 @@ class Race:
                 for _, process, _ in self.running.values():
                     process.wait()
 
+    def step_of(self, run):
+        """The last step in a run's log."""
+        with contextlib.suppress(OSError, IndexError, json.JSONDecodeError):         # no line yet, or half of one
+            return json.loads(Path(self.train_config(run).out_dir, "log.jsonl").read_text().splitlines()[-1])["step"]
+        return 0
+
     def tell(self, ended=None):
         """A line that changes, where there is a terminal; one that stays for a run that has ended."""
         runs = self.wanted()
-        unknown = sum(self.best_rate(arch) is None for arch in self.configs)         # their longer runs are not in it yet
+        unknown = sum(self.best_rate(arch) is None for arch in self.configs)         # of these the sweeps alone
         steps = sum(run.steps for run in runs if run not in self.losses) + unknown * sum(self.steps) * len(self.seeds)
         seconds, done = map(sum, zip(*self.spent.values())) if self.spent else (0, 0)
         left = int(steps * seconds / done / self.workers) if done else 0
@@ -633,8 +639,9 @@ class Race:
         if ended:
             result = "diverged" if self.losses[ended] == math.inf else f"{self.losses[ended]:.4f}"
             line += f"   {ended.arch}, rate {ended.rate:g}, {ended.steps} steps, seed {ended.seed}: {result}"
-        else:
-            line += "   now " + ", ".join(f"{run.arch} {run.rate:g} {run.steps}" for run, *_ in self.running.values())
+        elif sys.stdout.isatty():
+            line += "   now " + ", ".join(f"{run.arch} {run.rate:g} {self.step_of(run)}/{run.steps}"
+                                          for run, *_ in self.running.values())
         if sys.stdout.isatty():
             print(f"\r{line:<110}", end="\n" if ended else "", flush=True)
         elif ended:
