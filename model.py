@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 try:
     from flash_attn import flash_attn_func
@@ -182,6 +183,8 @@ class Cache:
         return self.k.narrow(2, 0, self.length), self.v.narrow(2, 0, self.length)
 
 
+LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
+
 ACTIVATIONS = {"swiglu": F.silu, "gelu": functools.partial(F.gelu, approximate="tanh")}
 
 
@@ -329,6 +332,13 @@ class PowerNorm(nn.Module):
             self.steps += 1
         self.probe.grad = None
         self.sums.zero_()
+
+
+def norms(weight, axis):
+    """||weight||_2 along axis, kept 1 wide."""
+    if axis == 0:                                # on CPUs torch's vector_norm takes ten times as long over columns
+        return weight.square().sum(0, keepdim=True).sqrt()
+    return torch.linalg.vector_norm(weight, dim=axis, keepdim=True)
 
 
 def scale_rows_(linear, factors):
@@ -482,7 +492,7 @@ class NGPTBlock(Block):
 
     @staticmethod
     def constrain_(weight, axis):
-        weight.copy_(unit(weight, axis))                                             # section 2.6, step 2
+        weight.div_(norms(weight, axis).clamp(min=1e-30))                            # section 2.6, step 2
 
     def constants(self):
         s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
@@ -544,7 +554,7 @@ class ANGPTBlock(Block):
 
     @staticmethod
     def constrain_(weight, axis):
-        weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True).clamp(min=1))   # section 4.2
+        weight.div_(norms(weight, axis).clamp(min=1))                                # section 4.2
 
     def fold_(self):
         z = self.w_up.weight.new_full((4 * self.d,), self.nu_uz * self.sqrt_d)
@@ -661,11 +671,17 @@ class GPT(nn.Module):
         """What is added to the embeddings, (stop - start, d). It takes ngpt's h off the sphere until eq. 10."""
         return (self.wpe.weight if self.config.pos == "learned" else self.sinusoids)[start:stop]
 
-    def forward(self, idx, targets=None, caches=None):
+    def loss_sum(self, h, targets):
+        """h (B, T, d), targets (B, T) -> logits (B, T, V), sum of the cross-entropies in nats."""
+        logits = self.blocks[0].logits(self, h)
+        return logits, F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+
+    def forward(self, idx, targets=None, caches=None, loss_only=False):
         """idx, targets (B, T) token ids -> logits, mean cross-entropy in nats per token.
 
         With targets the logits of all positions, (B, T, V), targets of -1 not counting; without, those of the last
         position, (B, 1, V), and None. caches: one Cache a layer, then idx continues what they hold.
+        loss_only: None for the logits, of which then no more than LOGITS_AT_ONCE are in memory.
         Raises ValueError when more than block_size positions would be used.
         """
         start = caches[0].length if caches else 0
@@ -675,14 +691,19 @@ class GPT(nn.Module):
         h = self.wte(idx)                                                            # (B, T, d)
         if self.config.pos != "rope":
             h = h + self.positions(start, stop)
-        h = self.drop(h)
-        cos, sin = self.cos[start:stop], self.sin[start:stop]
+        h, cos, sin = self.drop(h), self.cos[start:stop], self.sin[start:stop]
         for i, block in enumerate(self.blocks):
             h = block(h, cos, sin, caches[i] if caches else None)
         if targets is None:
             return self.blocks[0].logits(self, h[:, -1:]), None
-        logits = self.blocks[0].logits(self, h)
-        return logits, F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=-1)
+        counted = (targets >= 0).sum()
+        at_once = max(1, LOGITS_AT_ONCE // (len(idx) * self.config.vocab_size))
+        if not loss_only or at_once >= idx.shape[1]:
+            logits, total = self.loss_sum(h, targets)
+            return None if loss_only else logits, total / counted
+        # The backward makes the logits of a part anew: kept, they would outweigh all else.
+        parts = zip(h.split(at_once, dim=1), targets.split(at_once, dim=1))
+        return None, sum(checkpoint(lambda *part: self.loss_sum(*part)[1], *part, use_reentrant=False) for part in parts) / counted
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None):

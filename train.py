@@ -286,7 +286,7 @@ def evaluate(model, tokens, config, machine, token_bytes):
     for i in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
         x, y = tokens.batch(range(i, min(i + config.batch_size, count)), machine.device)
         with machine.autocast():
-            loss = model(x, y)[1].item()
+            loss = model(x, y, loss_only=True)[1].item()
         total += torch.tensor([loss * y.numel(), y.numel(), token_bytes[y.cpu()].sum()], dtype=torch.float64)
     model.train()
     nats, n, size = machine.sum(total).tolist()
@@ -628,7 +628,7 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
         last = i == len(batches) - 1
         with contextlib.nullcontext() if last or machine.world_size == 1 else forward.no_sync():
             with machine.autocast():
-                part = forward(x, y)[1] / len(batches)
+                part = forward(x, y, loss_only=True)[1] / len(batches)
             part.backward()
         loss += part.detach()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()

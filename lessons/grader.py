@@ -19,6 +19,7 @@ inputs, and the wrong answers that one expects, each with the sentence that woul
 """
 import importlib
 import traceback
+import warnings
 from dataclasses import dataclass
 from typing import Callable
 
@@ -54,15 +55,27 @@ def copy(x):
     return type(x)(copy(y) for y in x) if isinstance(x, (tuple, list)) else x
 
 
+def number(x):
+    """x as a float64 tensor."""
+    if x is None:
+        raise TypeError("nothing was returned")
+    try:
+        return torch.as_tensor(x).detach().to(torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{x!r:.60} was returned, expected a number or a tensor") from None
+
+
 def answers(function, exercise):
     """label -> what `function` gives: a list of float64 tensors, or the exception that it raised."""
     found = {}
     for label, *arguments in exercise.inputs(torch.Generator().manual_seed(1337)):
         torch.manual_seed(1337)
         try:
-            given = function(*copy(arguments))              # copies: it may write into them
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")             # of a variance of one element, say: the answer tells
+                given = function(*copy(arguments))          # copies: it may write into them
             parts = given if isinstance(given, (tuple, list)) else [given]
-            found[label] = [torch.as_tensor(part).detach().to(torch.float64) for part in parts]
+            found[label] = [number(part) for part in parts]
         except NotImplementedError:
             raise
         except Exception as error:
@@ -100,7 +113,9 @@ def pattern(a, b):
     if a.numel() < 2:
         return ""
     ratio, shift = (a * b).sum() / (b * b).sum(), (a - b).mean()
-    if torch.allclose(a, ratio * b, rtol=1e-4, atol=1e-9):
+    if not a.any():
+        return "; it is 0 everywhere"
+    if torch.allclose(a, ratio * b, rtol=1e-4, atol=1e-9) and abs(ratio - 1) > 1e-3:
         return f"; everywhere {ratio.item():.4g} times what is expected"
     return f"; everywhere {shift.item():+.4g}" if torch.allclose(a, b + shift, rtol=1e-4, atol=1e-9) else ""
 
@@ -135,7 +150,7 @@ def grade(number, function):
     right = [label for label in expected if label not in wrong]
     print(f"{number}  not yet: with {label}, {what}")
     if right:
-        print(f"     right with {', '.join(right)}; wrong with {', '.join(wrong)}")
+        print(f"     right with: {'; '.join(right)}\n     wrong with: {'; '.join(wrong)}")
     if sentence := mistake(given, exercise):
         print(f"     {sentence}")
     print("     going on with the reference")

@@ -1,0 +1,313 @@
+"""
+Lesson 1, LayerNorm and RMSNorm: what is right, what it is tried on, and which mistakes are known (see grader.py).
+
+The references are written out in elementary operations, so that they check torch's and model.py's forms from outside.
+"""
+import math
+
+import torch
+from grader import Exercise
+
+
+def standardize(x, eps, correction=0):
+    """(x - mean) / sqrt(variance + eps) over the last axis, and that root."""
+    centred = x - x.mean(-1, keepdim=True)
+    root = ((centred ** 2).sum(-1, keepdim=True) / (x.shape[-1] - correction) + eps).sqrt()
+    return centred / root, root
+
+
+def randn(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+# 1.1  Mean and variance after some blocks -----------------------------------------------------------------------------
+
+def drift_inputs(generator):
+    yield "no block at all", 0, 1.5, 1.2, 0.0, 1.0
+    yield "one block", 1, 1.5, 1.2, 0.0, 1.0
+    yield "five blocks of the essay's", 5, 1.5, 1.2, 0.0, 1.0
+    yield "a start at mean 2 and variance 3", 4, -0.5, 0.9, 2.0, 3.0
+    yield "blocks that only shift", 12, 1.0, 1.0, 0.0, 1.0
+
+
+drift = Exercise(
+    reference=lambda blocks, shift, scale, mean, variance: (mean + blocks * shift, variance * scale ** blocks),
+    inputs=drift_inputs,
+    mistakes=[
+        (lambda n, shift, scale, mean, variance: (mean + n * shift, variance * scale ** (2 * n)),
+         "The factor is the variance's. You took it for a factor of the values: then the variance gets its square."),
+        (lambda n, shift, scale, mean, variance: (mean + n * shift, variance * (1 + n * (scale - 1))),
+         "Every block multiplies the variance that it is given. You added the same amount each time."),
+        (lambda n, shift, scale, mean, variance: (mean + (n + 1) * shift, variance * scale ** (n + 1)),
+         "One block too many: after no block nothing has happened yet."),
+        (lambda n, shift, scale, mean, variance: (
+            mean * scale ** (n / 2) + shift * sum(scale ** (k / 2) for k in range(n)), variance * scale ** n),
+         "In yours the values themselves are stretched, mean and all. In this picture the mean is only shifted."),
+    ])
+
+
+# 1.2  LayerNorm -------------------------------------------------------------------------------------------------------
+
+def norm_inputs(generator):
+    yield "three rows of five", randn(generator, 3, 5) * 2 + 1, 1e-5
+    yield "a batch of shape (2, 3, 4)", randn(generator, 2, 3, 4) - 3, 1e-5
+    yield "a row of equal entries", torch.full((1, 6), 7.0, dtype=torch.float64), 1e-5
+    yield "a row of zeros", torch.zeros(1, 4, dtype=torch.float64), 1e-5
+    yield "rows of one element", randn(generator, 2, 1), 1e-5
+    yield "entries near 0.001", randn(generator, 2, 5) * 1e-3, 1e-5
+    yield "entries near 10,000", randn(generator, 2, 5) * 1e4, 1e-5
+    yield "a large eps", randn(generator, 2, 5), 0.5
+
+
+def eps_outside(x, eps):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / ((centred ** 2).mean(-1, keepdim=True).sqrt() + eps)
+
+
+def over_the_batch(x, eps):
+    return standardize(x.movedim(0, -1), eps)[0].movedim(-1, 0)
+
+
+layer_norm = Exercise(
+    reference=lambda x, eps: standardize(x, eps)[0],
+    inputs=norm_inputs,
+    mistakes=[
+        (lambda x, eps: standardize(x, eps, correction=1)[0],
+         "You divide the squares by n - 1, the sample variance (torch.var's default). LayerNorm divides them by n."),
+        (eps_outside, "Your eps is outside the root. It belongs to the variance, before the root is taken."),
+        (over_the_batch, "You normalized along the first axis. Every row is normalized on its own: look at dim."),
+        (lambda x, eps: standardize(x, 0.0)[0], "Your eps is missing: equal entries give 0/0 then."),
+    ])
+
+
+# 1.3  The largest entry -----------------------------------------------------------------------------------------------
+
+largest = Exercise(
+    reference=lambda n: math.sqrt(n - 1),
+    inputs=lambda generator: ((f"n = {n}", n) for n in (1, 2, 5, 64, 768)),
+    mistakes=[
+        (lambda n: math.sqrt(n), "sqrt(n) would need all other entries to be zero. But the entries have to add up to "
+                                 "zero too, so the others cannot be."),
+        (lambda n: (n - 1) / math.sqrt(n), "You used the sample variance. With the population variance, the squares of "
+                                           "the result add up to n."),
+        (lambda n: 1, "Variance 1 does not mean that no entry is above 1: one may be far out if the others are "
+                      "close together."),
+        (lambda n: math.inf, "When the variance is small, so is every x - mean: try one entry away from equal others."),
+    ], tolerance=1e-4)
+
+
+# 1.4  RMSNorm ---------------------------------------------------------------------------------------------------------
+
+rms_norm = Exercise(
+    reference=lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt(),
+    inputs=norm_inputs,
+    mistakes=[
+        (lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) + eps).sqrt(),
+         "You divide by the length, so the result has length 1. RMSNorm takes the mean square: length sqrt(n)."),
+        (lambda x, eps: standardize(x, eps)[0], "That is LayerNorm. RMSNorm subtracts nothing."),
+        (lambda x, eps: x / standardize(x, eps)[1],
+         "You divide by the root of the variance, which has the mean taken out. RMSNorm knows no mean."),
+        (lambda x, eps: x / ((x ** 2).mean(-1, keepdim=True).sqrt() + eps),
+         "Your eps is outside the root. It belongs to the mean square, before the root is taken."),
+    ])
+
+
+# 1.5  The essay's blocks with RMSNorm between them --------------------------------------------------------------------
+
+def rms_drifting(divisors, norm_first=False):
+    """divisors(m, v) -> what divides the mean and what divides the variance of what the norm is given."""
+    def drift(blocks, shift, scale, mean, variance):
+        for _ in range(blocks):
+            if not norm_first:
+                mean, variance = mean + shift, variance * scale
+            of_mean, of_variance = divisors(mean, variance)
+            mean, variance = mean / of_mean, variance / of_variance
+            if norm_first:
+                mean, variance = mean + shift, variance * scale
+        return mean, variance
+    return drift
+
+
+def of_rms(m, v):
+    return math.sqrt(m * m + v), m * m + v
+
+
+rms_drift = Exercise(
+    reference=rms_drifting(of_rms),
+    inputs=drift_inputs,
+    mistakes=[
+        (rms_drifting(lambda m, v: (math.sqrt(v), v)),
+         "You divide by the root of the variance. That is the root mean square only when the mean is 0."),
+        (rms_drifting(lambda m, v: (math.sqrt(m * m + v), math.sqrt(m * m + v))),
+         "When values are divided by r, their variance is divided by r squared."),
+        (rms_drifting(lambda m, v: (math.sqrt(m * m + v), m * m / (m * m + v) + v)),
+         "You changed the mean first and then used the new one for the variance. Both need the same mean square."),
+        (rms_drifting(of_rms, norm_first=True), "The norm comes after the block, on what the block gives."),
+    ])
+
+
+# 1.6  Which parameters write into the residual stream -----------------------------------------------------------------
+
+def writers(*modules):
+    return lambda name: name.split(".")[-2] in modules
+
+
+def parameter_names(generator):
+    for name in ("wte.weight", "wpe.weight", "blocks.0.norm1.weight", "blocks.0.w_qkv.weight", "blocks.0.w_o.weight",
+                 "blocks.0.w_o.bias", "blocks.5.norm2.bias", "blocks.5.w_up.weight", "blocks.5.w_down.weight",
+                 "blocks.11.w_down.bias", "norm_f.weight", "lm_head.weight"):
+        yield name, name
+
+
+writes_to_stream = Exercise(
+    reference=writers("wte", "wpe", "w_o", "w_down"),
+    inputs=parameter_names,
+    mistakes=[
+        (writers("w_o", "w_down"), "The stream begins somewhere: what is h before the first block?"),
+        (writers("wte", "wpe"), "The embeddings begin the stream, but every block adds to it twice."),
+        (writers("wte", "wpe", "w_o", "w_down", "w_qkv", "w_up"),
+         "w_qkv and w_up read from the stream, through a norm. What they give stays inside the branch."),
+        (writers("wte", "wpe", "w_o", "w_down", "lm_head"),
+         "lm_head reads the last state of the stream, through norm_f; its output is the logits."),
+    ])
+
+
+# 1.7  LayerNorm's Jacobian --------------------------------------------------------------------------------------------
+
+def jacobian_of(mean_term=True, y_term=True, y_over_n=True, y_over_root=True):
+    def jacobian(x, eps):
+        y, root = standardize(x, eps)
+        n, yy = len(x), torch.outer(y, y) * (1 if y_over_root else root ** 2)
+        return (torch.eye(n, dtype=x.dtype) - mean_term / n - y_term * yy / (n if y_over_n else 1)) / root
+    return jacobian
+
+
+def jacobian_inputs(generator):
+    yield "five entries", randn(generator, 5), 1e-5
+    yield "a long vector", 30 * randn(generator, 8) + 100, 1e-5
+    yield "two entries", randn(generator, 2), 1e-5
+    yield "equal entries", torch.full((4,), 3.0, dtype=torch.float64), 1e-2
+    yield "one entry", torch.ones(1, dtype=torch.float64), 1e-2
+    yield "a large eps", randn(generator, 5), 1.0
+
+
+jacobian = Exercise(
+    reference=jacobian_of(),
+    inputs=jacobian_inputs,
+    mistakes=[
+        (jacobian_of(mean_term=False, y_term=False),
+         "You treat mean and s as constants, but both depend on every entry of x: J is not diagonal."),
+        (jacobian_of(y_term=False), "You treat the root s as a constant, but s depends on every entry of x."),
+        (jacobian_of(y_over_n=False), "s is the root of a mean over n entries: its derivative carries a 1/n."),
+        (jacobian_of(y_over_root=False), "In the last term stands x - mean where y = (x - mean)/s belongs, twice."),
+    ])
+
+
+# 1.8  LayerNorm's backward pass ---------------------------------------------------------------------------------------
+
+def backward_of(use_weight=True, through_mean=True, through_root=True, y_for_weight=True):
+    def backward(g, x, weight, eps):
+        y, root = standardize(x, eps)
+        u = g * weight if use_weight else g
+        dx = (u - through_mean * u.mean(-1, keepdim=True) - through_root * y * (u * y).mean(-1, keepdim=True)) / root
+        return dx, (g * (y if y_for_weight else y * root)).sum(0), g.sum(0)
+    return backward
+
+
+def backward_inputs(generator):
+    for label, x in (("four rows of five", 3 * randn(generator, 4, 5) + 1), ("a single row", randn(generator, 1, 6)),
+                     ("a row of equal entries and another", torch.stack((torch.ones(4), torch.arange(4.0))).double()),
+                     ("rows of one element", randn(generator, 3, 1))):
+        yield label, randn(generator, *x.shape), x, 1 + 0.5 * randn(generator, x.shape[1]), 1e-3
+
+
+layer_norm_backward = Exercise(
+    reference=backward_of(),
+    inputs=backward_inputs,
+    mistakes=[
+        (backward_of(through_mean=False, through_root=False),
+         "You treat mean and s as constants. They depend on x: two more terms, both means over the row."),
+        (backward_of(through_root=False),
+         "You treat s as a constant, but it depends on x: y times a row mean is missing."),
+        (backward_of(use_weight=False), "On its way to x the gradient passes the gain: multiply g by weight first."),
+        (backward_of(y_for_weight=False), "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
+    ])
+
+
+# 1.9  Pre-LN and Post-LN ----------------------------------------------------------------------------------------------
+
+def residual_inputs(generator):
+    W, A = randn(generator, 6, 6), randn(generator, 4, 4)
+    def rms(x):
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+    def layer(x):
+        return standardize(x, 1e-5)[0]
+    yield "a linear branch and LayerNorm", 2 * randn(generator, 3, 6) + 1, lambda x: x @ W, layer
+    yield "a tanh branch and RMSNorm", 2 * randn(generator, 2, 3, 4) + 1, lambda x: (x @ A).tanh(), rms
+    yield "a branch that gives zeros", 5 * randn(generator, 2, 6), torch.zeros_like, layer
+    yield "a norm that does nothing", randn(generator, 2, 6), lambda x: x @ W, lambda x: x
+
+
+residuals = Exercise(
+    reference=lambda h, branch, norm: (h + branch(norm(h)), norm(h + branch(h))),
+    inputs=residual_inputs,
+    mistakes=[
+        (lambda h, branch, norm: (norm(h) + branch(norm(h)), norm(h + branch(h))),
+         "Pre-LN adds to h itself, never to norm(h); else the stream would be normalized before every branch."),
+        (lambda h, branch, norm: (h + norm(branch(h)), norm(h + branch(h))),
+         "In Pre-LN the norm comes before the branch, on what the branch is given."),
+        (lambda h, branch, norm: (h + branch(norm(h)), h + norm(branch(h))),
+         "In Post-LN the norm comes after the addition, on the sum."),
+        (lambda h, branch, norm: (h + branch(norm(h)), norm(h + branch(norm(h)))),
+         "Post-LN has one norm a branch, after the sum; the branch is given h as it is."),
+    ])
+
+
+# 1.10  How long the stream gets ---------------------------------------------------------------------------------------
+
+stream_norms = Exercise(
+    reference=lambda L: (math.sqrt(L), 2 ** ((L - 1) / 2)),
+    inputs=lambda generator: ((f"{L} contribution{'s' * (L > 1)}", L) for L in (1, 2, 3, 12, 24)),
+    mistakes=[
+        (lambda L: (L, 2 ** (L - 1)), "Lengths of independent vectors do not add; their squares do, on average."),
+        (lambda L: (math.sqrt(L), 2 ** (L / 2)),
+         "The second is one doubling too far: the first contribution has length 1."),
+        (lambda L: (math.sqrt(L), math.sqrt(1 + L * (L - 1) / 2)),
+         "In the second you let contribution l + 1 have length sqrt(l). That is the stream's length under the first "
+         "rule; under the second the stream is longer by then."),
+        (lambda L: (math.sqrt(L), math.sqrt(L)),
+         "Under the second rule the contributions are not of length 1: each doubles the stream's expected square."),
+    ])
+
+
+# 1.11  The skip path of Post-LN ---------------------------------------------------------------------------------------
+
+def skip_inputs(generator):
+    yield "three sublayers of equal branch and stream", torch.ones(3, dtype=torch.float64)
+    yield "different branches", torch.tensor([0.1, 2.0, 0.5, 1.0], dtype=torch.float64)
+    yield "branches that give nothing", torch.zeros(5, dtype=torch.float64)
+    yield "a single sublayer", torch.tensor([3.0], dtype=torch.float64)
+
+
+def backwards(factors):
+    return factors.flip(0).cumprod(0).flip(0)
+
+
+skip_gain = Exercise(
+    reference=lambda r: backwards(1 / (1 + r ** 2).sqrt()),
+    inputs=skip_inputs,
+    mistakes=[
+        (lambda r: (1 / (1 + r ** 2).sqrt()).cumprod(0),
+         "The gradient comes from the last sublayer: entry i has the factors of sublayer i and of all later ones."),
+        (lambda r: backwards(1 / (1 + r ** 2).sqrt()) * (1 + r ** 2).sqrt(),
+         "Entry i is the gradient at the input of sublayer i: sublayer i's own factor belongs to it."),
+        (lambda r: backwards(1 / (1 + r)),
+         "1 + r would be the length of the sum if branch and stream pointed the same way. Here the squares add."),
+        (lambda r: backwards(1 / (1 + r ** 2)), "1 + r^2 is the sum's mean square; the norm divides by its root."),
+    ])
+
+
+EXERCISES = {
+    "1.1": drift, "1.2": layer_norm, "1.3": largest, "1.4": rms_norm, "1.5": rms_drift, "1.6": writes_to_stream,
+    "1.7": jacobian, "1.8": layer_norm_backward, "1.9": residuals, "1.10": stream_norms, "1.11": skip_gain,
+}

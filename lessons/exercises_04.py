@@ -1,0 +1,316 @@
+"""
+Lesson 4, nGPT: the sphere, its steps, its scales and its matrices. See grader.py for the form.
+
+Equation and section numbers are those of nGPT (Loshchilov et al. 2024). The references are written without model.py's
+functions; where it has the same thing, the notebook compares the two.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+from grader import Exercise
+from model import GPT, GPTConfig
+
+
+def directions(generator, *shape):
+    """Random unit vectors along the last axis."""
+    return F.normalize(torch.randn(*shape, generator=generator), dim=-1)
+
+
+# 4.1 ------------------------------------------------------------------------------------------------------------------
+
+def cosine_inputs(generator):
+    a = torch.randn(3, 5, generator=generator)
+    yield "three rows and four", a, torch.randn(4, 5, generator=generator)
+    yield "one row each", a[:1], torch.randn(1, 5, generator=generator)
+    yield "long and short rows", a * torch.tensor([[1e3], [1.0], [1e-3]]), torch.randn(5, 5, generator=generator)
+    yield "a row of zeros", torch.cat((a, torch.zeros(1, 5))), a
+
+
+def cosines(a, b, length=lambda x: x.square().sum(-1, keepdim=True).sqrt()):
+    return (a / length(a).clamp(min=1e-12)) @ (b / length(b).clamp(min=1e-12)).T
+
+
+COSINE = Exercise(reference=cosines, inputs=cosine_inputs, mistakes=[
+    (lambda a, b: a @ b.T, "These are dot products, which grow with the rows' lengths: a cosine does not."),
+    (lambda a, b: cosines(a, b, lambda x: x.norm(dim=0, keepdim=True)),
+     "You divide each column by its norm; the vectors here are the rows."),
+    (lambda a, b: cosines(a, b, lambda x: x.norm()),
+     "You divide by the norm of the whole matrix; each row has its own."),
+    (lambda a, b: (a @ b.T) / (a.norm(dim=1)[:, None] * b.norm(dim=1)),
+     "Right but for a row of zeros, which has no direction: 0/0 is NaN. Guard the division."),
+])
+
+
+# 4.2 ------------------------------------------------------------------------------------------------------------------
+
+def mean_abs_cosine(d):
+    """Exact: the density of a cosine x is proportional to (1 - x^2)^((d - 3) / 2)."""
+    return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
+
+
+MEAN_ABS = Exercise(
+    reference=mean_abs_cosine, tolerance=1e-3,             # wide enough for the limit of large d and for a Monte Carlo
+    inputs=lambda generator: ((f"d = {d}", d) for d in (64, 256, 1024)),
+    mistakes=[
+        (lambda d: d ** -0.5, "That is the root mean square of the cosine; the mean of its absolute value is smaller."),
+        (lambda d: 2 / math.pi / math.sqrt(d),
+         "That is the formula as printed in A.1; check it against the number printed right after it."),
+        (lambda d: 2 / math.pi, "That is the average for an angle that is uniform in a plane. In d dimensions almost "
+                                "all of the sphere is near the equator, so the mean shrinks as d grows."),
+        (lambda d: 1 / d, "That is the variance of the cosine, the mean of its square."),
+    ])
+
+
+# 4.3 ------------------------------------------------------------------------------------------------------------------
+
+def step_inputs(generator):
+    a, b = directions(generator, 4, 3), directions(generator, 4, 3)
+    yield "four pairs, alpha 0.3", a, b, 0.3
+    yield "alpha 0", a, b, 0.0
+    yield "alpha 1", a, b, 1.0
+    yield "a batch (2, 5, 16)", directions(generator, 2, 5, 16), directions(generator, 2, 5, 16), 0.1
+    yield "a right angle", torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), 0.25
+
+
+def slerp_inputs(generator):
+    yield from step_inputs(generator)
+    yield "b equal to a", torch.eye(3), torch.eye(3), 0.5
+
+
+def slerp(a, b, alpha):
+    """The same arc as eq. 6, made from the tangent at a: no division by sin(theta)."""
+    cosine = (a * b).sum(-1, keepdim=True).clamp(-1, 1)
+    tangent = b - cosine * a
+    sine = tangent.norm(dim=-1, keepdim=True)
+    theta = torch.atan2(sine, cosine)
+    return (alpha * theta).cos() * a + (alpha * theta).sin() * tangent / sine.clamp(min=1e-12)
+
+
+def angle(a, b):
+    return torch.where((a == b).all(-1, keepdim=True), 0.0, (a * b).sum(-1, keepdim=True).clamp(-1, 1).arccos())
+
+
+def slerp_by(theta, a, b, alpha, over=torch.sin):
+    return (((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b) / over(theta)
+
+
+SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, mistakes=[   # clamped angles pass too
+    (lambda a, b, alpha: slerp(b, a, alpha), "The weights are the wrong way round: alpha = 0 has to give a."),
+    (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha, over=torch.ones_like),
+     "The division by sin(theta) is missing."),
+    (lambda a, b, alpha: F.normalize(a + alpha * (b - a), dim=-1),
+     "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle along it."),
+    (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha),
+     "Right but where b = a: there both sines are 0 and the quotient is NaN. Clamp the cosine."),
+])
+
+
+# 4.4 ------------------------------------------------------------------------------------------------------------------
+
+def riemann_inputs(generator):
+    yield next(step_inputs(generator))
+    h, y = directions(generator, 2, 3, 8), directions(generator, 2, 3, 8)
+    yield "a batch (2, 3, 8)", h, y, 0.05
+    yield "alpha a vector of 8", h, y, torch.rand(8, generator=generator)
+    yield "opposite directions", h, F.normalize(y - 3 * h, dim=-1), 0.5
+    yield "y equal to h", h, h, 0.5
+
+
+def moved(h, step):
+    return F.normalize(h + step, dim=-1)
+
+
+def along(h, y):
+    return (h * y).sum(-1, keepdim=True)
+
+
+def riemann_step(h, y, alpha):
+    return moved(h, alpha * (y - along(h, y) * h))
+
+
+RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, mistakes=[
+    (lambda h, y, alpha: moved(h, alpha * (y - h)), "You step along y - h (eq. 10); take out its part along h first."),
+    (lambda h, y, alpha: riemann_step(h, y, -alpha), "You walk away from y: a step goes against the gradient."),
+    (lambda h, y, alpha: h + alpha * (y - along(h, y) * h),
+     "The tangent step leaves the sphere: the retraction, Norm, is missing."),
+    (lambda h, y, alpha: moved(h, alpha * (along(h, y) * y - h)),
+     "You project on the plane perpendicular to y; the tangent space is the one at h."),
+])
+
+
+# 4.5 ------------------------------------------------------------------------------------------------------------------
+
+def rate_inputs(generator):
+    yield "lr 0.001, init 1, scale 1", 1e-3, 1.0, 1.0
+    yield "lr 0.001, init 1, scale 1/32", 1e-3, 1.0, 1 / 32
+    yield "lr 0.01, init 0.05, scale 1/8", 1e-2, 0.05, 1 / 8
+    yield "lr 0.001, init 0.1, scale 0.01", 1e-3, 0.1, 0.01
+
+
+RATES = Exercise(
+    reference=lambda lr, init, scale: (lr * init / scale, lr / scale, scale / lr), inputs=rate_inputs, mistakes=[
+        (lambda lr, init, scale: (lr, lr / init, init / lr),
+         "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at scale."),
+        (lambda lr, init, scale: (lr * scale / init, lr * scale / init ** 2, init ** 2 / (lr * scale)),
+         "The forward pass multiplies the stored number by init / scale; you have the inverse."),
+        (lambda lr, init, scale: (lr / scale, lr / scale, scale / lr),
+         "The value moves by init / scale for every unit that the stored number moves; the init is missing."),
+        (lambda lr, init, scale: (lr * init / scale, lr * init / scale, scale / (lr * init)),
+         "Relative to what? The share is the value's step over the value's start, init; doubling follows from it."),
+    ])
+
+
+# 4.6 ------------------------------------------------------------------------------------------------------------------
+
+SCALES = Exercise(
+    reference=lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.25),
+    inputs=lambda generator: ((f"d_k = {d_k}", d_k) for d_k in (16, 64, 128, 1)), mistakes=[
+        (lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
+         "The wrong way round: a sum of d_k products is too large, a cosine is too small."),
+        (lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
+         "s_qk multiplies q and k both, so that it enters the product twice."),
+        (lambda d_k: (1 / d_k, d_k, d_k ** 0.5),
+         "You divide by the variance; a factor acts on it squared, so divide by the standard deviation."),
+        (lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
+         "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of variance 1/d_k."),
+    ])
+
+
+# 4.7 ------------------------------------------------------------------------------------------------------------------
+
+def matrix_inputs(generator):
+    for d in (8, 3):
+        yield (f"the matrices of d = {d}",
+               *(torch.randn(n * d, m * d, generator=generator) for n, m in ((3, 1), (1, 1), (8, 1), (1, 4))))
+
+
+def scaled(norm_of):
+    return lambda *weights: tuple(w / norm_of(i, w) for i, w in enumerate(weights))
+
+
+MATRICES = Exercise(
+    reference=scaled(lambda i, w: w.square().sum((1, 0, 1, 0)[i], keepdim=True).sqrt()),
+    inputs=matrix_inputs, mistakes=[
+        (scaled(lambda i, w: w.norm(dim=1, keepdim=True)),
+         "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which axis has h's length?"),
+        (scaled(lambda i, w: w.norm(dim=0, keepdim=True)),
+         "You normalize columns everywhere. w_qkv and w_up read from h: which axis has h's length?"),
+        (scaled(lambda i, w: w.norm(dim=(0, 1, 0, 1)[i], keepdim=True)),
+         "Exactly the other axis each time: torch stores a linear map as (out, in), the transpose of the paper's."),
+        (scaled(lambda i, w: w.norm(dim=(1, 1, 1, 0)[i], keepdim=True)),
+         "w_o is square, so its shape does not tell; it writes into h, as w_down does."),
+    ])
+
+
+# 4.8 ------------------------------------------------------------------------------------------------------------------
+
+def update_inputs(generator):
+    w = directions(generator, 3, 16)
+    yield "one large step", w, torch.randn(1, 3, 16, generator=generator), 0.1
+    yield "fifty steps", w, torch.randn(50, 3, 16, generator=generator), 0.05
+    yield "two hundred tiny steps", w, torch.randn(3, 16, generator=generator).expand(200, 3, 16), 1e-4
+    yield "no step", w, torch.zeros(0, 3, 16), 0.1
+
+
+def same(w):
+    return w
+
+
+def rows(w):
+    return w / w.norm(dim=-1, keepdim=True)
+
+
+def rounded(w):
+    return w.bfloat16().float()
+
+
+def sphere_steps(w, gradients, lr, before=same, after=rows, view=same):
+    for gradient in gradients:
+        w = after(before(w) - lr * gradient)
+    return w, view(w).bfloat16()
+
+
+UPDATES = Exercise(reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, mistakes=[  # bfloat16's rounding
+    (lambda w, g, lr: sphere_steps(w, g, lr, after=same, view=rows),
+     "You normalize the copy alone. The master keeps its length, and the next step starts from it."),
+    (lambda w, g, lr: sphere_steps(w, g, lr, after=lambda w: rounded(rows(w))),
+     "The master went through bfloat16: steps below its resolution are lost. Only the copy is rounded."),
+    (lambda w, g, lr: sphere_steps(w, g, lr, before=rows, after=same),
+     "You normalize before the step; after the last one the rows are off the sphere."),
+    (lambda w, g, lr: (rows(w - lr * g.sum(0)), rows(w - lr * g.sum(0)).bfloat16()),
+     "You normalize once, at the end. Every step has to start on the sphere."),
+])
+
+
+# 4.9 ------------------------------------------------------------------------------------------------------------------
+
+def condition_inputs(generator):
+    yield "3 heads of 4", torch.randn(36, 12, generator=generator), 3       # odd: then there is one median only
+    yield "5 heads of 2", torch.randn(30, 10, generator=generator), 5
+    yield "one head", torch.randn(24, 8, generator=generator), 1
+    yield "tiny weights", 1e-3 * torch.randn(45, 15, generator=generator), 5
+
+
+def head_conditions(w_qkv, n_head, split=lambda w, n: w.unflatten(0, (n, -1)), power=0.5, middle=torch.median):
+    found = []
+    for w in w_qkv.double().chunk(3):                                                     # (d, d) for q, k, v
+        w = split(w, n_head)                                                              # (n_head, d_k, d)
+        eigenvalues = torch.linalg.eigvalsh(w @ w.transpose(1, 2))                        # ascending
+        found.append(middle((eigenvalues[:, -1] / eigenvalues[:, 0]) ** power))
+    return torch.stack(found)
+
+
+CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3, mistakes=[
+    (lambda w, n: head_conditions(w, 1), "That is the whole matrix: rows of different heads can be alike. Take each "
+                                         "head's d_k rows by themselves, then the median."),
+    (lambda w, n: head_conditions(w, n, power=1),
+     "Eigenvalues of W W^T are squared singular values: a root is missing."),
+    (lambda w, n: head_conditions(w, n, split=lambda w, n: w.unflatten(0, (-1, n)).transpose(0, 1)),
+     "A head has d_k neighbouring rows; you took every n_head-th row."),
+    (lambda w, n: head_conditions(w, n, middle=torch.mean), "The mean of the heads; nGPT's Figure 5 has the median, "
+                                                           "which one bad head does not move much."),
+])
+
+
+# 4.10 -----------------------------------------------------------------------------------------------------------------
+
+def context_inputs(generator):
+    model = GPT(GPTConfig(arch="ngpt", vocab_size=7, block_size=16, n_layer=1, n_head=2, n_embd=8))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    tokens = torch.randint(7, (3, 17), generator=generator)
+    yield "all 16 tokens as context", model, tokens, 16, 4
+    yield "8 tokens of context", model, tokens, 8, 4
+    yield "as much context as targets", model, tokens, 4, 4
+    yield "one target", model, tokens, 12, 1
+
+
+def mean_loss(model, x, y, part=slice(None)):
+    logits, _ = model(x, y)
+    return F.cross_entropy(logits[:, part].flatten(0, 1), y[:, part].flatten())
+
+
+def late_loss(model, tokens, context, last):
+    window = tokens[:, tokens.shape[1] - context - 1:]
+    with torch.no_grad():
+        return -model(window[:, :-1], window[:, 1:])[0].log_softmax(-1).gather(
+            2, window[:, 1:, None])[:, -last:].mean()
+
+
+CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, mistakes=[
+    (lambda model, t, context, last: mean_loss(model, t[:, :context], t[:, 1:context + 1], slice(-last, None)),
+     "You keep the start of the window, so that each context length has other targets. Keep its end."),
+    (lambda model, t, context, last: mean_loss(model, t[:, -context - 1:-1], t[:, -context:]),
+     "You average over all positions: a longer window then has other, and easier, targets. Only the last ones count."),
+    (lambda model, t, context, last: mean_loss(model, t[:, -context:], t[:, -context:], slice(-last, None)),
+     "The target of a token is the next one; here the model is asked to predict its own input."),
+    (lambda model, t, context, last: mean_loss(model, t[:, :-1], t[:, 1:], slice(-last, None)),
+     "You always give the whole window: the context is to be cut to its last tokens."),
+])
+
+
+EXERCISES = {"4.1": COSINE, "4.2": MEAN_ABS, "4.3": SLERP, "4.4": RIEMANN, "4.5": RATES, "4.6": SCALES,
+             "4.7": MATRICES, "4.8": UPDATES, "4.9": CONDITION, "4.10": CONTEXT}
