@@ -160,13 +160,20 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     kernel = attention_kernel(v.device.type, v.dtype, S)
     if T > 1 and (kernel == "plain" or kernel == "sdpa" and T < S):
-        scores = scale * q @ k.transpose(-2, -1)                                  # (B, H, T, S)
-        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1 + S - T)
-        return F.dropout(scores.masked_fill(future, -torch.inf).softmax(-1), dropout).type_as(v) @ v
+        return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
+                          for part, end in zip(q.split(128, dim=2), [*range(128, T, 128), T])], dim=2)
     if kernel == "flash_attn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=scale, causal=True).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=scale)
+
+
+def attend_plainly(q, k, v, scale, dropout):
+    """attend by its formula, for queries (B, H, T, d_k) that are the last of the positions of k and v (B, H, S, d_k)."""
+    scores = scale * q @ k.transpose(-2, -1)                                      # (B, H, T, S)
+    T, S = scores.shape[-2:]
+    future = torch.full((T, S), -torch.inf, device=q.device).triu(1 + S - T)
+    return F.dropout((scores + future).softmax(-1), dropout).type_as(v) @ v
 
 
 class Cache:
@@ -185,7 +192,14 @@ class Cache:
 
 LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
 
-ACTIVATIONS = {"swiglu": F.silu, "gelu": functools.partial(F.gelu, approximate="tanh")}
+def gelu(x):
+    """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2; as a sigmoid it compiles to faster code."""
+    if torch.compiler.is_compiling():
+        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x ** 3))
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = {"swiglu": F.silu, "gelu": gelu}
 
 
 @functools.lru_cache
@@ -384,7 +398,8 @@ class Block(nn.Module):
         """(B, T, 3d) -> q and k, stacked (2, B, H, T, d_k), and v (B, H, T, d_k)"""
         B, T, _ = qkv.shape
         qkv = qkv.view(B, T, 3, self.n_head, self.d_k).permute(2, 0, 3, 1, 4)        # (3, B, H, T, d_k)
-        return qkv[:2], qkv[2]
+        qk, v = qkv.split((2, 1))
+        return qk, v.squeeze(0)
 
     def attend(self, q, k, v, scale, cache):
         return attend(q, k, v, scale, cache, self.dropout if self.training else 0.0)

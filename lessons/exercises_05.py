@@ -1,0 +1,302 @@
+"""
+The exercises of lesson 5, from nGPT to anGPT: factors that stand in for norms, and what is left of them.
+
+Numbers and equations are those of the anGPT paper. A mistake is a wrong function and the sentence that helps.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+
+from grader import Exercise
+
+
+def rows(x):
+    """x (..., n) with rows of length 1; a row of zeros stays."""
+    length = x.square().sum(-1, keepdim=True).sqrt()
+    return x / torch.where(length == 0, 1.0, length)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.1 Concentration
+
+def projected_norms(W, X):
+    return (rows(X) @ rows(W).T).square().sum(-1).sqrt()
+
+
+def inputs_projected_norms(generator):
+    yield "W (16, 8), X (5, 8)", torch.randn(16, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    yield "one row in W, one in X", torch.randn(1, 6, generator=generator), torch.randn(1, 6, generator=generator)
+    yield "a square W", torch.randn(7, 7, generator=generator), torch.randn(3, 7, generator=generator)
+    yield "entries near 1e6", 1e6 * torch.randn(4, 9, generator=generator), 1e6 * torch.randn(2, 9, generator=generator)
+    yield "a row of zeros in X", torch.randn(4, 5, generator=generator), torch.eye(3, 5).sub(torch.eye(3, 5)[:1])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.2 Linear maps
+
+def linear_factors(d, n_head, mlp_ratio):
+    d_h, d_f = d / n_head, mlp_ratio * d
+    return [math.sqrt(inside / outside) for inside, outside in ((d, d_h), (d_h, d), (d, d_f), (d_f, d))]
+
+
+def inputs_linear_factors(generator):
+    yield "d = 256, 4 heads, 4-fold MLP", 256, 4, 4
+    yield "d = 1024, 16 heads, 4-fold MLP", 1024, 16, 4
+    yield "d = 768, one head, 3-fold MLP", 768, 1, 3
+    yield "d = 96, 6 heads, an MLP as wide as the stream", 96, 6, 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.3 The residual step
+
+def nu_residual(alpha):
+    return ((1 - alpha) ** 2 + alpha ** 2) ** -0.5
+
+
+def inputs_nu_residual(generator):
+    yield "steps of 0.05", torch.full((4,), 0.05)
+    yield "a different step for each of 6 channels", torch.rand(6, generator=generator)
+    yield "no step, and the whole way", torch.tensor([0.0, 1.0])
+    yield "half the way", torch.tensor([0.5])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.4 The stream over many steps
+
+def stream_norms(alpha, nu, steps):
+    squares = [1.0]
+    for _ in range(steps):
+        squares.append(nu ** 2 * ((1 - alpha) ** 2 * squares[-1] + alpha ** 2))
+    return torch.tensor(squares, dtype=torch.float64).sqrt()
+
+
+def norms_added(alpha, nu, steps):
+    norms = [1.0]
+    for _ in range(steps):
+        norms.append(nu * ((1 - alpha) * norms[-1] + alpha))
+    return torch.tensor(norms, dtype=torch.float64)
+
+
+def without_the_branch(alpha, nu, steps):
+    return (nu * (1 - alpha)) ** torch.arange(steps + 1, dtype=torch.float64)
+
+
+def inputs_stream_norms(generator):
+    yield "24 steps of 0.05 without a factor", 0.05, 1.0, 24
+    yield "24 steps of 0.05 with the printed factor", 0.05, 0.905, 24
+    yield "8 steps of 0.3 with a factor of 1.3", 0.3, 1.3, 8
+    yield "no steps at all", 0.2, 1.1, 0
+    yield "a step that goes the whole way", 1.0, 1.0, 3
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.5 The gate
+
+def mean_of(f, sigma):
+    """E f(t), t ~ N(0, sigma^2), by the trapezoid rule."""
+    t = torch.linspace(-10, 10, 20001, dtype=torch.float64)
+    weight = torch.exp(-t.square() / 2)
+    return ((f(sigma * t) * weight).sum() / weight.sum()).item()
+
+
+def nu_gate(sigma):
+    return mean_of(lambda t: (t * torch.sigmoid(t)) ** 2, sigma) ** -0.5
+
+
+def inputs_nu_gate(generator):
+    for sigma in (0.5, 1.0, 0.7, 3.0):
+        yield f"sigma = {sigma}", sigma
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.6 Averaging in attention
+
+def mixed_norms(A):
+    return A.square().sum(-1).sqrt()
+
+
+def inputs_mixed_norms(generator):
+    causal = torch.randn(5, 5, generator=generator).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    yield "causal weights of 5 tokens", causal.softmax(-1)
+    yield "the same weight on every token so far", torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
+    yield "all weight on one token", torch.eye(4)
+    yield "a single token", torch.ones(1, 1)
+    yield "two heads", torch.randn(2, 3, 7, generator=generator).softmax(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.7 Which factors count
+
+PLACES = ("q", "k", "v", "p", "u", "z", "acf", "d", "residual")
+
+
+def places(*names):
+    return lambda: [name in names for name in PLACES]
+
+
+def inputs_places(generator):
+    yield "the nine places",
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.8 Folding
+
+def fold_least(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
+    half = w_up.shape[0] // 2
+    factors = torch.ones(2 * half, 1, dtype=w_up.dtype)
+    factors[half:] = nu_uz * sqrt_d
+    return w_qkv, w_up * factors
+
+
+def fold_up(u, z, qkv=lambda nu: 1.0):
+    """A wrong fold: u(nu_uz, sqrt_d) and z(nu_uz, sqrt_d) are what it multiplies the rows of u and z by."""
+    def fold(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
+        U, Z = w_up.chunk(2)
+        return w_qkv * qkv(nu_qkv), torch.cat((U * u(nu_uz, sqrt_d), Z * z(nu_uz, sqrt_d)))
+    return fold
+
+
+def inputs_fold(generator):
+    for d, n_head in ((8, 2), (6, 3)):
+        w_qkv, w_up = torch.randn(3 * d, d, generator=generator), torch.randn(8 * d, d, generator=generator)
+        yield f"d = {d}, {n_head} heads", w_qkv, w_up, n_head ** 0.5, 0.5, d ** 0.5
+    w_qkv, w_up = torch.randn(3, 1, generator=generator), torch.randn(8, 1, generator=generator)
+    yield "d = 1, one head", w_qkv, w_up, 1.0, 0.5, 1.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.9 Bounds
+
+def bound_rows(W):
+    return W / W.square().sum(-1, keepdim=True).sqrt().clamp(min=1.0)
+
+
+def inputs_bound_rows(generator):
+    W = torch.randn(5, 4, generator=generator)
+    yield "rows longer than 1", 3 * rows(W)
+    yield "rows shorter than 1", 0.3 * rows(W)
+    yield "one row of length 5, one of 1, one of 0.2", torch.tensor([5.0, 1.0, 0.2])[:, None] * rows(W[:3])
+    yield "a row of zeros", torch.stack((torch.zeros(4), W[0]))
+    yield "a single row", torch.tensor([[3.0, -4.0]])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.10 The riddle of Table F.1
+
+def extra_per_layer(printed, digit, counted, layers):
+    return ((printed - digit / 2 - counted) / layers).max(), ((printed + digit / 2 - counted) / layers).min()
+
+
+def inputs_extra_per_layer(generator):
+    def table(*columns):
+        return tuple(torch.tensor(column, dtype=torch.float64) for column in zip(*columns))
+    yield "one model, printed to 0.01M", *table((5.24e6, 1e4, 5_234_506, 10))
+    yield "two models", *table((62.24e6, 1e4, 62_234_506, 10), (247.17e6, 1e4, 247_164_690, 18))
+    yield "three models, one printed coarsely", *table((5.05e6, 1e4, 5_048_200, 6), (9.40e6, 1e4, 9_396_100, 12),
+                                                       (1.073e9, 1e6, 1_072_590_116, 36))
+    yield "two models that no number of extras explains", *table((32.11e6, 1e4, 32_114_304, 6),
+                                                                 (62.33e6, 1e4, 62_318_976, 10))
+
+
+EXERCISES = {
+    "5.1": Exercise(projected_norms, inputs_projected_norms, [
+        (lambda W, X: (rows(X) @ rows(W.T)).norm(dim=-1),
+         "You normalized the columns of W. A row is what one output takes its inner product with."),
+        (lambda W, X: (rows(X) @ rows(W).T).square().sum(-1),
+         "This is the squared norm; the root is missing."),
+        (lambda W, X: (X @ rows(W).T).norm(dim=-1),
+         "The rows of X keep the lengths they came with: they are to be unit vectors too."),
+        (lambda W, X: (rows(X) @ (W / W.norm()).T).norm(dim=-1),
+         "You divided W by one number, its norm as a whole. Each row has a length of its own."),
+    ]),
+    "5.2": Exercise(linear_factors, inputs_linear_factors, [
+        (lambda *a: [1 / x for x in linear_factors(*a)],
+         "All four are upside down: these are the expected norms, nu is what brings them back to 1."),
+        (lambda d, n_head, ratio: [1.0, 1.0, *linear_factors(d, n_head, ratio)[2:]],
+         "For attention you took a map from d to d. q, k and v belong to one head each: count the entries of one."),
+        (lambda d, n_head, ratio: [n_head ** 0.5, 1.0, *linear_factors(d, n_head, ratio)[2:]],
+         "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit vectors side by side?"),
+        (lambda d, n_head, ratio: [*linear_factors(d, n_head, ratio)[:2], (2 * ratio) ** -0.5, ratio ** 0.5],
+         "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length."),
+    ]),
+    "5.3": Exercise(nu_residual, inputs_nu_residual, [
+        (lambda a: 1 - 2 * a + 2 * a ** 2,
+         "This is the paper's printed line, the expected squared norm. What has to stand before a vector to undo it?"),
+        (lambda a: 1 / (1 - 2 * a + 2 * a ** 2),
+         "You divide by the expected squared norm; a vector is divided by its norm."),
+        (lambda a: (1 - 2 * a + a ** 2) ** -0.5,
+         "This undoes the factor 1 - alpha on h. The other part, alpha y, has a length too."),
+        (lambda a: (1 + a ** 2) ** -0.5,
+         "This belongs to h + alpha y. The step is h + alpha (y - h): h keeps 1 - alpha of itself."),
+    ]),
+    "5.4": Exercise(stream_norms, inputs_stream_norms, [
+        (norms_added, "You added lengths. Independent directions are orthogonal: their squares add."),
+        (without_the_branch, "Only what is left of the old h is counted; the branch adds alpha of a unit vector."),
+        (lambda a, nu, n: stream_norms(a, nu, n).square(), "These are squared norms: the root at the end is missing."),
+        (lambda a, nu, n: torch.cat((torch.ones(1, dtype=torch.float64), stream_norms(a, nu, n)[1:] / nu)),
+         "The factor nu stands around the whole sum, the last step's too: h is measured after it."),
+    ]),
+    "5.5": Exercise(nu_gate, inputs_nu_gate, [
+        (lambda s: mean_of(lambda t: F.silu(t) ** 2, s ** 0.5) ** -0.5,
+         "sigma is the standard deviation; you used it as the variance."),
+        (lambda s: 1 / mean_of(lambda t: F.silu(t) ** 2, s),
+         "1 / E[f^2] undoes a squared norm; the root is missing."),
+        (lambda s: 1 / abs(mean_of(F.silu, s)),
+         "You squared the mean: what is wanted is the mean of the square, which is larger."),
+        (lambda s: mean_of(lambda t: torch.sigmoid(t) ** 2, s) ** -0.5,
+         "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t)."),
+    ], tolerance=3e-3),
+    "5.6": Exercise(mixed_norms, inputs_mixed_norms, [
+        (lambda A: A.sum(-1),
+         "These are sums of weights, always 1: that would be the length if all values were the same vector."),
+        (lambda A: (A > 0).sum(-1) ** -0.5,
+         "You counted the tokens with any weight at all. That is right only when the weights are equal."),
+        (lambda A: A.square().sum(-1), "These are expected squared norms; the root is missing."),
+        (lambda A: A.square().sum(-2).sqrt(), "You summed over the queries. An output is a row of A times the values."),
+    ]),
+    "5.7": Exercise(places("z", "residual"), inputs_places, [
+        (places("q", "k", "z", "residual"),
+         "q and k: a norm follows at once (Table 1), and g sets their scale. What is left of a factor before a norm?"),
+        (places("v", "z", "residual"),
+         "v: follow the factor through A v, which is a weighted sum, and through W_p, to the next norm."),
+        (places("u", "z", "residual"),
+         "u: the product u * SiLU(z) is linear in u. Where does the factor go from there?"),
+        (places("u", "z", "acf", "d", "residual"),
+         "The MLP's output ends in norm(h_m). Which factors can be pulled out in front of the whole of W_d (...)?"),
+        (places("z"),
+         "h after the residual step meets no norm: it goes on into the next step, and at the end into the head."),
+        (places("residual"), "One constant sits inside a function f with f(c z) different from c f(z)."),
+    ]),
+    "5.8": Exercise(fold_least, inputs_fold, [
+        (fold_up(lambda nu, s: 1, lambda nu, s: nu),
+         "The gate's argument is z * nu_uz * sqrt(d): two factors, one of which you left behind."),
+        (fold_up(lambda nu, s: nu * s, lambda nu, s: 1),
+         "u's rows come first in W_uz, then z's; the gate's argument is z."),
+        (fold_up(lambda nu, s: nu, lambda nu, s: nu * s),
+         "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u."),
+        (fold_up(lambda nu, s: nu * s, lambda nu, s: nu * s),
+         "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u."),
+        (fold_up(lambda nu, s: nu, lambda nu, s: nu * s, lambda nu: nu),
+         "The output is right, but q, k, v and u need not change: a norm undoes each of these factors (exercise 5.7)."),
+    ]),
+    "5.9": Exercise(bound_rows, inputs_bound_rows, [
+        (lambda W: W / W.norm(dim=-1, keepdim=True),
+         "This is nGPT's constraint: short rows are stretched, and a row of zeros is 0/0. A bound leaves both alone."),
+        (rows, "This is nGPT's constraint: short rows are stretched. A bound leaves them alone."),
+        (lambda W: W / W.norm(dim=0, keepdim=True).clamp(min=1),
+         "You bounded the columns. In y = W x a row is one neuron's weights."),
+        (lambda W: W / W.norm().clamp(min=1),
+         "You bounded the matrix as a whole. Each row has a bound of its own."),
+    ]),
+    "5.10": Exercise(extra_per_layer, inputs_extra_per_layer, [
+        (lambda p, digit, c, n: (((p - c) / n).min(), ((p - c) / n).max()),
+         "A printed number is rounded: the true one lies up to half a digit away on either side."),
+        (lambda p, digit, c, n: (((p - digit - c) / n).max(), ((p + digit - c) / n).min()),
+         "Rounding moves a number by at most half of its last digit, not by a whole one."),
+        (lambda p, digit, c, n: (((p - digit / 2 - c) / n).min(), ((p + digit / 2 - c) / n).max()),
+         "This is what at least one model allows. The same number of extras has to fit all models at once."),
+        (lambda p, digit, c, n: ((p - digit / 2 - c).max(), (p + digit / 2 - c).min()),
+         "These are extras in the whole model; a deeper model has more layers to put them in."),
+    ]),
+}
