@@ -225,6 +225,14 @@ class One:
         return x
 
 
+def scaled(s, linear, x):
+    """s * linear(x), s (n,). It is the n rows of the matrix that are multiplied: there are fewer of them than of tokens,
+    and for the gradient of s the backward need not keep linear(x)."""
+    if isinstance(s, One):
+        return linear(x)
+    return F.linear(x, s[:, None] * linear.weight, None if linear.bias is None else s * linear.bias)
+
+
 class Scale(nn.Module):
     """A learned vector of n entries that starts at `init` but is stored at size `scale` (nGPT section 2.5).
 
@@ -503,30 +511,32 @@ class NGPTBlock(Block):
 
     @staticmethod
     def logits(gpt, h):
-        return gpt.s_z() * gpt.lm_head(h)                                            # (1, 3)
+        return scaled(gpt.s_z(), gpt.lm_head, h)                                     # (1, 3)
 
     @staticmethod
     def constrain_(weight, axis):
         weight.div_(norms(weight, axis).clamp(min=1e-30))                            # section 2.6, step 2
 
     def constants(self):
-        s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
-        return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, self.s_u(), self.s_v() * self.sqrt_d
+        s_qk, s_z = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d
+        return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, torch.cat((self.s_u(), s_z)) if self.gated else s_z
 
     def fold_(self):
-        a, m, s_qk, s_u, s_z = self.constants()
-        scale_rows_(self.w_up, torch.cat((s_u, s_z)) if self.gated else s_z)
-        self.constants = lambda: (a, m, s_qk, One() if self.gated else s_u, One())
+        a, m, s_qk, s_uz = self.constants()
+        scale_rows_(self.w_up, s_uz)
+        self.constants = lambda: (a, m, s_qk, One())
+
+    def branches(self, uz):
+        return uz.chunk(2, dim=-1) if self.gated else (self.s_u(), uz)
 
     def forward(self, h, cos, sin, cache=None):
-        a, m, s_qk, s_u, s_z = self.constants()
+        a, m, s_qk, s_uz = self.constants()
         qk, v = self.heads(self.w_qkv(h))                                            # (12)
         q, k = (unit(rope(qk, cos, sin)) * s_qk).unbind(0)                           # (15, 16)
         y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13), section 2.3.2
         h_a = unit(self.drop(self.w_o(self.join(y))))                                # (14)
         h = unit(lerp(h, h_a, a))                                                    # (10)
-        u, z = self.branches(self.w_up(h))                                           # (17)
-        u, z = s_u * u, s_z * z                                                      # (20, 21)
+        u, z = self.branches(scaled(s_uz, self.w_up, h))                             # (17, 20, 21)
         h_m = unit(self.drop(self.w_down(u * self.f(z))))                            # (18, 19)
         return unit(lerp(h, h_m, m))                                                 # (11)
 

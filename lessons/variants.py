@@ -17,7 +17,7 @@ Importing this file registers them:
 """
 import functools
 
-from model import ANGPTBlock, ARCHS, NGPTBlock, PowerNorm, PreNormBlock, Scale, lerp, rope, unit
+from model import ANGPTBlock, ARCHS, NGPTBlock, PowerNorm, PreNormBlock, Scale, lerp, rope, scaled, unit
 
 
 class StepsBlock(NGPTBlock):
@@ -32,13 +32,12 @@ class StepsBlock(NGPTBlock):
         return unit(lerp(h, y, alpha))                                               # (10, 11)
 
     def forward(self, h, cos, sin, cache=None):
-        a, m, s_qk, s_u, s_z = self.constants()
+        a, m, s_qk, s_uz = self.constants()
         qk, v = self.heads(self.w_qkv(h))                                            # (12)
         q, k = (self.qk_norm(rope(qk, cos, sin)) * s_qk).unbind(0)
         y = self.attend(q, k, v, self.d_k ** 0.5, cache)                             # (13)
         h = self.step(h, unit(self.drop(self.w_o(self.join(y)))), a)
-        u, z = self.branches(self.w_up(h))                                           # (17)
-        u, z = s_u * u, s_z * z                                                      # (20, 21)
+        u, z = self.branches(scaled(s_uz, self.w_up, h))                             # (17, 20, 21)
         return self.step(h, unit(self.drop(self.w_down(u * self.f(z)))), m)
 
 
