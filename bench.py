@@ -31,7 +31,6 @@ race    complete runs of train.py, each with a cosine of its own, several at onc
 """
 import contextlib
 import functools
-import inspect
 import itertools
 import json
 import math
@@ -53,8 +52,8 @@ from tqdm import tqdm
 
 from model import GPT, ConfigError, GPTConfig, attention_kernel, choose, option
 from prepare import DataError, read_meta, write_json
-from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, find_corpus, flops_per_token,
-                   make_optimizer, matmul_flops, optimizer_step, parse, resolve)
+from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, compile_, find_corpus,
+                   flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, resolve)
 
 EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 
@@ -202,11 +201,9 @@ class Trainee:
         torch.manual_seed(config.seed)
         self.model = GPT(config.model_config()).to(machine.device)
         self.optimizer, self.loader = make_optimizer(self.model, config), RandomTokens(config, machine.device)
-        # The models share the code of GPT.forward: none may pass through the guards of others (newer torch), nor meet
-        # the limit of compilations that they add up to (older torch).
-        torch._dynamo.config.recompile_limit = 64
-        isolated = {"isolate_recompiles"} & inspect.signature(torch.compile).parameters.keys()
-        self.forward = torch.compile(self.model, **dict.fromkeys(isolated, True)) if compiles else self.model
+        torch._dynamo.config.recompile_limit = 64            # archs of one family share their code
+        if compiles:
+            compile_(self.model)
         self.project_, self.model.project_ = self.model.project_, self.marked_project_
 
     def marked_project_(self):
@@ -216,7 +213,7 @@ class Trainee:
 
     def step(self):
         start = mark(self.machine.device)
-        optimizer_step(0, self.forward, self.model, self.optimizer, self.loader, self.config, self.machine)
+        optimizer_step(0, self.model, self.model, self.optimizer, self.loader, self.config, self.machine)
         return between(start, mark(self.machine.device)), between(*self.projection)
 
     def memory_gb(self):

@@ -1404,7 +1404,7 @@ def test_train_derived_values_follow_what_was_given():
     assert resolve(n_embd=512, learning_rate=base.learning_rate).learning_rate == base.learning_rate
     assert resolve(max_steps=50).pn_warmup == 10 and resolve(max_steps=50, warmup_ratio=0.5).pn_warmup == 25
     assert resolve(pn_warmup=0).pn_warmup == 0
-    assert base.eval_interval == base.checkpoint_interval == base.max_steps // 10 and resolve(max_steps=50).eval_interval == 100
+    assert base.eval_interval == base.checkpoint_interval == base.max_steps // 5 and resolve(max_steps=50).eval_interval == 100
     assert resolve(eval_interval=7).checkpoint_interval == 7
     assert (
         base.out_dir == "out/powernorm"

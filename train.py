@@ -108,7 +108,7 @@ class TrainConfig(GPTConfig):
     beta2: float = option(0.95, "of Adam")
     eps: float = option(1e-9, "of Adam")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
-    eval_interval: int | None = option(None, "steps between validations (a tenth of all, at least 100)")
+    eval_interval: int | None = option(None, "steps between validations (a fifth of all, at least 100)")
     eval_tokens: int = option(65536, "held-out tokens in a validation")
     checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
@@ -150,7 +150,9 @@ def resolve(config, corpus_vocab=257, world_size=1):
 
     Raises ConfigError where options do not fit together.
     """
-    family = "ngpt" if getattr(ARCHS[config.arch], "axes", None) else "rmsnorm"       # for an arch without a recipe
+    made = getattr(ARCHS[config.arch], "func", ARCHS[config.arch])                    # a class, or a partial of one
+    family = next((name for name in ("angpt", "ngpt") if isinstance(made, type) and issubclass(made, ARCHS[name])),
+                  "ngpt" if getattr(made, "axes", None) else "rmsnorm")               # for an arch without a recipe
     presets = {**SIZES[config.size], **RECIPES.get(config.arch, RECIPES[family]),
                **RECIPES.get(config.arch + "+qk_norm" * config.qk_norm, {})}
     c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
@@ -174,7 +176,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     with torch.device("meta"):
         parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
-    c.eval_interval = c.eval_interval or max(100, c.max_steps // 10)
+    c.eval_interval = c.eval_interval or max(100, c.max_steps // 5)
     c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
     c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
     c.out_dir = c.out_dir or f"out/{c.arch}"
@@ -282,6 +284,7 @@ class Loader:
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")                # compiled for evaluation too, a model would take longer to begin
 def evaluate(model, tokens, config, machine, token_bytes):
     """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
     model.eval()
@@ -379,12 +382,24 @@ class Machine:
     def compiling_pays(self, flops):
         """Whether to compile for a run of so many floating-point operations, where there is a compiler.
 
-        Compiling takes about half a minute and saves a third of the time; training without it reaches about a
-        quarter of the peak, so two minutes of that pay for it.
+        Compiling takes about twenty seconds and saves a third of the time; training without it reaches about a
+        quarter of the peak, so a minute of that pays for it.
         """
         able = any(map(shutil.which, ("g++", "clang++"))) and (
             self.device.type == "cpu" or self.device.type == "cuda" and importlib.util.find_spec("triton"))
-        return bool(able) and self.any(flops / (0.25 * self.peak) > 120)
+        return bool(able) and self.any(flops / (0.25 * self.peak) > 60)
+
+
+def compile_(model):
+    """Has the model's blocks compiled when they are first called in training, all with the same code.
+
+    On GPUs the loss too: its steps over a large vocabulary are long there. Compiling the whole model would take twice
+    as long, and with several processes hold back every block's gradients until the last is known.
+    """
+    for block in model.blocks:
+        block.compile()
+    if next(model.parameters()).is_cuda:
+        model.loss_sum = torch.compile(model.loss_sum)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -635,7 +650,11 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
                 part = forward(x, y, loss_only=True)[1] / len(batches)
             part.backward()
         loss += part.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if config.grad_clip and norm > config.grad_clip:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.grad_clip, norm)
+    norm = norm.item()
     if not math.isfinite(norm):
         raise Diverged(f"step {step + 1}: the loss is {float(loss)}, the gradient's norm {norm} at learning rate "
                        f"{rate:.3g}. A lower --learning_rate, float32 or (powernorm) a longer --pn_warmup may help: "
@@ -679,7 +698,7 @@ class Run:
         self.forward = self.accelerate()
 
     def accelerate(self):
-        """Settles dtype and compile, as a continued run began with them; returns the model to call in training."""
+        """Settles dtype and compile, as a continued run began with them; returns what to call in training."""
         config, machine, before = self.config, self.machine, self.begun["config"]
         if config.dtype == "auto":
             config.dtype = before.get("dtype") or machine.fast_dtype()
@@ -689,12 +708,13 @@ class Run:
             config.compile = before.get("compile") or str(machine.compiling_pays(flops)).lower()
             torch._dynamo.config.suppress_errors = True          # a compiler that fails is no reason not to train
         torch.compiler.reset()                   # models of earlier calls would count towards its limit of recompilations
-        forward = torch.compile(self.model) if config.compile == "true" else self.model
+        if config.compile == "true":
+            compile_(self.model)
         if machine.world_size == 1:
-            return forward
+            return self.model
         # PowerNorm keeps its buffers equal by itself. Newer torch has another name for the option, with other effects.
         warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
-        return DistributedDataParallel(forward, broadcast_buffers=False)
+        return DistributedDataParallel(self.model, broadcast_buffers=False)
 
     def here(self, step):
         return {"step": step, "tokens": step * self.config.total_batch_size,
