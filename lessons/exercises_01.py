@@ -33,7 +33,7 @@ def drift_inputs(generator):
 drift = Exercise(
     reference=lambda blocks, shift, scale, mean, variance: (mean + blocks * shift, variance * scale ** blocks),
     inputs=drift_inputs,
-    mistakes=[
+    misconceptions=[
         (lambda n, shift, scale, mean, variance: (mean + n * shift, variance * scale ** (2 * n)),
          "The factor is the variance's. You took it for a factor of the values: then the variance gets its square."),
         (lambda n, shift, scale, mean, variance: (mean + n * shift, variance * (1 + n * (scale - 1))),
@@ -71,7 +71,7 @@ def over_the_batch(x, eps):
 layer_norm = Exercise(
     reference=lambda x, eps: standardize(x, eps)[0],
     inputs=norm_inputs,
-    mistakes=[
+    misconceptions=[
         (lambda x, eps: standardize(x, eps, correction=1)[0],
          "You divide the squares by n - 1, the sample variance (torch.var's default). LayerNorm divides them by n."),
         (eps_outside, "Your eps is outside the root. It belongs to the variance, before the root is taken."),
@@ -85,7 +85,7 @@ layer_norm = Exercise(
 largest = Exercise(
     reference=lambda n: math.sqrt(n - 1),
     inputs=lambda generator: ((f"n = {n}", n) for n in (1, 2, 5, 64, 768)),
-    mistakes=[
+    misconceptions=[
         (lambda n: math.sqrt(n), "sqrt(n) would need all other entries to be zero. But the entries have to add up to "
                                  "zero too, so the others cannot be."),
         (lambda n: (n - 1) / math.sqrt(n), "You used the sample variance. With the population variance, the squares of "
@@ -101,7 +101,7 @@ largest = Exercise(
 rms_norm = Exercise(
     reference=lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt(),
     inputs=norm_inputs,
-    mistakes=[
+    misconceptions=[
         (lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) + eps).sqrt(),
          "You divide by the length, so the result has length 1. RMSNorm takes the mean square: length sqrt(n)."),
         (lambda x, eps: standardize(x, eps)[0], "That is LayerNorm. RMSNorm subtracts nothing."),
@@ -135,7 +135,7 @@ def of_rms(m, v):
 rms_drift = Exercise(
     reference=rms_drifting(of_rms),
     inputs=drift_inputs,
-    mistakes=[
+    misconceptions=[
         (rms_drifting(lambda m, v: (math.sqrt(v), v)),
          "You divide by the root of the variance. That is the root mean square only when the mean is 0."),
         (rms_drifting(lambda m, v: (math.sqrt(m * m + v), math.sqrt(m * m + v))),
@@ -162,7 +162,7 @@ def parameter_names(generator):
 writes_to_stream = Exercise(
     reference=writers("wte", "wpe", "w_o", "w_down"),
     inputs=parameter_names,
-    mistakes=[
+    misconceptions=[
         (writers("w_o", "w_down"), "The stream begins somewhere: what is h before the first block?"),
         (writers("wte", "wpe"), "The embeddings begin the stream, but every block adds to it twice."),
         (writers("wte", "wpe", "w_o", "w_down", "w_qkv", "w_up"),
@@ -194,7 +194,7 @@ def jacobian_inputs(generator):
 jacobian = Exercise(
     reference=jacobian_of(),
     inputs=jacobian_inputs,
-    mistakes=[
+    misconceptions=[
         (jacobian_of(mean_term=False, y_term=False),
          "You treat mean and s as constants, but both depend on every entry of x: J is not diagonal."),
         (jacobian_of(y_term=False), "You treat the root s as a constant, but s depends on every entry of x."),
@@ -224,7 +224,7 @@ def backward_inputs(generator):
 layer_norm_backward = Exercise(
     reference=backward_of(),
     inputs=backward_inputs,
-    mistakes=[
+    misconceptions=[
         (backward_of(through_mean=False, through_root=False),
          "You treat mean and s as constants. They depend on x: two more terms, both means over the row."),
         (backward_of(through_root=False),
@@ -251,7 +251,7 @@ def residual_inputs(generator):
 residuals = Exercise(
     reference=lambda h, branch, norm: (h + branch(norm(h)), norm(h + branch(h))),
     inputs=residual_inputs,
-    mistakes=[
+    misconceptions=[
         (lambda h, branch, norm: (norm(h) + branch(norm(h)), norm(h + branch(h))),
          "Pre-LN adds to h itself, never to norm(h); else the stream would be normalized before every branch."),
         (lambda h, branch, norm: (h + norm(branch(h)), norm(h + branch(h))),
@@ -268,7 +268,7 @@ residuals = Exercise(
 stream_norms = Exercise(
     reference=lambda L: (math.sqrt(L), 2 ** ((L - 1) / 2)),
     inputs=lambda generator: ((f"{L} contribution{'s' * (L > 1)}", L) for L in (1, 2, 3, 12, 24)),
-    mistakes=[
+    misconceptions=[
         (lambda L: (L, 2 ** (L - 1)), "Lengths of independent vectors do not add; their squares do, on average."),
         (lambda L: (math.sqrt(L), 2 ** (L / 2)),
          "The second is one doubling too far: the first contribution has length 1."),
@@ -296,7 +296,7 @@ def backwards(factors):
 skip_gain = Exercise(
     reference=lambda r: backwards(1 / (1 + r ** 2).sqrt()),
     inputs=skip_inputs,
-    mistakes=[
+    misconceptions=[
         (lambda r: (1 / (1 + r ** 2).sqrt()).cumprod(0),
          "The gradient comes from the last sublayer: entry i has the factors of sublayer i and of all later ones."),
         (lambda r: backwards(1 / (1 + r ** 2).sqrt()) * (1 + r ** 2).sqrt(),

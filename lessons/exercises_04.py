@@ -32,7 +32,7 @@ def cosines(a, b, length=lambda x: x.square().sum(-1, keepdim=True).sqrt()):
     return (a / length(a).clamp(min=1e-12)) @ (b / length(b).clamp(min=1e-12)).T
 
 
-COSINE = Exercise(reference=cosines, inputs=cosine_inputs, mistakes=[
+COSINE = Exercise(reference=cosines, inputs=cosine_inputs, misconceptions=[
     (lambda a, b: a @ b.T, "These are dot products, which grow with the rows' lengths: a cosine does not."),
     (lambda a, b: cosines(a, b, lambda x: x.norm(dim=0, keepdim=True)),
      "You divide each column by its norm; the vectors here are the rows."),
@@ -53,7 +53,7 @@ def mean_abs_cosine(d):
 MEAN_ABS = Exercise(
     reference=mean_abs_cosine, tolerance=1e-3,             # wide enough for the limit of large d and for a Monte Carlo
     inputs=lambda generator: ((f"d = {d}", d) for d in (64, 256, 1024)),
-    mistakes=[
+    misconceptions=[
         (lambda d: d ** -0.5, "That is the root mean square of the cosine; the mean of its absolute value is smaller."),
         (lambda d: 2 / math.pi / math.sqrt(d),
          "That is the formula as printed in A.1; check it against the number printed right after it."),
@@ -96,7 +96,7 @@ def slerp_by(theta, a, b, alpha, over=torch.sin):
     return (((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b) / over(theta)
 
 
-SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, mistakes=[   # clamped angles pass too
+SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconceptions=[   # clamped angles pass too
     (lambda a, b, alpha: slerp(b, a, alpha), "The weights are the wrong way round: alpha = 0 has to give a."),
     (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha, over=torch.ones_like),
      "The division by sin(theta) is missing."),
@@ -130,7 +130,7 @@ def riemann_step(h, y, alpha):
     return moved(h, alpha * (y - along(h, y) * h))
 
 
-RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, mistakes=[
+RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions=[
     (lambda h, y, alpha: moved(h, alpha * (y - h)), "You step along y - h (eq. 10); take out its part along h first."),
     (lambda h, y, alpha: riemann_step(h, y, -alpha), "You walk away from y: a step goes against the gradient."),
     (lambda h, y, alpha: h + alpha * (y - along(h, y) * h),
@@ -150,7 +150,7 @@ def rate_inputs(generator):
 
 
 RATES = Exercise(
-    reference=lambda lr, init, scale: (lr * init / scale, lr / scale, scale / lr), inputs=rate_inputs, mistakes=[
+    reference=lambda lr, init, scale: (lr * init / scale, lr / scale, scale / lr), inputs=rate_inputs, misconceptions=[
         (lambda lr, init, scale: (lr, lr / init, init / lr),
          "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at scale."),
         (lambda lr, init, scale: (lr * scale / init, lr * scale / init ** 2, init ** 2 / (lr * scale)),
@@ -166,7 +166,7 @@ RATES = Exercise(
 
 SCALES = Exercise(
     reference=lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.25),
-    inputs=lambda generator: ((f"d_k = {d_k}", d_k) for d_k in (16, 64, 128, 1)), mistakes=[
+    inputs=lambda generator: ((f"d_k = {d_k}", d_k) for d_k in (16, 64, 128, 1)), misconceptions=[
         (lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
          "The wrong way round: a sum of d_k products is too large, a cosine is too small."),
         (lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
@@ -192,7 +192,7 @@ def scaled(norm_of):
 
 MATRICES = Exercise(
     reference=scaled(lambda i, w: w.square().sum((1, 0, 1, 0)[i], keepdim=True).sqrt()),
-    inputs=matrix_inputs, mistakes=[
+    inputs=matrix_inputs, misconceptions=[
         (scaled(lambda i, w: w.norm(dim=1, keepdim=True)),
          "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which axis has h's length?"),
         (scaled(lambda i, w: w.norm(dim=0, keepdim=True)),
@@ -232,7 +232,7 @@ def sphere_steps(w, gradients, lr, before=same, after=rows, view=same):
     return w, view(w).bfloat16()
 
 
-UPDATES = Exercise(reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, mistakes=[  # bfloat16's rounding
+UPDATES = Exercise(reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, misconceptions=[  # bfloat16's rounding
     (lambda w, g, lr: sphere_steps(w, g, lr, after=same, view=rows),
      "You normalize the copy alone. The master keeps its length, and the next step starts from it."),
     (lambda w, g, lr: sphere_steps(w, g, lr, after=lambda w: rounded(rows(w))),
@@ -262,7 +262,7 @@ def head_conditions(w_qkv, n_head, split=lambda w, n: w.unflatten(0, (n, -1)), p
     return torch.stack(found)
 
 
-CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3, mistakes=[
+CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3, misconceptions=[
     (lambda w, n: head_conditions(w, 1), "That is the whole matrix: rows of different heads can be alike. Take each "
                                          "head's d_k rows by themselves, then the median."),
     (lambda w, n: head_conditions(w, n, power=1),
@@ -300,7 +300,7 @@ def late_loss(model, tokens, context, last):
             2, window[:, 1:, None])[:, -last:].mean()
 
 
-CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, mistakes=[
+CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
     (lambda model, t, context, last: mean_loss(model, t[:, :context], t[:, 1:context + 1], slice(-last, None)),
      "You keep the start of the window, so that each context length has other targets. Keep its end."),
     (lambda model, t, context, last: mean_loss(model, t[:, -context - 1:-1], t[:, -context:]),

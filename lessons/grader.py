@@ -14,8 +14,8 @@ inputs, and the wrong answers that one expects, each with the sentence that woul
         yield "three rows", torch.randn(3, 5, generator=generator)
         yield "a row of zeros", torch.zeros(1, 5)
 
-    EXERCISES["1.9"] = Exercise(reference=lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), inputs=inputs,
-                                mistakes=[(lambda x: x / x.norm(), "Each row has a length of its own: look at dim.")])
+    EXERCISES["1.12"] = Exercise(reference=lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), inputs=inputs,
+                                misconceptions=[(lambda x: x / x.norm(), "Each row has a length of its own: look at dim.")])
 """
 import importlib
 import traceback
@@ -31,13 +31,13 @@ class Exercise:
     """reference(*arguments) is the right answer: a number, a tensor, or a tuple or list of them.
 
     inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown to the reader.
-    mistakes: (wrong function, helpful sentence), each of which must differ from the reference and from one another.
+    misconceptions: (wrong function, helpful sentence), each of which must differ from the reference and from one another.
     An output is right within tolerance * (1 + its size).
     """
 
     reference: Callable
     inputs: Callable
-    mistakes: list
+    misconceptions: list
     tolerance: float = 1e-5
 
 
@@ -122,7 +122,7 @@ def pattern(a, b):
 
 def mistake(given, exercise):
     """The sentence of the first known mistake whose answers these are, or None."""
-    for wrong, sentence in exercise.mistakes:
+    for wrong, sentence in exercise.misconceptions:
         theirs = answers(wrong, exercise)
         same = [given[label] if isinstance(given[label], Exception) and isinstance(theirs[label], Exception) else
                 difference(given[label], theirs[label], exercise.tolerance) is None for label in given]

@@ -2,6 +2,7 @@
 import importlib
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
 import nbformat
@@ -47,9 +48,9 @@ def test_reference_passes(number, capsys):
 
 @every_exercise
 def test_every_mistake_gets_its_own_sentence(number, capsys):
-    sentences = [sentence for _, sentence in EXERCISES[number].mistakes]
+    sentences = [sentence for _, sentence in EXERCISES[number].misconceptions]
     assert len(sentences) >= 2 and len(set(sentences)) == len(sentences)
-    for wrong, sentence in EXERCISES[number].mistakes:
+    for wrong, sentence in EXERCISES[number].misconceptions:
         assert grader.grade(number, wrong) is EXERCISES[number].reference
         out = capsys.readouterr().out
         assert out.startswith(f"{number}  not yet: ") and [s for s in sentences if s in out] == [sentence]
@@ -80,7 +81,7 @@ def test_lesson_has_what_a_teacher_expects(name):
     assert len(folded(notebook, "Hint")) == len(numbers)
     for number in numbers:
         assert re.search(rf"Exercise {number}\*\* [●○]{{3}} · \d+ minutes", prose), number
-    assert prose.count("**Predict") >= 2 and "uestions" in prose and "minutes" in prose[:1500]
+    assert prose.count("**Predict") >= 2 and "uestions" in prose and re.search("minutes|hours", prose[:1500])
     assert path.stat().st_size < 400_000
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))        # run once, in order
@@ -138,6 +139,20 @@ def test_grader_says_what_is_wrong(one, answer, words, capsys):
     out = capsys.readouterr().out
     assert out.startswith("1.1  not yet: ") and not [word for word in words if word not in out], out
     assert ("That doubles." in out) == ("That doubles." in words) and out.endswith("going on with the reference\n")
+
+
+def test_an_exercise_is_added_as_the_grader_says(monkeypatch, capsys):
+    example = textwrap.dedent(grader.__doc__[grader.__doc__.index("    def inputs"):])
+    exercises = importlib.import_module("exercises_01").EXERCISES
+    monkeypatch.setattr(importlib.import_module("exercises_01"), "EXERCISES", dict(exercises))
+    longer = importlib.import_module("exercises_01").EXERCISES
+    exec(example, {"torch": torch, "Exercise": grader.Exercise, "EXERCISES": longer})
+    (number,) = longer.keys() - exercises.keys()
+    exercise = longer[number]
+    solved = lambda x: torch.nn.functional.normalize(x, dim=-1)
+    assert grader.grade(number, solved) is solved
+    assert grader.grade(number, exercise.misconceptions[0][0]) is exercise.reference
+    assert exercise.misconceptions[0][1] in capsys.readouterr().out
 
 
 def test_grader_goes_on_with_an_unsolved_exercise(one, capsys):
