@@ -382,7 +382,7 @@ def mean_over_ranks(x):
 class Block(nn.Module):
     """The linear maps that all blocks share, and the splitting of their outputs. Subclasses write `forward`.
 
-    A subclass also says how the model ends (`ending`, `logits`) and which weights are constrained (`axes`,
+    A subclass also says how the model ends (`ending`, `last`, `logits`) and which weights are constrained (`axes`,
     `constrain_`); the ones here are those of a model without constraint that ends in its head alone.
     """
     axes = {}                      # matrix -> axis along which `constrain_` takes the norm
@@ -435,8 +435,13 @@ class Block(nn.Module):
         return {}
 
     @staticmethod
+    def last(gpt, h):
+        """What becomes of h (B, T, d) between the last block and the head."""
+        return h
+
+    @staticmethod
     def logits(gpt, h):
-        """h (B, T, d) -> (B, T, V)"""
+        """The head: h (B, T, d) -> (B, T, V), token by token."""
         return gpt.lm_head(h)
 
 
@@ -469,8 +474,8 @@ class PreNormBlock(Block):
         return {"norm_f": self.Norm(self.d, config)}
 
     @staticmethod
-    def logits(gpt, h):
-        return gpt.lm_head(gpt.norm_f(h))                                            # (1)
+    def last(gpt, h):
+        return gpt.norm_f(h)
 
 
 class NormFormerBlock(PreNormBlock):
@@ -719,8 +724,9 @@ class GPT(nn.Module):
         h, cos, sin = self.drop(h), self.cos[start:stop], self.sin[start:stop]
         for i, block in enumerate(self.blocks):
             h = block(h, cos, sin, caches[i] if caches else None)
+        h = self.blocks[0].last(self, h if targets is not None else h[:, -1:])
         if targets is None:
-            return self.blocks[0].logits(self, h[:, -1:]), None
+            return self.blocks[0].logits(self, h), None
         counted = (targets >= 0).sum()
         at_once = max(1, LOGITS_AT_ONCE // (len(idx) * self.config.vocab_size))
         if not loss_only or at_once >= idx.shape[1]:

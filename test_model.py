@@ -306,11 +306,50 @@ def test_scale_separates_value_from_learning_rate():
         close(got, np.full(6, want), 1e-6)
 
 
-@pytest.mark.parametrize("T", [6, 520])
+@pytest.mark.parametrize("T", [6, 128, 129, 300, 520])
 def test_attend_is_causal_softmax_attention(T):
-    q, k, v = (randn(2, 3, T, 4, seed=s) for s in (1, 2, 3))
-    weights = np.exp(0.7 * np.einsum("bhid,bhjd->bhij", q, k)) * np.tril(np.ones((T, T)))
-    close(attend(q, k, v, 0.7), np.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdims=True), v))
+    q, k, v = (randn(2, 3, T, 4, seed=s).requires_grad_() for s in (1, 2, 3))
+    weights = np.exp(0.7 * np.einsum("bhid,bhjd->bhij", array(q), array(k))) * np.tril(np.ones((T, T)))
+    want = np.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdims=True), array(v))
+    close(attend(q, k, v, 0.7), want)
+    with torch.no_grad():
+        for first in {1, T // 2, T - 1}:
+            cache = Cache(2, GPTConfig(n_head=3, n_embd=12, block_size=T), v)
+            parts = (slice(first), slice(first, T))
+            close(torch.cat([attend(q[:, :, s], k[:, :, s], v[:, :, s], 0.7, cache) for s in parts], 2), want)
+    grads = torch.autograd.grad(attend(q, k, v, 0.7).cos().sum(), (q, k, v))
+    sdpa = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.7)
+    for got, other in zip(grads, torch.autograd.grad(sdpa.cos().sum(), (q, k, v))):
+        close(got, other, 1e-9)
+
+
+@every_arch
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "parts"])
+def test_loss_only_is_the_same_loss(arch, whole, monkeypatch):
+    """With and without the logits, all at once or a few positions at a time; -1 is no target."""
+    model = rough(build(arch, tie=arch == "rmsnorm"))
+    targets = TARGETS.masked_fill(torch.arange(12) % 5 == 1, -1)
+    logits, loss = model(IDX, targets)
+    want = torch.autograd.grad(loss, list(model.parameters()))
+    monkeypatch.setattr(model_py, "LOGITS_AT_ONCE", 2 * 17 * (12 if whole else 5))
+    sizes, loss_sum = [], model.loss_sum
+    monkeypatch.setattr(model, "loss_sum", lambda h, t: sizes.append(h.shape[1]) or loss_sum(h, t))
+    none, again = model(IDX, targets, loss_only=True)
+    assert none is None and sizes == ([12] if whole else [5, 5, 2])
+    close(again, loss, 1e-6)  # float32 losses
+    for got, other in zip(torch.autograd.grad(again, list(model.parameters())), want):
+        close(got, other, 1e-5)
+    assert sorted(sizes) == ([12] if whole else [2, 2, 5, 5, 5, 5])  # the backward makes them anew
+    assert model(IDX, targets)[0].shape == logits.shape
+
+
+def test_gelu_compiles_to_the_same_function(monkeypatch):
+    x = torch.linspace(-9, 9, 1001, dtype=torch.float64, requires_grad=True)
+    want = 0.5 * array(x) * (1 + np.tanh(math.sqrt(2 / math.pi) * (array(x) + 0.044715 * array(x) ** 3)))
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+        close(model_py.gelu(x), want, 1e-12)
+        close(torch.autograd.grad(model_py.gelu(x).sum(), x)[0], np.gradient(want, array(x)), 1e-4)
 
 
 # PowerNorm -----------------------------------------------------------------------------------------------------------
@@ -768,9 +807,10 @@ def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
     close(plain(x), array(x) / math.sqrt(1 + 1e-5), 1e-12)
 
 
-@pytest.mark.parametrize("arch, like", [("ngpt_slerp", "ngpt"), ("ngpt_bounded", "ngpt"), ("mine", "rmsnorm")])
+@pytest.mark.parametrize("arch, like", [("ngpt_slerp", "ngpt"), ("ngpt_bounded", "ngpt"), ("mine", "rmsnorm"), ("ours", "angpt")])
 def test_an_arch_without_a_recipe_trains_like_its_family(arch, like, monkeypatch):
     monkeypatch.setitem(ARCHS, "mine", functools.partial(model_py.PreNormBlock, Norm=model_py.RMSNorm))
+    monkeypatch.setitem(ARCHS, "ours", type("Ours", (model_py.ANGPTBlock,), {}))
     mine, family = resolve(TrainConfig(arch=arch)), resolve(TrainConfig(arch=like))
     for name in ("learning_rate", "weight_decay", "warmup_ratio"):
         assert getattr(mine, name) == getattr(family, name)
@@ -2087,17 +2127,26 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
 
 
 @train_every_arch
-def test_train_compiled_equals_eager(arch):
+@pytest.mark.parametrize("mlp, parts", [("swiglu", True), ("gelu", False)])
+def test_train_compiled_equals_eager(arch, mlp, parts, monkeypatch):
+    """As one graph, the loss in parts, and block by block as train.py does it."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    config = GPTConfig(arch=arch, vocab_size=50, n_embd=32, n_layer=2, n_head=2, block_size=32, pn_warmup=1)
+    config = GPTConfig(arch=arch, mlp=mlp, vocab_size=50, n_embd=32, n_layer=2, n_head=2, block_size=32, pn_warmup=1)
     eager, other = GPT(config).train(), GPT(config).train()
     other.load_state_dict(eager.state_dict())
-    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    if parts:
+        monkeypatch.setattr(model_py, "LOGITS_AT_ONCE", 2 * 50 * 20)
+        compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    else:
+        compile_ = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda f: compile_(f, fullgraph=True, backend="aot_eager"))
+        trainer.compile_(other)
+        compiled = other
     for step in range(3):
         rows = torch.randint(50, (2, 33))
         with torch._dynamo.config.patch(error_on_recompile=step > 0):
-            losses = [model(rows[:, :-1], rows[:, 1:])[1] for model in (eager, compiled)]
+            losses = [model(rows[:, :-1], rows[:, 1:], loss_only=parts)[1] for model in (eager, compiled)]
             for loss in losses:
                 loss.backward()
         train_same(*losses, 1e-6)
