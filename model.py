@@ -169,7 +169,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
 
 
 def attend_plainly(q, k, v, scale, dropout):
-    """attend by its formula, for queries (B, H, T, d_k) that are the last of the positions of k and v (B, H, S, d_k)."""
+    """attend by its formula: queries (B, H, T, d_k) at the last T of the S positions of k and v (B, H, S, d_k)."""
     scores = scale * q @ k.transpose(-2, -1)                                      # (B, H, T, S)
     T, S = scores.shape[-2:]
     future = torch.full((T, S), -torch.inf, device=q.device).triu(1 + S - T)
@@ -226,8 +226,10 @@ class One:
 
 
 def scaled(s, linear, x):
-    """s * linear(x), s (n,). It is the n rows of the matrix that are multiplied: there are fewer of them than of tokens,
-    and for the gradient of s the backward need not keep linear(x)."""
+    """s * linear(x), one factor s (n,) for each output.
+
+    The rows of the matrix are multiplied: there are fewer than tokens, and s's gradient does not need linear(x).
+    """
     if isinstance(s, One):
         return linear(x)
     return F.linear(x, s[:, None] * linear.weight, None if linear.bias is None else s * linear.bias)
@@ -733,8 +735,9 @@ class GPT(nn.Module):
             logits, total = self.loss_sum(h, targets)
             return None if loss_only else logits, total / counted
         # The backward makes the logits of a part anew: kept, they would outweigh all else.
-        parts = zip(h.split(at_once, dim=1), targets.split(at_once, dim=1))
-        return None, sum(checkpoint(lambda *part: self.loss_sum(*part)[1], *part, use_reentrant=False) for part in parts) / counted
+        sums = [checkpoint(lambda *part: self.loss_sum(*part)[1], *part, use_reentrant=False)
+                for part in zip(h.split(at_once, dim=1), targets.split(at_once, dim=1))]
+        return None, sum(sums) / counted
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, stop=None, generator=None):
