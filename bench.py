@@ -5,7 +5,7 @@ Measure what normalization costs.
     python bench.py speed --compile=false --archs=rmsnorm+qk_norm,ngpt       # two of them; nothing to compile: quicker
     python bench.py speed --size=0.5b --batch_size=8 --block_size=2048       # anGPT's Table 2, where GPT+ comes first
     python bench.py sample --batch_sizes=1,4,16 --threads=1  # decoding with the KV cache
-    python bench.py sample --fold=true                       # the same with constant factors moved into the weights
+    python bench.py sample --fold=false                      # the same without what GPT.fold_ computes beforehand
     python bench.py race                                     # which arch needs fewer tokens: half an hour on two cores
     python bench.py race --size=0.5b --data=data/fineweb10B-gpt2 --tokens=70_000_000_000 --lengths=5     # anGPT's Fig. 3
 
@@ -18,15 +18,17 @@ speed   train.py's own optimizer_step with one micro-batch (forward, backward, c
         tokens that lie on the device, so no loading. MFU: against this machine's own matrix products, the best seen.
         Memory: weights, AdamW's state and the most that one more step has torch allocate, without the program itself
         and the scratch space of libraries. Compiling takes about half a minute an arch, the first time.
-sample  model.generate, greedy, from a random prompt; eager and float32 as in sample.py. The first token, which takes
-        the reading of the prompt, is not in it.
+sample  model.generate, greedy, from a random prompt; eager, float32 and with folded constants as in sample.py. The
+        first token, which takes the reading of the prompt, is not in it.
 race    complete runs of train.py, each with a cosine of its own, several at once. First a learning rate for every arch:
         half, one and two times the recipe's, and on while the best is at an edge, with one seed, at the middle length.
         Then with the best rate every length and seed; a seed also sets the order of the data, the same for all archs.
         Speed-up: the tokens of the longest runs over those with which an arch reaches the baseline's loss there, read
-        off straight lines in log loss against log tokens through its lengths (`tokens_to_reach`). Its 95% interval is
-        a bootstrap over seeds, all archs taking the same ones; three seeds make it too narrow rather than too wide.
-        In wall time: that over the median ratio of step times, which `speed` measures afterwards on the idle machine.
+        off straight lines in log loss against log tokens through its lengths (`tokens_to_reach`). Its interval is a
+        bootstrap over seeds (2.5% to 97.5%), all archs taking the same ones; with three seeds it holds the true factor
+        about three times in four, with more seeds more often. In wall time: that over the median ratio of step times,
+        which `speed` measures afterwards on the idle machine, as train.py would run the size (the runs themselves are
+        not compiled); the interval leaves out the spread of that ratio.
         A stopped race goes on when called again: what has run is read from out/race.
 """
 import contextlib
@@ -97,7 +99,7 @@ class DecodeConfig(BenchConfig):
     batch_sizes: str = option("1,4,16", "sequences decoded side by side, with commas between")
     prompt_tokens: int = option(16, "length of the prompt")
     new_tokens: int = option(65, "tokens generated, of which the first is not measured")
-    fold: bool = option(False, "move constant factors into the weights first (GPT.fold_)")
+    fold: bool = option(True, "compute beforehand what depends on the weights alone (GPT.fold_)")
     dtype = "float32"                                    # no option: sample.py has none either
 
     def sizes(self):
@@ -734,7 +736,7 @@ def race_tables(running, results):
         lines.append([arch, *(f"{mean:.4f} +- {std:.4f}" for mean, std in zip(r["mean"], stds))])
     print_table(lines)
     print(f"\nTo the loss of {first} after {running.tokens[-1]:,} tokens")
-    lines = [["arch", "tokens", "steps", "fewer tokens", "95%", "time ratio", "less time", "95%"]]
+    lines = [["arch", "tokens", "steps", "fewer tokens", "interval", "time ratio", "less time", "interval"]]
     for arch, r in results.items():
         ratio, in_time = r["time_ratio"], r["speedup_in_time"]
         lines.append([arch, f"{r['speedup']['tokens']:,.0f}", f"{r['steps_needed']:,.0f}",

@@ -160,6 +160,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     kernel = attention_kernel(v.device.type, v.dtype, S)
     if T > 1 and (kernel == "plain" or kernel == "sdpa" and T < S):
+        # By parts of the queries: nearly half of the work is with keys that none of a part may see.
         return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
                           for part, end in zip(q.split(128, dim=2), [*range(128, T, 128), T])], dim=2)
     if kernel == "flash_attn":
@@ -190,8 +191,6 @@ class Cache:
         return self.k.narrow(2, 0, self.length), self.v.narrow(2, 0, self.length)
 
 
-LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
-
 def gelu(x):
     """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2; as a sigmoid it compiles to faster code."""
     if torch.compiler.is_compiling():
@@ -200,6 +199,24 @@ def gelu(x):
 
 
 ACTIVATIONS = {"swiglu": F.silu, "gelu": gelu}
+
+
+class One:
+    """A factor that was moved elsewhere: One() * x is x."""
+
+    def __mul__(self, x):
+        return x
+
+
+def scaled(s, linear, x):
+    """s * linear(x), one factor s (n,) for each output.
+
+    With more tokens than channels it is the rows of the matrix that are multiplied, the smaller thing; nor does the
+    gradient of s need linear(x) then.
+    """
+    if isinstance(s, One) or x.shape[:-1].numel() < x.shape[-1]:
+        return s * linear(x)
+    return F.linear(x, s[:, None] * linear.weight, None if linear.bias is None else s * linear.bias)
 
 
 @functools.lru_cache
@@ -217,23 +234,6 @@ def nu_activation(mlp, n_embd):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Norm layers: Norm(n, config), x (B, T, n)
-
-class One:
-    """A factor that was moved elsewhere: One() * x is x."""
-
-    def __mul__(self, x):
-        return x
-
-
-def scaled(s, linear, x):
-    """s * linear(x), one factor s (n,) for each output.
-
-    The rows of the matrix are multiplied: there are fewer than tokens, and s's gradient does not need linear(x).
-    """
-    if isinstance(s, One):
-        return linear(x)
-    return F.linear(x, s[:, None] * linear.weight, None if linear.bias is None else s * linear.bias)
-
 
 class Scale(nn.Module):
     """A learned vector of n entries that starts at `init` but is stored at size `scale` (nGPT section 2.5).
@@ -393,7 +393,7 @@ class Block(nn.Module):
         super().__init__()
         d = config.n_embd
         self.d, self.n_head, self.d_k = d, config.n_head, config.head_dim
-        self.sqrt_d = d ** 0.5                       # 1 once fold_ has moved it into the weights
+        self.sqrt_d = d ** 0.5
         self.gated = config.mlp == "swiglu"
         self.f = ACTIVATIONS[config.mlp]
         self.dropout = config.dropout
@@ -596,6 +596,8 @@ class ANGPTBlock(Block):
         self.nu_qkv = self.nu_p = self.nu_uz = self.nu_acf = self.nu_d = self.sqrt_d = One()   # norms undo nu_p, nu_d
 
 
+FAMILIES = PreNormBlock, NormFormerBlock, NGPTBlock, ANGPTBlock
+
 # name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock
 ARCHS = {
     "layernorm": functools.partial(PreNormBlock, Norm=LayerNorm),
@@ -609,12 +611,15 @@ ARCHS = {
 
 # ---------------------------------------------------------------------------------------------------------------------
 
+LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
+
+
 class GPT(nn.Module):
     """Token embedding, n_layer blocks, head."""
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
+        self.config, self.folded = config, False
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)                    # (V, d)  rows
         if config.pos == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)                # (block_size, d)  rows
@@ -684,10 +689,14 @@ class GPT(nn.Module):
         """For decoding only: moves constant factors, s_u, s_v and s_z into the weights (anGPT section 4.3).
 
         What depends on parameters alone is computed here, once, and the layers of a block are called without
-        nn.Module's detours: a third of the time of a token goes there. The logits stay the same to rounding;
-        the weights no longer satisfy their constraint.
+        nn.Module's detours: a third of the time of a token goes there. The logits stay the same to rounding; the
+        weights no longer satisfy their constraint, and the device has to be chosen before. A block with a forward of
+        its own stays as it is.
         """
-        if hasattr(self, "s_z"):
+        block = self.blocks[0]
+        if self.folded or type(block).forward not in [made.forward for made in FAMILIES]:
+            return self
+        if hasattr(self, "s_z") and block.logits is NGPTBlock.logits:
             self.lm_head.weight = nn.Parameter(self.lm_head.weight * self.s_z()[:, None])            # unties
             self.__dict__["s_z"] = One
         for block in self.blocks:
@@ -697,6 +706,7 @@ class GPT(nn.Module):
         for module in self.modules():
             if hasattr(module, "constants"):
                 module.constants = functools.partial(lambda kept: kept, module.constants())
+        self.folded = True
         return self
 
     def positions(self, start, stop):

@@ -783,6 +783,35 @@ def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie)
     assert {"w_qkv", "w_o", "w_up", "w_down"} <= replaced
 
 
+def test_folding_leaves_a_block_of_ones_own_alone(monkeypatch):
+    class Own(model_py.NGPTBlock):
+        def __init__(self, config):
+            super().__init__(config)
+            self.more = torch.nn.ModuleList([torch.nn.Linear(self.d, self.d)])
+
+        def forward(self, h, cos, sin, cache=None):
+            u, z = model_py.scaled(torch.cat((self.s_v(), self.s_v())), self.w_up, h).chunk(2, -1)
+            return unit(h + self.more[0](self.w_down(self.s_u() * u * z)) * self.w_o.weight.sum())
+
+    monkeypatch.setitem(ARCHS, "own", Own)
+    model = rough(build("own"))
+    before = model(IDX, TARGETS)[0]
+    for _ in range(2):
+        close(model.fold_()(IDX, TARGETS)[0], before, 1e-14)
+    twice = rough(build("angpt"))
+    before = twice(IDX, TARGETS)[0]
+    close(twice.fold_().fold_()(IDX, TARGETS)[0], before, 1e-12)
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_scaled_is_a_factor_for_each_output(tokens):
+    linear, s, x = torch.nn.Linear(8, 5).double(), randn(5).requires_grad_(), randn(2, tokens, 8, seed=4)
+    out = model_py.scaled(s, linear, x)
+    want = array(s) * (array(x) @ array(linear.weight).T + array(linear.bias))
+    close(out, want, 1e-12)
+    close(torch.autograd.grad(out.sum(), s)[0], (want / array(s)).sum((0, 1)), 1e-10)
+
+
 def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
     monkeypatch.setitem(ARCHS, "steps", variants.StepsBlock)
     close(rough(build("steps"))(IDX, TARGETS)[0], rough(build("ngpt"))(IDX, TARGETS)[0], 1e-14)
@@ -2105,6 +2134,7 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     )
     assert state["config"] == vars(config) and state["config"]["vocab_size"] == 300
     assert state["model"].keys() == GPT(config.model_config()).state_dict().keys()
+    assert torch.equal(trainer.Run(dataclasses.replace(config, resume="true")).begun["rng"], torch.get_rng_state())
     assert state["step"] == 5 and state["tokenizer"] == "bytes" and state["versions"]["torch"] == torch.__version__
     plain = train_run("plain", **{**options, "compile": False})
     train_same(train_told(log), train_told(plain[0]), 1e-4)
@@ -2121,6 +2151,26 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
         train_run(**options)
     monkeypatch.setattr(torch, "save", save)
     assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))
+
+
+def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
+    class Library:
+        calls, most = [], 2**25
+
+        def mallopt(self, what, value):
+            self.calls.append((what, value))
+            return int(what != -3 or value <= self.most)
+
+    monkeypatch.setattr(trainer.sys, "platform", "linux")
+    monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: Library())
+    trainer.keep_freed_memory()
+    assert Library.calls == [(-3, 2**30), (-3, 2**25), (-1, 2**31 - 1)]
+    Library.calls.clear()
+    Library.most = 0  # then nothing else is touched: the second setting alone would slow it down
+    trainer.keep_freed_memory()
+    assert Library.calls == [(-3, 2**30), (-3, 2**25)]
+    monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: object())  # another C library
+    trainer.keep_freed_memory()
 
 
 # Kernels -------------------------------------------------------------------------------------------------------------

@@ -37,9 +37,6 @@ from pathlib import Path
 
 # Threads wait for each other in a loop; beside other work on the same cores a long one costs ten times the time.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")             # read when torch loads
-with contextlib.suppress(OSError, AttributeError):           # Linux's malloc: keep what is freed, a sixth of a step's time
-    for option_of_mallopt, value in ((-3, 2 ** 30), (-1, 2 ** 31 - 1)):      # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        ctypes.CDLL(None).mallopt(option_of_mallopt, value)
 
 import numpy as np
 import torch
@@ -51,7 +48,8 @@ try:
 except ImportError:             # Windows
     resource = None
 
-from model import ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, Scale, attention_kernel, check, choose, option
+from model import (ANGPTBlock, ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, Scale, attention_kernel, check, choose,
+                   option)
 from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
@@ -151,8 +149,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
     Raises ConfigError where options do not fit together.
     """
     made = getattr(ARCHS[config.arch], "func", ARCHS[config.arch])                    # a class, or a partial of one
-    family = next((name for name in ("angpt", "ngpt") if isinstance(made, type) and issubclass(made, ARCHS[name])),
-                  "ngpt" if getattr(made, "axes", None) else "rmsnorm")               # for an arch without a recipe
+    bounded = isinstance(made, type) and issubclass(made, ANGPTBlock)
+    family = "angpt" if bounded else "ngpt" if getattr(made, "axes", None) else "rmsnorm"         # without a recipe
     presets = {**SIZES[config.size], **RECIPES.get(config.arch, RECIPES[family]),
                **RECIPES.get(config.arch + "+qk_norm" * config.qk_norm, {})}
     c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
@@ -284,7 +282,6 @@ class Loader:
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")                # compiled for evaluation too, a model would take longer to begin
 def evaluate(model, tokens, config, machine, token_bytes):
     """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
     model.eval()
@@ -292,7 +289,7 @@ def evaluate(model, tokens, config, machine, token_bytes):
     total = torch.zeros(3, dtype=torch.float64)                                       # nats, tokens, bytes
     for i in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
         x, y = tokens.batch(range(i, min(i + config.batch_size, count)), machine.device)
-        with machine.autocast():
+        with machine.autocast(), torch.compiler.set_stance("force_eager"):           # compiled for training only
             loss = model(x, y, loss_only=True)[1].item()
         total += torch.tensor([loss * y.numel(), y.numel(), token_bytes[y.cpu()].sum()], dtype=torch.float64)
     model.train()
@@ -325,6 +322,15 @@ def matmul_flops(device, dtype):
     return 2 * n ** 3 / best
 
 
+def keep_freed_memory():
+    """Has Linux's malloc keep what is freed: new pages at every step would take a sixth of its time."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            if any(libc.mallopt(-3, size) for size in (2 ** 30, 2 ** 25)):   # M_MMAP_THRESHOLD; old ones take the less
+                libc.mallopt(-1, 2 ** 31 - 1)                                # M_TRIM_THRESHOLD
+
+
 def find_device(name):
     """The device that --device asks for. Raises ConfigError when it is not there."""
     name = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -343,6 +349,8 @@ class Machine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")                                # TF32
+        else:
+            keep_freed_memory()
         if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
         self.rank = dist.get_rank() if self.world_size > 1 else 0
@@ -463,8 +471,8 @@ def diagnose(model, optimizer, x, y, machine):
 
     hooks = [block.register_forward_hook(watch) for block in model.blocks]
     model.eval()                                   # no dropout, and PowerNorm's running statistics stay as they are
-    with machine.autocast():
-        loss = model(x, y)[1]
+    with machine.autocast(), torch.compiler.set_stance("force_eager"):
+        loss = model(x, y, loss_only=True)[1]
     model.train()
     for hook in hooks:
         hook.remove()
@@ -512,7 +520,7 @@ def read_checkpoint(path, device="cpu"):
     expect(os.path.isfile(path), f"{path}: no such checkpoint; train.py writes one to its --out_dir")
     with blame(f"{path}: not a whole checkpoint of train.py"):
         state = torch.load(path, map_location=device, weights_only=True)
-        kinds = dict(model=dict, optimizer=dict, config=dict, rng=torch.Tensor, step=int, tokenizer=str, world_size=int)
+        kinds = dict(model=dict, optimizer=dict, config=dict, step=int, tokenizer=str, world_size=int)
         wrong = [name for name, kind in kinds.items() if not isinstance(state.get(name), kind)]
     expect(not wrong, f"{path}: {', '.join(wrong)} missing or of the wrong type, expected a checkpoint of train.py")
     return state
@@ -541,7 +549,6 @@ def resume_from(path, model, optimizer, config, tokenizer, machine):
     with blame(f"{path}: weights and config do not fit each other"):
         model.load_state_dict(state.pop("model"))
         optimizer.load_state_dict(state.pop("optimizer"))
-        torch.set_rng_state(state["rng"])
     for module in model.modules():
         if isinstance(module, PowerNorm):      # a rank's loss is the mean over its own tokens, and nu grows with that
             module.nu *= machine.world_size / state["world_size"]
@@ -696,6 +703,8 @@ class Run:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.started = time.perf_counter() - self.begun["seconds"]
         self.forward = self.accelerate()
+        if "rng" in self.begun:
+            torch.set_rng_state(self.begun["rng"])
 
     def accelerate(self):
         """Settles dtype and compile, as a continued run began with them; returns what to call in training."""
@@ -809,6 +818,7 @@ def main(argv):
         return
     out = config.out_dir or f"out/{config.arch}"
     model, tokenizer, state = load_model(f"{out}/ckpt.pt", find_device(config.device))
+    model.fold_()
     if state["step"] < state["config"]["max_steps"]:
         ranks = os.environ.get("LOCAL_WORLD_SIZE")
         words = [word for word in argv if not word.startswith("--resume=")] + ["--resume=true"]
