@@ -118,8 +118,9 @@ def wide(x):
 
 def unit(x, dim=-1):
     """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does its gradient."""
-    norm = torch.linalg.vector_norm(wide(x), dim=dim, keepdim=True)
-    return (wide(x) / norm.masked_fill(norm.logical_not(), torch.inf)).type_as(x)
+    wider = wide(x)
+    norm = torch.linalg.vector_norm(wider, dim=dim, keepdim=True)
+    return (wider / norm.masked_fill(norm.logical_not(), torch.inf)).type_as(x)
 
 
 def lerp(h, y, alpha):
@@ -158,8 +159,8 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
-    kernel = attention_kernel(v.device.type, v.dtype, S)
-    if T > 1 and (kernel == "plain" or kernel == "sdpa" and T < S):
+    kernel = attention_kernel(v.device.type, v.dtype, S) if T > 1 else "sdpa"
+    if kernel == "plain" or kernel == "sdpa" and 1 < T < S:
         # By parts of the queries: nearly half of the work is with keys that none of a part may see.
         return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
                           for part, end in zip(q.split(128, dim=2), [*range(128, T, 128), T])], dim=2)
@@ -688,8 +689,8 @@ class GPT(nn.Module):
     def fold_(self):
         """For decoding only: moves constant factors, s_u, s_v and s_z into the weights (anGPT section 4.3).
 
-        What depends on parameters alone is computed here, once, and the layers of a block are called without
-        nn.Module's detours: a third of the time of a token goes there. The logits stay the same to rounding; the
+        What depends on parameters alone is computed here, once, and most layers are called without nn.Module's
+        detours: a third of the time of a token goes there. The logits stay the same to rounding; the
         weights no longer satisfy their constraint, and the device has to be chosen before. A block with a forward of
         its own stays as it is.
         """
@@ -701,8 +702,10 @@ class GPT(nn.Module):
             self.__dict__["s_z"] = One
         for block in self.blocks:
             block.fold_()
-            for name, layer in block.named_children():
-                block.__dict__[name] = layer.forward
+        for module in (self, *self.blocks):
+            for name, layer in module.named_children():
+                if name not in ("blocks", "wpe", "s_z"):
+                    module.__dict__[name] = layer.forward
         for module in self.modules():
             if hasattr(module, "constants"):
                 module.constants = functools.partial(lambda kept: kept, module.constants())
