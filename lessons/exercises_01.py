@@ -77,6 +77,10 @@ layer_norm = Exercise(
         (eps_outside, "Your eps is outside the root. It belongs to the variance, before the root is taken."),
         (over_the_batch, "You normalized along the first axis. Every row is normalized on its own: look at dim."),
         (lambda x, eps: standardize(x, 0.0)[0], "Your eps is missing: equal entries give 0/0 then."),
+        (lambda x, eps: (x - x.mean()) / (x.var(correction=0) + eps).sqrt(),
+         "You took mean and variance of the whole tensor. Every row has its own: give dim."),
+        (lambda x, eps: standardize(x, eps)[0] / standardize(x, eps)[1],
+         "You divide by the variance. LayerNorm divides by its root."),
     ])
 
 
@@ -109,6 +113,10 @@ rms_norm = Exercise(
          "You divide by the root of the variance, which has the mean taken out. RMSNorm knows no mean."),
         (lambda x, eps: x / ((x ** 2).mean(-1, keepdim=True).sqrt() + eps),
          "Your eps is outside the root. It belongs to the mean square, before the root is taken."),
+        (lambda x, eps: x / ((x ** 2).mean() + eps).sqrt(),
+         "You took the mean square of the whole tensor. Every row has its own: give dim."),
+        (lambda x, eps: x / ((x ** 2).mean(-1, keepdim=True) + eps),
+         "You divide by the mean square. RMSNorm divides by its root."),
     ])
 
 
@@ -132,6 +140,12 @@ def of_rms(m, v):
     return math.sqrt(m * m + v), m * m + v
 
 
+def rms_at_the_end(blocks, shift, scale, mean, variance):
+    mean, variance = mean + blocks * shift, variance * scale ** blocks
+    of_mean, of_variance = of_rms(mean, variance)
+    return mean / of_mean, variance / of_variance
+
+
 rms_drift = Exercise(
     reference=rms_drifting(of_rms),
     inputs=drift_inputs,
@@ -143,6 +157,8 @@ rms_drift = Exercise(
         (rms_drifting(lambda m, v: (math.sqrt(m * m + v), m * m / (m * m + v) + v)),
          "You changed the mean first and then used the new one for the variance. Both need the same mean square."),
         (rms_drifting(of_rms, norm_first=True), "The norm comes after the block, on what the block gives."),
+        (rms_at_the_end, "You normalized once, at the end. The norm acts after every block."),
+        (lambda *_: (0.0, 1.0), "That is what LayerNorm leaves. RMSNorm does not subtract the mean."),
     ])
 
 
@@ -174,9 +190,9 @@ writes_to_stream = Exercise(
 
 # 1.7  LayerNorm's Jacobian --------------------------------------------------------------------------------------------
 
-def jacobian_of(mean_term=True, y_term=True, y_over_n=True, y_over_root=True):
+def jacobian_of(mean_term=True, y_term=True, y_over_n=True, y_over_root=True, correction=0):
     def jacobian(x, eps):
-        y, root = standardize(x, eps)
+        y, root = standardize(x, eps, correction)
         n, yy = len(x), torch.outer(y, y) * (1 if y_over_root else root ** 2)
         return (torch.eye(n, dtype=x.dtype) - mean_term / n - y_term * yy / (n if y_over_n else 1)) / root
     return jacobian
@@ -200,17 +216,19 @@ jacobian = Exercise(
         (jacobian_of(y_term=False), "You treat the root s as a constant, but s depends on every entry of x."),
         (jacobian_of(y_over_n=False), "s is the root of a mean over n entries: its derivative carries a 1/n."),
         (jacobian_of(y_over_root=False), "In the last term stands x - mean where y = (x - mean)/s belongs, twice."),
+        (jacobian_of(correction=1), "Your s has the sample variance, torch.var's default. LayerNorm's divides by n."),
     ])
 
 
 # 1.8  LayerNorm's backward pass ---------------------------------------------------------------------------------------
 
-def backward_of(use_weight=True, through_mean=True, through_root=True, y_for_weight=True):
+def backward_of(use_weight=True, through_mean=True, through_root=True, y_for_weight=True, row=torch.mean,
+                down=torch.sum):
     def backward(g, x, weight, eps):
         y, root = standardize(x, eps)
         u = g * weight if use_weight else g
-        dx = (u - through_mean * u.mean(-1, keepdim=True) - through_root * y * (u * y).mean(-1, keepdim=True)) / root
-        return dx, (g * (y if y_for_weight else y * root)).sum(0), g.sum(0)
+        dx = (u - through_mean * row(u, -1, keepdim=True) - through_root * y * row(u * y, -1, keepdim=True)) / root
+        return dx, down(g * (y if y_for_weight else y * root), 0), down(g, 0)
     return backward
 
 
@@ -231,6 +249,9 @@ layer_norm_backward = Exercise(
          "You treat s as a constant, but it depends on x: y times a row mean is missing."),
         (backward_of(use_weight=False), "On its way to x the gradient passes the gain: multiply g by weight first."),
         (backward_of(y_for_weight=False), "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
+        (backward_of(row=torch.sum), "dx has two means over the row. You took sums: a 1/n is missing in both."),
+        (backward_of(down=torch.mean),
+         "Gain and bias act on all rows: their gradients are sums over the rows, not means."),
     ])
 
 
@@ -260,6 +281,10 @@ residuals = Exercise(
          "In Post-LN the norm comes after the addition, on the sum."),
         (lambda h, branch, norm: (h + branch(norm(h)), norm(h + branch(norm(h)))),
          "Post-LN has one norm a branch, after the sum; the branch is given h as it is."),
+        (lambda h, branch, norm: (norm(h + branch(h)), h + branch(norm(h))),
+         "You have both, in the other order: Pre-LN first."),
+        (lambda h, branch, norm: (norm(h) + branch(h), norm(h + branch(h))),
+         "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way round."),
     ])
 
 
@@ -277,6 +302,7 @@ stream_norms = Exercise(
          "rule; under the second the stream is longer by then."),
         (lambda L: (math.sqrt(L), math.sqrt(L)),
          "Under the second rule the contributions are not of length 1: each doubles the stream's expected square."),
+        (lambda L: (math.sqrt(L), 2 ** (L - 1)), "The second is the expected square: its root is missing."),
     ])
 
 
@@ -304,6 +330,8 @@ skip_gain = Exercise(
         (lambda r: backwards(1 / (1 + r)),
          "1 + r would be the length of the sum if branch and stream pointed the same way. Here the squares add."),
         (lambda r: backwards(1 / (1 + r ** 2)), "1 + r^2 is the sum's mean square; the norm divides by its root."),
+        (lambda r: backwards((1 + r ** 2).sqrt()),
+         "The norm divides by the length of the sum, forward and backward. You multiply by it."),
     ])
 
 

@@ -60,6 +60,7 @@ MEAN_ABS = Exercise(
         (lambda d: 2 / math.pi, "That is the average for an angle that is uniform in a plane. In d dimensions almost "
                                 "all of the sphere is near the equator, so the mean shrinks as d grows."),
         (lambda d: 1 / d, "That is the variance of the cosine, the mean of its square."),
+        (lambda d: math.sqrt(2 / math.pi) / d, "The number is right. But cosines shrink like 1/sqrt(d), not like 1/d."),
     ])
 
 
@@ -104,6 +105,10 @@ SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconcep
      "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle along it."),
     (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha),
      "Right but where b = a: there both sines are 0 and the quotient is NaN. Clamp the cosine."),
+    (lambda a, b, alpha: ((1 - alpha * angle(a, b)).sin() * a + (alpha * angle(a, b)).sin() * b) / angle(a, b).sin(),
+     "Mind the brackets: the first weight is the sine of (1 - alpha) times theta."),
+    (lambda a, b, alpha: slerp_by((a * b).sum().clamp(-0.99999, 0.99999).arccos(), a, b, alpha),
+     "You have one theta for the whole batch. Every pair has its own: sum over the last axis only."),
 ])
 
 
@@ -159,6 +164,8 @@ RATES = Exercise(
          "The value moves by init / scale for every unit that the stored number moves; the init is missing."),
         (lambda lr, init, scale: (lr * init / scale, lr * init / scale, scale / (lr * init)),
          "Relative to what? The share is the value's step over the value's start, init; doubling follows from it."),
+        (lambda lr, init, scale: (lr * init / scale, lr / scale, 2 * scale / lr),
+         "That is the time to treble. To double, the stored number has to move by its start once."),
     ])
 
 
@@ -175,6 +182,10 @@ SCALES = Exercise(
          "You divide by the variance; a factor acts on it squared, so divide by the standard deviation."),
         (lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
          "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of variance 1/d_k."),
+        (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
+         "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large."),
+        (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
+         "The third follows from your second, but the second undoes the cosine's variance: undo its deviation."),
     ])
 
 
@@ -201,6 +212,8 @@ MATRICES = Exercise(
          "Exactly the other axis each time: torch stores a linear map as (out, in), the transpose of the paper's."),
         (scaled(lambda i, w: w.norm(dim=(1, 1, 1, 0)[i], keepdim=True)),
          "w_o is square, so its shape does not tell; it writes into h, as w_down does."),
+        (scaled(lambda i, w: w.norm(dim=(1, 0, 1, 1)[i], keepdim=True)),
+         "w_down writes into h, as w_o does: the axis of length d is its first one."),
     ])
 
 
@@ -241,6 +254,10 @@ UPDATES = Exercise(reference=sphere_steps, inputs=update_inputs, tolerance=4e-3,
      "You normalize before the step; after the last one the rows are off the sphere."),
     (lambda w, g, lr: (rows(w - lr * g.sum(0)), rows(w - lr * g.sum(0)).bfloat16()),
      "You normalize once, at the end. Every step has to start on the sphere."),
+    (lambda w, g, lr: sphere_steps(w.bfloat16(), g.bfloat16(), lr),
+     "Your master is bfloat16. It stays float32, and so does the arithmetic; the copy is made at the end."),
+    (lambda w, g, lr: (sphere_steps(w.bfloat16(), g.bfloat16(), lr)[0].float(), sphere_steps(w, g, lr)[1]),
+     "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the copy is rounded."),
 ])
 
 
@@ -271,6 +288,10 @@ CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, toleran
      "A head has d_k neighbouring rows; you took every n_head-th row."),
     (lambda w, n: head_conditions(w, n, middle=torch.mean), "The mean of the heads; nGPT's Figure 5 has the median, "
                                                            "which one bad head does not move much."),
+    (lambda w, n: head_conditions(w, n, split=lambda w, n: w.reshape(n, w.shape[1], -1).transpose(1, 2)),
+     "Your shape (3, n_head, d, d_k) tears the rows apart: the last axis is d, and a head has d_k rows."),
+    (lambda w, n: head_conditions(w.unflatten(0, (n, 3, -1)).transpose(0, 1).flatten(0, 2), n),
+     "You split by heads first. All of W_q comes first, then W_k, then W_v; each of them has n_head heads."),
 ])
 
 
@@ -309,6 +330,10 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
      "The target of a token is the next one; here the model is asked to predict its own input."),
     (lambda model, t, context, last: mean_loss(model, t[:, :-1], t[:, 1:], slice(-last, None)),
      "You always give the whole window: the context is to be cut to its last tokens."),
+    (lambda model, t, context, last: mean_loss(model, t[:, -context:-1], t[:, 1 - context:], slice(-last, None)),
+     "You give the model one token too few: context inputs and the last target make context + 1 tokens."),
+    (lambda model, t, context, last: late_loss(model, t, context, last) * len(t) * last,
+     "That is the sum of the losses; their mean is asked for."),
 ])
 
 

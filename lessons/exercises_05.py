@@ -82,6 +82,10 @@ def without_the_branch(alpha, nu, steps):
     return (nu * (1 - alpha)) ** torch.arange(steps + 1, dtype=torch.float64)
 
 
+def as_if_unit(alpha, nu, steps):
+    return (nu * math.sqrt(1 - 2 * alpha + 2 * alpha ** 2)) ** torch.arange(steps + 1, dtype=torch.float64)
+
+
 def inputs_stream_norms(generator):
     yield "24 steps of 0.05 without a factor", 0.05, 1.0, 24
     yield "24 steps of 0.05 with the printed factor", 0.05, 0.905, 24
@@ -219,6 +223,10 @@ EXERCISES = {
          "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit vectors side by side?"),
         (lambda d, n_head, ratio: [*linear_factors(d, n_head, ratio)[:2], (2 * ratio) ** -0.5, ratio ** 0.5],
          "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length."),
+        (lambda *a: [x ** 2 for x in linear_factors(*a)],
+         "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing."),
+        (lambda d, n_head, ratio: [n_head ** 0.5, n_head ** 0.5, *linear_factors(d, n_head, ratio)[2:]],
+         "nu_p is upside down: n_head unit vectors side by side are longer than 1, and nu_p has to shorten them."),
     ]),
     "5.3": Exercise(nu_residual, inputs_nu_residual, [
         (lambda a: 1 - 2 * a + 2 * a ** 2,
@@ -236,6 +244,9 @@ EXERCISES = {
         (lambda a, nu, n: stream_norms(a, nu, n).square(), "These are squared norms: the root at the end is missing."),
         (lambda a, nu, n: torch.cat((torch.ones(1, dtype=torch.float64), stream_norms(a, nu, n)[1:] / nu)),
          "The factor nu stands around the whole sum, the last step's too: h is measured after it."),
+        (as_if_unit, "1 - 2a + 2a^2 is for an h of length 1. Here h has the length n_k that the step before left."),
+        (lambda a, nu, n: stream_norms(a, nu ** 0.5, n),
+         "You multiply the square by nu: a factor nu on h is nu^2 on its square."),
     ]),
     "5.5": Exercise(nu_gate, inputs_nu_gate, [
         (lambda s: mean_of(lambda t: F.silu(t) ** 2, s ** 0.5) ** -0.5,
@@ -246,6 +257,8 @@ EXERCISES = {
          "You squared the mean: what is wanted is the mean of the square, which is larger."),
         (lambda s: mean_of(lambda t: torch.sigmoid(t) ** 2, s) ** -0.5,
          "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t)."),
+        (lambda s: (mean_of(lambda t: F.silu(t) ** 2, s) - mean_of(F.silu, s) ** 2) ** -0.5,
+         "You took the standard deviation, which leaves the mean out. A length counts the mean too."),
     ], tolerance=3e-3),
     "5.6": Exercise(mixed_norms, inputs_mixed_norms, [
         (lambda A: A.sum(-1),
@@ -266,11 +279,19 @@ EXERCISES = {
          "The MLP's output ends in norm(h_m). Which factors can be pulled out in front of the whole of W_d (...)?"),
         (places("z"),
          "h after the residual step meets no norm: it goes on into the next step, and at the end into the head."),
+        (places("z", "acf", "residual"),
+         "acf: it multiplies the product after SiLU, so it can be pulled out through W_d. What comes after W_d?"),
+        (places(*PLACES), "Not all of them: what does a norm leave of a factor in front of it?"),
+        (places("q", "k", "v", "p", "u", "acf", "d"),
+         "You have it the other way round: True is for a factor that changes the output."),
         (places("residual"), "One constant sits inside a function f with f(c z) different from c f(z)."),
     ]),
     "5.8": Exercise(fold_least, inputs_fold, [
         (fold_up(lambda nu, s: 1, lambda nu, s: nu),
          "The gate's argument is z * nu_uz * sqrt(d): two factors, one of which you left behind."),
+        (fold_up(lambda nu, s: 1, lambda nu, s: s), "Besides sqrt(d) there is nu_uz, on z as well as on u."),
+        (fold_up(lambda nu, s: 1, lambda nu, s: 1 / (nu * s)),
+         "You divide. The constants are set to 1, so the weights have to take them over: multiply."),
         (fold_up(lambda nu, s: nu * s, lambda nu, s: 1),
          "u's rows come first in W_uz, then z's; the gate's argument is z."),
         (fold_up(lambda nu, s: nu, lambda nu, s: nu * s),
@@ -298,5 +319,9 @@ EXERCISES = {
          "This is what at least one model allows. The same number of extras has to fit all models at once."),
         (lambda p, digit, c, n: ((p - digit / 2 - c).max(), (p + digit / 2 - c).min()),
          "These are extras in the whole model; a deeper model has more layers to put them in."),
+        (lambda p, digit, c, n: (((c - digit / 2 - p) / n).max(), ((c + digit / 2 - p) / n).min()),
+         "Your sign is reversed: what we did not count is the printed number less ours."),
+        (lambda *a: tuple(sorted(extra_per_layer(*a))),
+         "You sorted the two. When no e fits, lowest comes out above highest: that is the finding."),
     ]),
 }

@@ -32,7 +32,7 @@ class Exercise:
 
     inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown to the reader.
     misconceptions: (wrong function, helpful sentence), each of which must differ from the reference and from one another.
-    An output is right within tolerance * (1 + its size).
+    An output is right within tolerance * (1 + its size). A tuple or list of numbers only is taken as one tensor.
     """
 
     reference: Callable
@@ -56,17 +56,17 @@ def copy(x):
 
 
 def number(x):
-    """x as a float64 tensor."""
+    """x as a tensor."""
     if x is None:
         raise TypeError("nothing was returned")
     try:
-        return torch.as_tensor(x).detach().to(torch.float64)
+        return torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{x!r:.60} was returned, expected a number or a tensor") from None
 
 
 def answers(function, exercise):
-    """label -> what `function` gives: a list of float64 tensors, or the exception that it raised."""
+    """label -> what `function` gives: a list of tensors (one for a row of numbers), or the exception it raised."""
     found = {}
     for label, *arguments in exercise.inputs(torch.Generator().manual_seed(1337)):
         torch.manual_seed(1337)
@@ -74,13 +74,20 @@ def answers(function, exercise):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")             # of a variance of one element, say: the answer tells
                 given = function(*copy(arguments))          # copies: it may write into them
-            parts = given if isinstance(given, (tuple, list)) else [given]
-            found[label] = [number(part) for part in parts]
+            parts = [number(x) for x in given] if isinstance(given, (tuple, list)) else [number(given)]
+            numbers = isinstance(given, (tuple, list)) and parts and all(part.dim() == 0 for part in parts)
+            found[label] = [torch.stack(parts)] if numbers else parts
         except NotImplementedError:
             raise
         except Exception as error:
             found[label] = error
     return found
+
+
+def form(parts):
+    """What there is, in words."""
+    words = [f"shape {tuple(part.shape)}" if part.dim() else "a number" for part in parts]
+    return words[0] if len(parts) == 1 else f"{len(parts)} values ({', '.join(words)})"
 
 
 def difference(given, expected, tolerance):
@@ -91,17 +98,20 @@ def difference(given, expected, tolerance):
         return f"{type(given).__name__}: {given}{line}"
     if isinstance(expected, Exception):                     # only a mistake may: then nothing is equal to it
         return "an answer where none was expected"
-    if len(given) != len(expected):
-        return f"{len(expected)} values expected, given {len(given)}"
+    if [a.shape for a in given] != [b.shape for b in expected]:
+        return f"{form(expected)} expected, given {form(given)}"
     for part, (a, b) in enumerate(zip(given, expected)):
         where = f"value {part + 1}: " if len(expected) > 1 else ""
-        if a.shape != b.shape:
-            return f"{where}shape {tuple(b.shape)} expected, given {tuple(a.shape)}"
+        if a.dtype != b.dtype and {a.dtype, b.dtype} & {torch.float16, torch.bfloat16}:     # no other dtype counts
+            return f"{where}{b.dtype} expected, given {a.dtype}"
+        yes_no, a, b = b.dtype == torch.bool, a.double(), b.double()
         off = torch.where(a.isnan() & b.isnan() | (a == b), 0.0, (a - b).abs() / (1 + b.abs()))
         off = off.nan_to_num(nan=torch.inf)
         if off.numel() and off.max() > tolerance:
             place = [int(i) for i in torch.unravel_index(off.argmax(), off.shape)]
             at = f" at {place}" if place else ""
+            if yes_no:
+                return f"{(off > 0).sum()} of {off.numel()} answers are wrong" if at else "the other answer is expected"
             if not a[tuple(place)].isfinite():
                 return f"{where}{a[tuple(place)].item()}{at}"
             return f"{where}off by {(a - b).abs()[tuple(place)].item():.3g}{at}{pattern(a, b)}"
@@ -142,7 +152,7 @@ def grade(number, function):
     wrong = {label: what for label in expected
              if (what := difference(given[label], expected[label], exercise.tolerance))}
     if not wrong:
-        size = max(((a - b).abs().nan_to_num().max().item() for label in given
+        size = max(((a.double() - b.double()).abs().nan_to_num().max().item() for label in given
                     for a, b in zip(given[label], expected[label]) if a.numel()), default=0.0)
         print(f"{number}  pass: {len(given)} inputs, largest difference {size:.1g}")
         return function

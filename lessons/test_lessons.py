@@ -127,8 +127,10 @@ def one(monkeypatch):
     (lambda x: 3 * square(x), ["everywhere 3 times what is expected"]),
     (lambda x: square(x) + 0.5, ["everywhere +0.5"]),
     (lambda x: square(x) / 0, ["inf at [0]"]),
-    (lambda x: square(x)[:1], ["shape (3,) expected, given (1,)"]),
-    (lambda x: (x, x), ["1 values expected, given 2"]),
+    (lambda x: square(x)[:1], ["shape (3,) expected, given shape (1,)"]),
+    (lambda x: square(x).sum(), ["shape (3,) expected, given a number"]),
+    (lambda x: (x, x), ["shape (3,) expected, given 2 values (shape (3,), shape (3,))"]),
+    (lambda x: square(x).bfloat16(), ["torch.float32 expected, given torch.bfloat16"]),
     (lambda x: None, ["nothing was returned"]),
     (lambda x: "x * x", ["'x * x' was returned, expected a number or a tensor"]),
     (lambda x: x.squared(), ["AttributeError", "x.squared()"]),
@@ -139,6 +141,20 @@ def test_grader_says_what_is_wrong(one, answer, words, capsys):
     out = capsys.readouterr().out
     assert out.startswith("1.1  not yet: ") and not [word for word in words if word not in out], out
     assert ("That doubles." in out) == ("That doubles." in words) and out.endswith("going on with the reference\n")
+
+
+@pytest.mark.parametrize("reference, right, wrong, words", [
+    (lambda x: [0.5, x.sum()], lambda x: 0.5 * torch.eye(2)[0], lambda x: (0.5, 1.0), "off by 1 at [1]"),
+    (lambda x: torch.tensor([1.0, 2.0]), lambda x: (1, 2.0), lambda x: [1, 2, 3], "(2,) expected, given shape (3,)"),
+    (lambda x: True, lambda x: 1, lambda x: False, "with two zeros, the other answer is expected"),
+    (lambda x: [True, False], lambda x: x.new_tensor([1, 0]), lambda x: [True, True], "1 of 2 answers are wrong"),
+    (lambda x: (x, x.half()), lambda x: (x.double(), x.half()), lambda x: (x, x), "value 2: torch.float16 expected"),
+])
+def test_grader_compares_numbers_answers_and_dtypes(reference, right, wrong, words, monkeypatch, capsys):
+    exercise = grader.Exercise(reference, lambda generator: [("two zeros", torch.zeros(2))], [])
+    monkeypatch.setitem(importlib.import_module("exercises_01").EXERCISES, "1.1", exercise)
+    assert grader.grade("1.1", right) is right
+    assert grader.grade("1.1", wrong) is reference and words in capsys.readouterr().out
 
 
 def test_an_exercise_is_added_as_the_grader_says(monkeypatch, capsys):
