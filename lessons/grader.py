@@ -14,8 +14,9 @@ inputs, and the wrong answers that one expects, each with the sentence that woul
         yield "three rows", torch.randn(3, 5, generator=generator)
         yield "a row of zeros", torch.zeros(1, 5)
 
-    EXERCISES["1.12"] = Exercise(reference=lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), inputs=inputs,
-                                misconceptions=[(lambda x: x / x.norm(), "Each row has a length of its own: look at dim.")])
+    EXERCISES["1.12"] = Exercise(
+        reference=lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), inputs=inputs,
+        misconceptions=[(lambda x: x / x.norm(), "Each row has a length of its own: look at dim.")])
 """
 import importlib
 import traceback
@@ -31,7 +32,7 @@ class Exercise:
     """reference(*arguments) is the right answer: a number, a tensor, or a tuple or list of them.
 
     inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown to the reader.
-    misconceptions: (wrong function, helpful sentence), each of which must differ from the reference and from one another.
+    misconceptions: (wrong function, helpful sentence); no two give the same answers, nor one those of the reference.
     An output is right within tolerance * (1 + its size). A tuple or list of numbers only is taken as one tensor.
     """
 
