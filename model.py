@@ -161,7 +161,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     kernel = attention_kernel(v.device.type, v.dtype, S) if T > 1 else "sdpa"
     if kernel == "plain" or kernel == "sdpa" and 1 < T < S:
-        # By parts of the queries: nearly half of the work is with keys that none of a part may see.
+        # A part of the queries at a time, with the keys up to its end: those behind, nearly half, are masked anyway.
         return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
                           for part, end in zip(q.split(128, dim=2), [*range(128, T, 128), T])], dim=2)
     if kernel == "flash_attn":
@@ -526,8 +526,9 @@ class NGPTBlock(Block):
         weight.div_(norms(weight, axis).clamp(min=1e-30))                            # section 2.6, step 2
 
     def constants(self):
-        s_qk, s_z = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d
-        return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, torch.cat((self.s_u(), s_z)) if self.gated else s_z
+        s_qk, s_v = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d
+        s_uz = torch.cat((self.s_u(), s_v)) if self.gated else s_v                   # one factor a row of w_up
+        return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, s_uz
 
     def fold_(self):
         a, m, s_qk, s_uz = self.constants()
@@ -535,7 +536,7 @@ class NGPTBlock(Block):
         self.constants = lambda: (a, m, s_qk, One())
 
     def branches(self, uz):
-        return uz.chunk(2, dim=-1) if self.gated else (self.s_u(), uz)
+        return uz.chunk(2, dim=-1) if self.gated else (self.s_u(), uz)               # no gate: u is s_u times 1
 
     def forward(self, h, cos, sin, cache=None):
         a, m, s_qk, s_uz = self.constants()
