@@ -78,7 +78,7 @@ class BenchConfig:
     threads: int | None = option(None, "CPU threads (torch's choice)")
     seed: int = option(1337, "of weights, tokens, and the order in a round")
     device: str = option("auto", "auto | cpu | cuda | mps")
-    out_dir: str = option("out/bench", "folder for results")
+    out_dir: str = option("out/bench", "folder for tables and pictures")
 
     def __post_init__(self):
         for f in fields(self):

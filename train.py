@@ -665,7 +665,7 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
     if not math.isfinite(norm):
         raise Diverged(f"step {step + 1}: the loss is {float(loss)}, the gradient's norm {norm} at learning rate "
                        f"{rate:.3g}. A lower --learning_rate, float32 or (powernorm) a longer --pn_warmup may help: "
-                       "--resume=true with it goes on from the last checkpoint, which is untouched")
+                       "--resume=true with it goes on from the last checkpoint, if one was written: it is untouched")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     model.project_()
@@ -833,7 +833,12 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
+        if "RANK" in os.environ:                 # a thread of torch's that still runs would abort the usual way out
+            sys.stdout.flush()
+            os._exit(0)
     except (ConfigError, DataError, OSError) as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 2)
     except Diverged as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
+    except KeyboardInterrupt:
+        sys.exit(print("train.py: stopped outside of training; nothing new to save", file=sys.stderr) or 130)

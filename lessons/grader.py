@@ -16,7 +16,8 @@ inputs, and the wrong answers that one expects, each with the sentence that woul
 
     EXERCISES["1.12"] = Exercise(
         reference=lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), inputs=inputs,
-        misconceptions=[(lambda x: x / x.norm(), "Each row has a length of its own: look at dim.")])
+        misconceptions=[(lambda x: x / x.norm(), "Each row has a length of its own: look at dim."),
+                        (lambda x: x / x.norm(dim=-1, keepdim=True), "A row of zeros gives 0/0.")])
 """
 import importlib
 import traceback
@@ -44,7 +45,11 @@ class Exercise:
 
 def find(number):
     """The Exercise of that number, such as "1.2". Raises KeyError with what there is."""
-    exercises = importlib.import_module(f"exercises_{int(number.split('.')[0]):02d}").EXERCISES
+    lesson = number.split(".")[0]
+    try:
+        exercises = importlib.import_module(f"exercises_{int(lesson):02d}").EXERCISES
+    except ModuleNotFoundError:
+        raise KeyError(f"no exercise {number!r}: there is no lesson {lesson}") from None
     if number not in exercises:
         raise KeyError(f"no exercise {number!r}; there are {', '.join(exercises)}")
     return exercises[number]

@@ -49,7 +49,7 @@ def test_reference_passes(number, capsys):
 @every_exercise
 def test_every_mistake_gets_its_own_sentence(number, capsys):
     sentences = [sentence for _, sentence in EXERCISES[number].misconceptions]
-    assert len(sentences) >= 2 and len(set(sentences)) == len(sentences)
+    assert len(sentences) >= 2 and len(set(sentences)) == len(sentences), "at least two, each with its own sentence"
     for wrong, sentence in EXERCISES[number].misconceptions:
         assert grader.grade(number, wrong) is EXERCISES[number].reference
         out = capsys.readouterr().out
@@ -77,14 +77,19 @@ def test_lesson_has_what_a_teacher_expects(name):
     notebook, path = LESSONS[name], HERE / f"{name}.ipynb"
     numbers = [n for n in EXERCISES if int(n.split(".")[0]) == int(name[:2])]
     prose = text(notebook, "markdown")
-    assert list(graded(notebook)) == numbers == [n for n, _ in folded(notebook, "Solution")] and len(numbers) >= 5
-    assert len(folded(notebook, "Hint")) == len(numbers)
+    solutions = [n for n, _ in folded(notebook, "Solution")]
     for number in numbers:
-        assert re.search(rf"Exercise {number}\*\* [●○]{{3}} · \d+ minutes", prose), number
+        assert number in graded(notebook), f'{number}: no cell NAME = grade("{number}", NAME)'
+        assert number in solutions, f"{number}: no folded Solution {number}"
+        heading = rf"Exercise {number}\*\* [●○]{{3}} · \d+ minutes"
+        assert re.search(heading, prose), f"{number}: its heading should read **Exercise {number}** ●○○ · 5 minutes"
+    assert list(graded(notebook)) == numbers == solutions and len(numbers) >= 5
+    assert len(folded(notebook, "Hint")) == len(numbers), "every exercise has a folded Hint"
     assert prose.count("**Predict") >= 2 and "uestions" in prose and re.search("minutes|hours", prose[:1500])
     assert path.stat().st_size < 400_000
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))        # run once, in order
+    ran = [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert ran, "not run once from top to bottom: Restart and Run All, then save"
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
     assert sum("image/png" in o.get("data", {}) for o in outputs) >= 2
@@ -161,10 +166,10 @@ def test_an_exercise_is_added_as_the_grader_says(monkeypatch, capsys):
     example = textwrap.dedent(grader.__doc__[grader.__doc__.index("    def inputs"):])
     exercises = importlib.import_module("exercises_01").EXERCISES
     monkeypatch.setattr(importlib.import_module("exercises_01"), "EXERCISES", dict(exercises))
-    longer = importlib.import_module("exercises_01").EXERCISES
-    exec(example, {"torch": torch, "Exercise": grader.Exercise, "EXERCISES": longer})
-    (number,) = longer.keys() - exercises.keys()
-    exercise = longer[number]
+    new = {}
+    exec(example, {"torch": torch, "Exercise": grader.Exercise, "EXERCISES": new})
+    ((number, exercise),) = new.items()
+    importlib.import_module("exercises_01").EXERCISES[number] = exercise
     solved = lambda x: torch.nn.functional.normalize(x, dim=-1)
     assert grader.grade(number, solved) is solved
     assert grader.grade(number, exercise.misconceptions[0][0]) is exercise.reference
