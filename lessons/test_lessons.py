@@ -86,7 +86,7 @@ def test_lesson_has_what_a_teacher_expects(name):
     assert list(graded(notebook)) == numbers == solutions and len(numbers) >= 5
     assert len(folded(notebook, "Hint")) == len(numbers), "every exercise has a folded Hint"
     assert prose.count("**Predict") >= 2 and "uestions" in prose and re.search("minutes|hours", prose[:1500])
-    assert path.stat().st_size < 400_000
+    assert path.stat().st_size < 400_000, "over 400 KB: a smaller figure.dpi in the first cell helps"
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     ran = [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert ran, "not run once from top to bottom: Restart and Run All, then save"
