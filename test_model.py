@@ -2153,6 +2153,17 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))
 
 
+def test_train_compiles_once_and_for_training_alone(train_run, monkeypatch):
+    compiled, graphs = torch.compile, []
+    backend = lambda graph, inputs: graphs.append(graph) or graph.forward
+    monkeypatch.setattr(torch, "compile", lambda model: compiled(model, backend=backend))
+    train_run(arch="rmsnorm", compile="true", diagnose=False, n_layer=3, max_steps=4, eval_interval=2)
+    assert len(graphs) == 1  # three blocks, one code; validation has none
+    graphs.clear()
+    train_run(arch="rmsnorm", compile="true", diagnose=True, n_layer=3, max_steps=4, eval_interval=2)
+    assert len(graphs) == 1
+
+
 def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
     class Library:
         calls, most = [], 2**25
