@@ -120,12 +120,19 @@ def unit(x, dim=-1):
     """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does its gradient."""
     wider = wide(x)
     norm = torch.linalg.vector_norm(wider, dim=dim, keepdim=True)
-    return (wider / norm.masked_fill(norm.logical_not(), torch.inf)).type_as(x)
+    return (wider / torch.threshold(norm, 0.0, math.inf)).type_as(x)              # where norm is 0, x / inf
+
+
+def norms(x, axis):
+    """||x||_2 along axis, kept 1 wide."""
+    if axis == 0:                                # on CPUs torch's vector_norm takes ten times as long over columns
+        return x.square().sum(0, keepdim=True).sqrt()
+    return torch.linalg.vector_norm(x, dim=axis, keepdim=True)
 
 
 def lerp(h, y, alpha):
     """h + alpha (y - h): alpha of the way from h to y, channel by channel."""
-    return torch.lerp(h, y.type_as(h), alpha.type_as(h))
+    return torch.lerp(h, y.type_as(h), alpha)
 
 
 def rope(x, cos, sin):
@@ -137,9 +144,10 @@ def rope(x, cos, sin):
     half = cos.shape[-1]
     if half == 0:
         return x
-    a, b = x[..., :2 * half].chunk(2, dim=-1)                                     # (..., T, r/2) each
-    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
-    return turned if 2 * half == x.shape[-1] else torch.cat((turned, x[..., 2 * half:]), dim=-1)
+    if 2 * half < x.shape[-1]:
+        return torch.cat((rope(x[..., :2 * half], cos, sin), x[..., 2 * half:]), dim=-1)
+    a, b = x.chunk(2, dim=-1)                                                     # (..., T, r/2) each
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
 
 
 def attention_kernel(device_type, dtype, tokens):
@@ -261,7 +269,11 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
 
     def forward(self, x):
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+    def fold_into_(self, linear):
+        fold_gain_(linear, self.weight, self.bias)
+        self.weight = self.bias = None
 
 
 class RMSNorm(nn.Module):
@@ -274,7 +286,12 @@ class RMSNorm(nn.Module):
         self.bias = None
 
     def forward(self, x):
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+    def fold_into_(self, linear):
+        n = self.weight.numel()
+        fold_gain_(linear, self.weight * n ** 0.5)
+        self.forward = bare_rms_norm(self.weight, n, self.eps)
 
 
 class PowerScale(torch.autograd.Function):
@@ -324,7 +341,7 @@ class PowerNorm(nn.Module):
 
     def group_scale(self, x):
         groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
-        return (groups * (groups.square().mean(-1, keepdim=True) + self.eps).rsqrt()).flatten(-2)
+        return F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2)
 
     def forward(self, x):
         x = self.group_scale(x)
@@ -335,11 +352,18 @@ class PowerNorm(nn.Module):
             xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, self.probe)
             x = xhat * self.weight
         else:
-            x = x * self.constants()
+            x = self.constants() * x
         return x if self.bias is None else x + self.bias
 
     def constants(self):
         return self.weight * (self.psi2 + self.eps).rsqrt()
+
+    def fold_into_(self, linear):
+        n = self.weight.numel() // self.groups
+        fold_gain_(linear, self.constants() * n ** 0.5, self.bias)
+        bare = bare_rms_norm(self.weight, n, self.eps)
+        self.group_scale = lambda x: bare(x.unflatten(-1, (self.groups, -1))).flatten(-2)
+        self.constants, self.bias = One, None
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)                        # .to() and .double() leave a probe that gathers no gradient
@@ -359,17 +383,30 @@ class PowerNorm(nn.Module):
         self.sums.zero_()
 
 
-def norms(weight, axis):
-    """||weight||_2 along axis, kept 1 wide."""
-    if axis == 0:                                # on CPUs torch's vector_norm takes ten times as long over columns
-        return weight.square().sum(0, keepdim=True).sqrt()
-    return torch.linalg.vector_norm(weight, dim=axis, keepdim=True)
+def bare_rms_norm(like, n, eps):
+    """x -> F.rms_norm(x, (n,), eps=eps) / sqrt(n), on CPUs in half its time; `like` has x's dtype and device."""
+    floor = like.new_tensor((n * eps) ** 0.5)
+    return lambda x: x / torch.hypot(norms(x, -1), floor)
 
 
 def scale_rows_(linear, factors):
     linear.weight.mul_(factors[..., None])
     if linear.bias is not None:
         linear.bias.mul_(factors)
+
+
+def fold_gain_(linear, gain, shift=None):
+    """Has linear(x) give what linear(gain * x + shift) gave."""
+    if shift is not None:
+        more = linear.weight @ shift
+        linear.bias = nn.Parameter(more if linear.bias is None else linear.bias + more)
+    linear.weight = nn.Parameter(linear.weight * gain)
+
+
+def fold_norm_(norm, linear):
+    """Moves gain and shift of a norm into the linear map behind it; a norm of one's own stays as it is."""
+    if type(norm).forward in [Norm.forward for Norm in (LayerNorm, RMSNorm, PowerNorm)]:
+        norm.fold_into_(linear)
 
 
 def mean_over_ranks(x):
@@ -433,6 +470,10 @@ class Block(nn.Module):
     def fold_(self):
         """Moves constant factors into the weights: GPT.fold_."""
 
+    @staticmethod
+    def fold_ending_(gpt):
+        """The same for what `ending` made."""
+
     def ending(self, config):
         """Modules that the GPT needs after its last block, by name."""
         return {}
@@ -463,7 +504,15 @@ class PreNormBlock(Block):
         if self.g is None:
             return qk
         q, k = unit(qk).unbind(0)
-        return q * self.g, k                                                         # anGPT Table 1, GPT+
+        return self.g * q, k                                                         # anGPT Table 1, GPT+
+
+    def fold_(self):
+        fold_norm_(self.norm1, self.w_qkv)
+        fold_norm_(self.norm2, self.w_up)
+        if self.g is not None:
+            self.scale = self.g.item()
+            del self.g
+            self.g = One()
 
     def forward(self, h, cos, sin, cache=None):
         qk, v = self.heads(self.w_qkv(self.norm1(h)))                                # (12)
@@ -475,6 +524,10 @@ class PreNormBlock(Block):
 
     def ending(self, config):
         return {"norm_f": self.Norm(self.d, config)}
+
+    @staticmethod
+    def fold_ending_(gpt):
+        fold_norm_(gpt.norm_f, gpt.lm_head)
 
     @staticmethod
     def last(gpt, h):
@@ -535,6 +588,12 @@ class NGPTBlock(Block):
         scale_rows_(self.w_up, s_uz)
         self.constants = lambda: (a, m, s_qk, One())
 
+    @staticmethod
+    def fold_ending_(gpt):
+        fold_gain_(gpt.lm_head, 1)
+        scale_rows_(gpt.lm_head, gpt.s_z())
+        gpt.__dict__["s_z"] = One
+
     def branches(self, uz):
         return uz.chunk(2, dim=-1) if self.gated else (self.s_u(), uz)               # no gate: u is s_u times 1
 
@@ -585,6 +644,7 @@ class ANGPTBlock(Block):
         return lerp(h, h_m, m) * nu_m                                                # Table 1, Residual
 
     ending, logits = NGPTBlock.ending, staticmethod(NGPTBlock.logits)                # Table 1, Head
+    fold_ending_ = staticmethod(NGPTBlock.fold_ending_)
 
     @staticmethod
     def constrain_(weight, axis):
@@ -692,15 +752,13 @@ class GPT(nn.Module):
 
         What depends on parameters alone is computed here, once, and most layers are called without nn.Module's
         detours: a third of the time of a token goes there. The logits stay the same to rounding; the
-        weights no longer satisfy their constraint, and the device has to be chosen before. A block with a forward of
-        its own stays as it is.
+        weights no longer satisfy their constraint, and the device has to be chosen before. A block of one's own stays
+        as it is.
         """
         block = self.blocks[0]
-        if self.folded or type(block).forward not in [made.forward for made in FAMILIES]:
+        if self.folded or type(block) not in FAMILIES:
             return self
-        if hasattr(self, "s_z") and block.logits is NGPTBlock.logits:
-            self.lm_head.weight = nn.Parameter(self.lm_head.weight * self.s_z()[:, None])            # unties
-            self.__dict__["s_z"] = One
+        block.fold_ending_(self)
         for block in self.blocks:
             block.fold_()
         for module in (self, *self.blocks):

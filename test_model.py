@@ -767,7 +767,7 @@ def test_gradients_pass_gradcheck(arch):
 @every_arch
 @pytest.mark.parametrize("mlp, bias, tie", [("swiglu", False, False), ("gelu", True, True)])
 def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie):
-    model = rough(build(arch, mlp=mlp, bias=bias, tie=tie, pos="learned" if tie else "rope"))
+    model = rough(build(arch, mlp=mlp, bias=bias, tie=tie, qk_norm=tie, pos="learned" if tie else "rope"))
     before = model(IDX, TARGETS)[0]
     plain = torch.stack(list(model.generate(IDX[:, :4], 6, temperature=0)))
     close(model.fold_()(IDX, TARGETS)[0], before, 1e-12)
@@ -779,6 +779,12 @@ def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie)
         with torch.no_grad():
             block._modules["alpha_a"].weight.mul_(2)
         close(model(IDX, TARGETS)[0], before, 1e-12)  # what depends on parameters alone was computed once
+    else:
+        with torch.no_grad():
+            for norm in [model._modules["norm_f"], model.blocks[0]._modules["norm1"], model.blocks[0]._modules["norm2"]]:
+                norm.weight = norm.bias = None  # gains and shifts are in the matrices
+        close(model(IDX, TARGETS)[0], before, 1e-12)
+        assert isinstance(model.blocks[0].g, model_py.One) == tie
     replaced = {name for name, layer in model.blocks[0].named_children() if vars(model.blocks[0]).get(name)}
     assert {"w_qkv", "w_o", "w_up", "w_down"} <= replaced
 
@@ -793,11 +799,17 @@ def test_folding_leaves_a_block_of_ones_own_alone(monkeypatch):
             u, z = model_py.scaled(torch.cat((self.s_v(), self.s_v())), self.w_up, h).chunk(2, -1)
             return unit(h + self.more[0](self.w_down(self.s_u() * u * z)) * self.w_o.weight.sum())
 
+    class OwnNorm(model_py.RMSNorm):
+        def forward(self, x):
+            return self.weight + x
+
     monkeypatch.setitem(ARCHS, "own", Own)
-    model = rough(build("own"))
-    before = model(IDX, TARGETS)[0]
-    for _ in range(2):
-        close(model.fold_()(IDX, TARGETS)[0], before, 1e-14)
+    monkeypatch.setitem(ARCHS, "own norm", functools.partial(model_py.PreNormBlock, Norm=OwnNorm))
+    for arch in ("own", "own norm"):
+        model = rough(build(arch))
+        before = model(IDX, TARGETS)[0]
+        for _ in range(2):
+            close(model.fold_()(IDX, TARGETS)[0], before, 1e-14)
     twice = rough(build("angpt"))
     before = twice(IDX, TARGETS)[0]
     close(twice.fold_().fold_()(IDX, TARGETS)[0], before, 1e-12)
