@@ -395,12 +395,25 @@ def scale_rows_(linear, factors):
         linear.bias.mul_(factors)
 
 
+def with_gain(linear, gain, shift):
+    """Weight and bias of the map x -> linear(gain * x + shift)."""
+    bias = linear.bias
+    if shift is not None:
+        bias = linear.weight @ shift + (0 if bias is None else bias)
+    return linear.weight * gain, bias
+
+
+def after_norm(linear, norm, x):
+    """linear(norm(x)); of a LayerNorm it is the matrix that takes the gain, where tokens outnumber channels: `scaled`."""
+    if type(norm) is not LayerNorm or x.shape[:-1].numel() < x.shape[-1]:
+        return linear(norm(x))
+    return F.linear(F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps), *with_gain(linear, norm.weight, norm.bias))
+
+
 def fold_gain_(linear, gain, shift=None):
     """Has linear(x) give what linear(gain * x + shift) gave."""
-    if shift is not None:
-        more = linear.weight @ shift
-        linear.bias = nn.Parameter(more if linear.bias is None else linear.bias + more)
-    linear.weight = nn.Parameter(linear.weight * gain)
+    weight, bias = with_gain(linear, gain, shift)
+    linear.weight, linear.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
 
 
 def fold_norm_(norm, linear):
@@ -551,7 +564,11 @@ class NormFormerBlock(PreNormBlock):
         y = y * self.head_scale.view(-1, 1, 1)                                       # gamma_i h_i
         h = h + self.drop(self.norm_attn(self.w_o(self.join(y))))                    # NormScaledMHA
         u, z = self.branches(self.w_up(self.norm2(h)))
-        return self.resid_scale * h + self.drop(self.w_down(self.norm_ffn(u * self.f(z))))   # NormFFN
+        return self.resid_scale * h + self.drop(after_norm(self.w_down, self.norm_ffn, u * self.f(z)))   # NormFFN
+
+    def fold_(self):
+        super().fold_()
+        fold_norm_(self.norm_ffn, self.w_down)
 
 
 class NGPTBlock(Block):

@@ -824,6 +824,19 @@ def test_scaled_is_a_factor_for_each_output(tokens):
     close(torch.autograd.grad(out.sum(), s)[0], (want / array(s)).sum((0, 1)), 1e-10)
 
 
+@pytest.mark.parametrize("tokens", [3, 40])
+@pytest.mark.parametrize("bias", [False, True])
+def test_after_norm_is_the_linear_map_of_the_norm(tokens, bias):
+    norm, linear = rough(model_py.LayerNorm(8, GPTConfig(bias=bias)).double()), torch.nn.Linear(8, 5, bias=bias).double()
+    x, factors = randn(2, tokens, 8, seed=4).requires_grad_(), randn(2, tokens, 5, seed=5)
+    tensors = [x, *norm.parameters(), *linear.parameters()]
+    out, want = model_py.after_norm(linear, norm, x), linear(norm(x))
+    close(out, want, 1e-12)
+    for got, expected in zip(torch.autograd.grad((factors * out).sum(), tensors),
+                             torch.autograd.grad((factors * want).sum(), tensors)):
+        close(got, expected, 1e-10)
+
+
 def test_variants_of_ngpt_differ_in_their_one_step(monkeypatch):
     monkeypatch.setitem(ARCHS, "steps", variants.StepsBlock)
     close(rough(build("steps"))(IDX, TARGETS)[0], rough(build("ngpt"))(IDX, TARGETS)[0], 1e-14)
