@@ -4,6 +4,7 @@ Measure what normalization costs.
     python bench.py speed                                    # a training step of every arch, at laptop size
     python bench.py speed --compile=false --archs=rmsnorm+qk_norm,ngpt       # two of them; nothing to compile: quicker
     python bench.py speed --size=0.5b --batch_size=8 --block_size=2048       # anGPT's Table 2, where GPT+ comes first
+    python bench.py speed --archs=rmsnorm+qk_norm --attention=sdpa-flash,sdpa-cudnn,sdpa-efficient,sdpa-math     # kernels
     python bench.py sample --batch_sizes=1,4,16 --threads=1  # decoding with the KV cache
     python bench.py sample --fold=false                      # the same without what GPT.fold_ computes beforehand
     python bench.py race                                     # which arch needs fewer tokens: half an hour on two cores
@@ -52,10 +53,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from model import GPT, ConfigError, GPTConfig, attention_kernel, choose, option
+from model import GPT, KERNELS, ConfigError, GPTConfig, attention_kernel, choose, option
 from prepare import DataError, read_meta, write_json
 from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, compile_, find_corpus,
-                   flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, resolve)
+                   flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, resolve,
+                   use_attention)
 
 EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 
@@ -90,6 +92,7 @@ class BenchConfig:
 @dataclass
 class SpeedConfig(BenchConfig):
     batch_size: int | None = option(None, "sequences in a step (by size)")
+    attention: str = option("auto", "attention kernels to compare, with commas between: " + ", ".join(KERNELS))
     dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
     compile: str = option("auto", "auto | true | false: torch.compile; auto: if train.py would at this size")
 
@@ -168,12 +171,13 @@ def train_configs(config):
     switches = [f.name for f in fields(GPTConfig) if f.type is bool]
     given = {f.name: getattr(config, f.name) for f in fields(TrainConfig) if getattr(config, f.name, None) is not None}
     found = {}
-    for name in config.archs.split(","):
+    kernels = given.pop("attention", "auto").split(",")
+    for name, kernel in itertools.product(config.archs.split(","), kernels):
         arch, *extras = name.split("+")
         for extra in extras:
             choose(f"archs={name}: switch", extra, switches)
-        wanted = TrainConfig(**given, arch=arch, **dict.fromkeys(extras, True))
-        found[name] = resolve(wanted, corpus_vocab=config.vocab_size or 257)
+        wanted = TrainConfig(**given, arch=arch, attention=kernel, **dict.fromkeys(extras, True))
+        found[name if len(kernels) == 1 else f"{name} {kernel}"] = resolve(wanted, corpus_vocab=config.vocab_size or 257)
     return found
 
 
@@ -214,6 +218,7 @@ class Trainee:
         self.projection = start, mark(self.machine.device)
 
     def step(self):
+        use_attention(self.config.attention, self.machine.device, self.machine.dtype)
         start = mark(self.machine.device)
         optimizer_step(0, self.model, self.model, self.optimizer, self.loader, self.config, self.machine)
         return between(start, mark(self.machine.device)), between(*self.projection)
@@ -345,7 +350,10 @@ def processor(device):
 def conditions(config, first, machine, compiles):
     """All that the numbers depend on besides this code: (the machine, the options as train.py resolves them)."""
     dtype = str(machine.dtype).removeprefix("torch.")
-    kernel = attention_kernel(machine.device.type, machine.dtype, first.block_size)
+    use_attention("auto", machine.device, machine.dtype)
+    kernel = getattr(config, "attention", "auto")
+    if kernel == "auto":
+        kernel = attention_kernel(machine.device.type, machine.dtype, first.block_size)
     here = {"processor": processor(machine.device), "device": machine.device.type, "threads": torch.get_num_threads(),
             "dtype": dtype, "compile": compiles, "attention": kernel, "matmul_gflops": round(machine.peak / 1e9),
             "torch": str(torch.__version__), "python": platform.python_version()}

@@ -150,9 +150,15 @@ def rope(x, cos, sin):
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
 
 
+ATTENTION = "auto"              # what `attend` uses; train.py's --attention sets it: one of these, or of sdpa's back ends
+KERNELS = "auto", "plain", "flash_attn", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"
+
+
 def attention_kernel(device_type, dtype, tokens):
-    """What `attend` uses in training: flash_attn, sdpa (torch's), or plain, on CPUs faster while T x T is small."""
-    if device_type == "cpu" and tokens <= 512:
+    """What `attend` uses: flash_attn, sdpa (torch's), or plain, whose backward is faster on CPUs while T x T is small."""
+    if ATTENTION != "auto":
+        return ATTENTION
+    if device_type == "cpu" and tokens <= 512 and torch.is_grad_enabled():
         return "plain"
     half = dtype in (torch.float16, torch.bfloat16)
     return "flash_attn" if flash_attn_func and device_type == "cuda" and half else "sdpa"
@@ -168,7 +174,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     kernel = attention_kernel(v.device.type, v.dtype, S) if T > 1 else "sdpa"
-    if kernel == "plain" or kernel == "sdpa" and 1 < T < S:
+    if kernel == "plain" or kernel != "flash_attn" and 1 < T < S:
         # A part of the queries at a time, with the keys up to its end: those behind, nearly half, are masked anyway.
         return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
                           for part, end in zip(q.split(128, dim=2), [*range(128, T, 128), T])], dim=2)

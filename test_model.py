@@ -882,6 +882,45 @@ def test_several_tokens_can_follow_a_filled_cache(arch, kernel, monkeypatch):
     close(last[:, 0], model(IDX)[0][:, 0])
 
 
+def ops_of_attention(training=True):
+    class Ops(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.add(func.overloadpacket.__name__)
+            return func(*args, **kwargs or {})
+
+    seen, q, k, v = set(), *randn(3, 2, 2, 6, 8).requires_grad_(training).unbind(0)
+    scores = 0.3 * q @ k.transpose(-2, -1) + torch.full((6, 6), -math.inf).triu(1)
+    with torch.set_grad_enabled(training), Ops():
+        out = attend(q, k, v, 0.3)
+    close(out, scores.softmax(-1) @ v)
+    return seen
+
+
+def test_the_kernel_of_attention_can_be_chosen():
+    flash, cpu = "_scaled_dot_product_flash_attention_for_cpu", torch.device("cpu")
+    assert flash not in ops_of_attention() and flash in ops_of_attention(training=False)
+    for name, takes in {"plain": False, "sdpa": True, "sdpa-flash": True, "sdpa-math": False, "auto": False}.items():
+        trainer.use_attention(name, cpu, torch.float32)
+        assert (flash in ops_of_attention()) == takes
+        assert ("triu" in ops_of_attention()) == (name in ("plain", "auto"))
+        assert ("_safe_softmax" in ops_of_attention()) == (name == "sdpa-math")
+    for name in ("flash_attn", "sdpa-cudnn", "sdpa-efficient"):
+        with pytest.raises(ConfigError, match=f"attention={name} is not to be had on cpu in torch.float32; plain is"):
+            trainer.use_attention(name, cpu, torch.float32)
+        assert "triu" in ops_of_attention() and flash in ops_of_attention(training=False)
+    with pytest.raises(ConfigError, match="did you mean sdpa-math"):
+        TrainConfig(attention="sdpa-mth")
+
+
+def test_a_run_takes_its_kernel_of_attention_and_gives_it_back(train_run, monkeypatch):
+    before, used = trainer.optimizer_step, []
+    monkeypatch.setattr(trainer, "optimizer_step", lambda *a: used.append(model_py.ATTENTION) or before(*a))
+    logs = [train_run(name, attention=name, max_steps=2)[0] for name in ("plain", "sdpa-math")]
+    assert used == ["plain", "plain", "sdpa-math", "sdpa-math"] and model_py.ATTENTION == "auto"
+    assert logs[0][0]["config"]["attention"] == "plain"
+    assert logs[0][-1]["loss"] == pytest.approx(logs[1][-1]["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "arch", ["ngpt_no_qk_norm", "ngpt_slerp", "ngpt_scalar", "ngpt_riemann", "ngpt_corrected", "ngpt_bounded"]
 )
@@ -1434,6 +1473,7 @@ TABLE_F1 = {
     "1b": (1280, 36, 20, 1073, 1073, 1073),
 }
 GIVEN = dict(
+    eval_tokens=999,
     vocab_size=700,
     block_size=24,
     n_layer=1,
@@ -1498,7 +1538,13 @@ def test_train_derived_values_follow_what_was_given():
     assert resolve(n_embd=512, learning_rate=base.learning_rate).learning_rate == base.learning_rate
     assert resolve(max_steps=50).pn_warmup == 10 and resolve(max_steps=50, warmup_ratio=0.5).pn_warmup == 25
     assert resolve(pn_warmup=0).pn_warmup == 0
-    assert base.eval_interval == base.checkpoint_interval == base.max_steps // 5 and resolve(max_steps=50).eval_interval == 100
+    # A validation's tokens, at half the price of training's, are a hundredth of those between two of them.
+    paper = resolve(size="0.5b")
+    for config in (base, paper, resolve(eval_tokens=10**6), resolve(total_batch_size=4096, eval_tokens=20000)):
+        between = config.eval_interval * config.total_batch_size
+        assert 0 <= between - 50 * config.eval_tokens < config.total_batch_size
+        assert config.checkpoint_interval == config.eval_interval
+    assert paper.eval_tokens > base.eval_tokens and resolve(eval_tokens=1000).eval_interval == 100
     assert resolve(eval_interval=7).checkpoint_interval == 7
     assert (
         base.out_dir == "out/powernorm"
@@ -2630,6 +2676,16 @@ def test_bench_speed(tmp_path, capsys):
     machine = report["machine"]
     assert machine["threads"] == 1 and machine["dtype"] == "float32" and machine["compile"] is False
     assert machine["processor"] in table and machine["torch"] in table
+
+
+def test_bench_speed_compares_kernels_of_attention(tmp_path, monkeypatch):
+    before, used = bench.optimizer_step, []
+    monkeypatch.setattr(bench, "optimizer_step", lambda *a: used.append(model_py.ATTENTION) or before(*a))
+    options = "--archs=ngpt,angpt --attention=plain,sdpa-math --steps=2 --warmup=1 --compile=false --dtype=float32"
+    report = bench_run(tmp_path, "speed", *options.split())
+    assert list(report["archs"]) == ["ngpt plain", "ngpt sdpa-math", "angpt plain", "angpt sdpa-math"]
+    assert report["machine"]["attention"] == "plain,sdpa-math"
+    assert used.count("plain") == used.count("sdpa-math") == len(used) / 2 and model_py.ATTENTION == "auto"
 
 
 @pytest.mark.parametrize("name", ["ngpt", "angpt"])

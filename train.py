@@ -48,8 +48,9 @@ try:
 except ImportError:             # Windows
     resource = None
 
-from model import (ANGPTBlock, ARCHS, GPT, ConfigError, GPTConfig, PowerNorm, Scale, attention_kernel, check, choose,
-                   option)
+import model as model_py
+from model import (ANGPTBlock, ARCHS, GPT, KERNELS, ConfigError, GPTConfig, PowerNorm, Scale, attend, attention_kernel, check,
+                   choose, option)
 from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
@@ -58,12 +59,12 @@ DEFAULT_DATA = "data/stdlib"
 def paper_size(n_embd, n_layer, n_head, batch_size):
     """A column of anGPT's Table F.1; context from section 5, rope_fraction from Table F.2, batch sizes ours."""
     return dict(n_embd=n_embd, n_layer=n_layer, n_head=n_head, vocab_size=50304, block_size=2048, rope_fraction=0.5,
-                batch_size=batch_size, total_batch_size=2 ** 19)
+                batch_size=batch_size, total_batch_size=2 ** 19, eval_tokens=10 * 2 ** 20)
 
 
 SIZES = {
     "laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
-                   batch_size=8, total_batch_size=2048, max_steps=1600),
+                   batch_size=8, total_batch_size=2048, max_steps=1600, eval_tokens=2 ** 14),
     "32m": paper_size(256, 6, 4, 32),
     "62m": paper_size(384, 10, 6, 32),
     "125m": paper_size(512, 18, 8, 16),
@@ -106,8 +107,8 @@ class TrainConfig(GPTConfig):
     beta2: float = option(0.95, "of Adam")
     eps: float = option(1e-9, "of Adam")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
-    eval_interval: int | None = option(None, "steps between validations (a fifth of all, at least 100)")
-    eval_tokens: int = option(65536, "held-out tokens in a validation")
+    eval_interval: int | None = option(None, "steps between validations (so many that those take 1% of the time)")
+    eval_tokens: int | None = option(None, "held-out tokens in a validation (by size)")
     checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
     diagnose: bool = option(False, "with every validation norms, gradients, scales and moments by layer in log.jsonl")
@@ -115,6 +116,7 @@ class TrainConfig(GPTConfig):
     device: str = option("auto", "auto | cpu | cuda | mps")
     dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
     compile: str = option("auto", "auto | true | false: torch.compile; auto: where it pays back within the run")
+    attention: str = option("auto", "auto | " + " | ".join(KERNELS[1:]))
     resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one")
     # Options of the model that a size sets
     vocab_size: int | None = option(None, "tokens in the vocabulary (by size, or the corpus's)")
@@ -129,7 +131,7 @@ class TrainConfig(GPTConfig):
         for name in ("compile", "resume"):
             setattr(self, name, str(getattr(self, name)).lower())                    # True and False from Python
         for name, valid in dict(arch=ARCHS, size=SIZES, dtype=("auto", "float32", "bfloat16"), compile=SWITCH,
-                                resume=SWITCH, device=("auto", "cpu", "cuda", "mps")).items():
+                                resume=SWITCH, attention=KERNELS, device=("auto", "cpu", "cuda", "mps")).items():
             choose(name, getattr(self, name), valid)
         if self.resid_scale and self.arch != "normformer":
             raise ConfigError(f"resid_scale=True belongs to arch=normformer, given arch={self.arch}")
@@ -174,7 +176,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
     with torch.device("meta"):
         parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
-    c.eval_interval = c.eval_interval or max(100, c.max_steps // 5)
+    # A held-out token takes half the time of one to train on.
+    c.eval_interval = c.eval_interval or max(100, math.ceil(50 * c.eval_tokens / c.total_batch_size))
     c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
     c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
     c.out_dir = c.out_dir or f"out/{c.arch}"
@@ -324,7 +327,7 @@ def matmul_flops(device, dtype):
 
 def keep_freed_memory():
     """Has Linux's malloc keep what is freed: new pages at every step would take a sixth of its time."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):      # somebody's choice
         with contextlib.suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)
             if any(libc.mallopt(-3, size) for size in (2 ** 30, 2 ** 25)):   # M_MMAP_THRESHOLD; old ones take the less
@@ -337,6 +340,22 @@ def find_device(name):
     if name == "cuda" and not torch.cuda.is_available() or name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device={name} is not available here; cpu is")
     return name
+
+
+def use_attention(name, device, dtype):
+    """Has every attention of this process run by the kernel `name`, one of KERNELS. Raises ConfigError if it can't."""
+    model_py.ATTENTION, back_ends = name, torch.backends.cuda                         # for CPUs too, in spite of its name
+    switches = {"flash": back_ends.enable_flash_sdp, "efficient": back_ends.enable_mem_efficient_sdp,
+                "cudnn": back_ends.enable_cudnn_sdp, "math": back_ends.enable_math_sdp}
+    for back_end, switch in switches.items():
+        switch(name == f"sdpa-{back_end}" or not name.startswith("sdpa-"))
+    probe = torch.zeros(1, 1, 8, 64, device=device, dtype=dtype)
+    try:
+        attend(probe, probe, probe, 1.0)
+    except (RuntimeError, TypeError):                                                 # TypeError: no flash_attn
+        use_attention("auto", device, dtype)
+        raise ConfigError(f"attention={name} is not to be had on {device.type} in {dtype}; "
+                          f"{attention_kernel(device.type, dtype, 8)} is") from None
 
 
 class Machine:
@@ -362,9 +381,10 @@ class Machine:
             return "float32" if self.any(gain < 1.5) else "bfloat16"
         return "bfloat16" if self.device.type == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else "float32"
 
-    def use(self, dtype):
+    def use(self, dtype, attention="auto"):
         self.dtype = getattr(torch, dtype)
         self.peak = matmul_flops(self.device, self.dtype)
+        use_attention(attention, self.device, self.dtype)
 
     def autocast(self):
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
@@ -495,7 +515,7 @@ def diagnose(model, optimizer, x, y, machine):
 # Checkpoints
 
 # What may differ between a run and its continuation
-FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
+FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "attention", "batch_size", "log_interval", "eval_interval",
         "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "diagnose"}
 
 
@@ -711,7 +731,7 @@ class Run:
         config, machine, before = self.config, self.machine, self.begun["config"]
         if config.dtype == "auto":
             config.dtype = before.get("dtype") or machine.fast_dtype()
-        machine.use(config.dtype)
+        machine.use(config.dtype, config.attention)
         if config.compile == "auto":
             flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(self.model)
             config.compile = before.get("compile") or str(machine.compiling_pays(flops)).lower()
@@ -767,6 +787,7 @@ def train(config, say=print):
     with Interrupts() as interrupts, contextlib.ExitStack() as at_the_end:
         if machine.rank == 0:
             at_the_end.callback(draw, log.records, run.path.parent / "loss.png")
+        at_the_end.callback(use_attention, "auto", machine.device, machine.dtype)     # for what comes after training
         if run.begun["step"] == 0:
             log.add(run.here(0) | run.validation() | run.diagnosis() | {"config": asdict(config)}, 0)
         for step in range(run.begun["step"] + 1, config.max_steps + 1):
