@@ -845,12 +845,12 @@ class GPT(nn.Module):
         block_size, training = self.config.block_size, self.training
         self.eval()
         try:
-            window, new, caches = idx[:, -block_size:], idx[:, -block_size:], None
+            new, seen, caches = idx[:, -block_size:], [], None
             done = torch.zeros(len(idx), dtype=torch.bool, device=idx.device)
             for _ in range(max_new_tokens):
-                if window.shape[1] > block_size:
-                    window = new = window[:, -max(1, block_size // 2):]
-                    caches = None
+                seen.append(new)
+                if caches and caches[0].length == block_size:
+                    new, caches = torch.cat(seen, dim=1)[:, -max(1, block_size // 2):], None
                 caches = caches or [Cache(len(idx), self.config, self.cos) for _ in self.blocks]
                 token = pick(self(new, caches=caches)[0][:, -1], temperature, top_k, top_p, generator)
                 token = token if stop is None else token.masked_fill(done, stop)
@@ -858,7 +858,6 @@ class GPT(nn.Module):
                 if stop is not None and (done := done | (token == stop)).all():
                     return
                 new = token[:, None]                                                 # (B, 1)
-                window = torch.cat((window, new), dim=1)
         finally:
             self.train(training)
 
