@@ -18,7 +18,7 @@ rounds: the spread of single rounds, not the uncertainty of their median.
 speed   train.py's own optimizer_step with one micro-batch (forward, backward, clipping, AdamW, project_) of random
         tokens that lie on the device, so no loading. MFU: against this machine's own matrix products, the best seen.
         Memory: weights, AdamW's state and the most that one more step has torch allocate, without the program itself
-        and the scratch space of libraries. Compiling takes about half a minute an arch, the first time.
+        and the scratch space of libraries. Compiling takes about a quarter of a minute an arch, the first time.
 sample  model.generate, greedy, from a random prompt; eager, float32 and with folded constants as in sample.py. The
         first token, which takes the reading of the prompt, is not in it.
 race    complete runs of train.py, each with a cosine of its own, several at once. First a learning rate for every arch:

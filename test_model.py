@@ -2253,6 +2253,26 @@ def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
     assert Library.calls == [(-3, 2**30), (-3, 2**25)]
     monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: object())  # another C library
     trainer.keep_freed_memory()
+    monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: pytest.fail("somebody has chosen otherwise"))
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000")
+    trainer.keep_freed_memory()
+
+
+@pytest.mark.parametrize("says, trusted", [("12\n", True), ("13.2.0\n", True), ("9.4.0\n", None), ("", None)])
+def test_a_recent_compiler_is_not_tested(says, trusted, monkeypatch, tmp_path):
+    from torch._inductor import config
+
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n[ $1 = -dumpversion ] && printf '{says}'\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with config.patch({"cpp.vec_isa_ok": None}):
+        trainer.trust_compiler()
+        assert config.cpp.vec_isa_ok is (trusted if sys.platform == "linux" else None)
+    with config.patch({"cpp.vec_isa_ok": None}):
+        monkeypatch.setenv("CXX", "no such compiler")
+        trainer.trust_compiler()
+        assert config.cpp.vec_isa_ok is None
 
 
 # Kernels -------------------------------------------------------------------------------------------------------------
