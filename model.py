@@ -567,14 +567,19 @@ class NormFormerBlock(PreNormBlock):
         qk, v = self.heads(self.w_qkv(self.norm1(h)))
         q, k = self.qk_norm(rope(qk, cos, sin))
         y = self.attend(q, k, v, self.scale, cache)                                  # h_i
-        y = y * self.head_scale.view(-1, 1, 1)                                       # gamma_i h_i
+        y = self.gamma() * y                                                         # gamma_i h_i
         h = h + self.drop(self.norm_attn(self.w_o(self.join(y))))                    # NormScaledMHA
         u, z = self.branches(self.w_up(self.norm2(h)))
         return self.resid_scale * h + self.drop(after_norm(self.w_down, self.norm_ffn, u * self.f(z)))   # NormFFN
 
+    def gamma(self):
+        return self.head_scale.view(-1, 1, 1)
+
     def fold_(self):
         super().fold_()
+        fold_gain_(self.w_o, self.head_scale.repeat_interleave(self.d_k))
         fold_norm_(self.norm_ffn, self.w_down)
+        self.gamma = One
 
 
 class NGPTBlock(Block):
