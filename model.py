@@ -10,7 +10,8 @@ Six ways to normalize a GPT, each written out as its paper's equations.
   ngpt         h <- unit(h + |a|(unit(Attn(h)) - h)); the same with the MLP           nGPT eq. 10-11, 15-16, 20-21
   angpt        h <- (h + |a|(unit(Attn(h)) - h)) nu(a); the same with the MLP         anGPT Table 1
 
-Read from top to bottom: the config, small functions, three norm layers, the blocks, GPT.
+Read from top to bottom: the config, small functions, three norm layers, the blocks, GPT; at the end what makes decoding
+faster, which a first reading can leave out.
 Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
 
     from model import GPT, GPTConfig
@@ -277,10 +278,6 @@ class LayerNorm(nn.Module):
     def forward(self, x):
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
 
-    def fold_into_(self, linear):
-        fold_gain_(linear, self.weight, self.bias)
-        self.weight = self.bias = None
-
 
 class RMSNorm(nn.Module):
     """weight * x / sqrt(mean(x^2) + eps), mean over the n channels; nothing is subtracted, nothing added."""
@@ -293,11 +290,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-
-    def fold_into_(self, linear):
-        n = self.weight.numel()
-        fold_gain_(linear, self.weight * n ** 0.5)
-        self.forward = bare_rms_norm(self.weight, n, self.eps)
 
 
 class PowerScale(torch.autograd.Function):
@@ -364,13 +356,6 @@ class PowerNorm(nn.Module):
     def constants(self):
         return self.weight * (self.psi2 + self.eps).rsqrt()
 
-    def fold_into_(self, linear):
-        n = self.weight.numel() // self.groups
-        fold_gain_(linear, self.constants() * n ** 0.5, self.bias)
-        bare = bare_rms_norm(self.weight, n, self.eps)
-        self.group_scale = lambda x: bare(x.unflatten(-1, (self.groups, -1))).flatten(-2)
-        self.constants, self.bias = One, None
-
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)                        # .to() and .double() leave a probe that gathers no gradient
         self.probe = self.probe.detach().requires_grad_()
@@ -389,18 +374,6 @@ class PowerNorm(nn.Module):
         self.sums.zero_()
 
 
-def bare_rms_norm(like, n, eps):
-    """x -> F.rms_norm(x, (n,), eps=eps) / sqrt(n), on CPUs in half its time; `like` has x's dtype and device."""
-    floor = like.new_tensor((n * eps) ** 0.5)
-    return lambda x: x / torch.hypot(norms(x, -1), floor)
-
-
-def scale_rows_(linear, factors):
-    linear.weight.mul_(factors[..., None])
-    if linear.bias is not None:
-        linear.bias.mul_(factors)
-
-
 def with_gain(linear, gain, shift):
     """Weight and bias of the map x -> linear(gain * x + shift)."""
     bias = linear.bias
@@ -414,18 +387,6 @@ def after_norm(linear, norm, x):
     if type(norm) is not LayerNorm or x.shape[:-1].numel() < x.shape[-1]:
         return linear(norm(x))
     return F.linear(F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps), *with_gain(linear, norm.weight, norm.bias))
-
-
-def fold_gain_(linear, gain, shift=None):
-    """Has linear(x) give what linear(gain * x + shift) gave."""
-    weight, bias = with_gain(linear, gain, shift)
-    linear.weight, linear.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
-
-
-def fold_norm_(norm, linear):
-    """Moves gain and shift of a norm into the linear map behind it; a norm of one's own stays as it is."""
-    if type(norm).forward in [Norm.forward for Norm in (LayerNorm, RMSNorm, PowerNorm)]:
-        norm.fold_into_(linear)
 
 
 def mean_over_ranks(x):
@@ -486,13 +447,6 @@ class Block(nn.Module):
     def constants(self):
         """What `forward` computes from parameters alone."""
 
-    def fold_(self):
-        """Moves constant factors into the weights: GPT.fold_."""
-
-    @staticmethod
-    def fold_ending_(gpt):
-        """The same for what `ending` made."""
-
     def ending(self, config):
         """Modules that the GPT needs after its last block, by name."""
         return {}
@@ -525,14 +479,6 @@ class PreNormBlock(Block):
         q, k = unit(qk).unbind(0)
         return self.g * q, k                                                         # anGPT Table 1, GPT+
 
-    def fold_(self):
-        fold_norm_(self.norm1, self.w_qkv)
-        fold_norm_(self.norm2, self.w_up)
-        if self.g is not None:
-            self.scale = self.g.item()
-            del self.g
-            self.g = One()
-
     def forward(self, h, cos, sin, cache=None):
         qk, v = self.heads(self.w_qkv(self.norm1(h)))                                # (12)
         q, k = self.qk_norm(rope(qk, cos, sin))
@@ -543,10 +489,6 @@ class PreNormBlock(Block):
 
     def ending(self, config):
         return {"norm_f": self.Norm(self.d, config)}
-
-    @staticmethod
-    def fold_ending_(gpt):
-        fold_norm_(gpt.norm_f, gpt.lm_head)
 
     @staticmethod
     def last(gpt, h):
@@ -574,12 +516,6 @@ class NormFormerBlock(PreNormBlock):
 
     def gamma(self):
         return self.head_scale.view(-1, 1, 1)
-
-    def fold_(self):
-        super().fold_()
-        fold_gain_(self.w_o, self.head_scale.repeat_interleave(self.d_k))
-        fold_norm_(self.norm_ffn, self.w_down)
-        self.gamma = One
 
 
 class NGPTBlock(Block):
@@ -610,17 +546,6 @@ class NGPTBlock(Block):
         s_qk, s_v = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d
         s_uz = torch.cat((self.s_u(), s_v)) if self.gated else s_v                   # one factor a row of w_up
         return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, s_uz
-
-    def fold_(self):
-        a, m, s_qk, s_uz = self.constants()
-        scale_rows_(self.w_up, s_uz)
-        self.constants = lambda: (a, m, s_qk, One())
-
-    @staticmethod
-    def fold_ending_(gpt):
-        fold_gain_(gpt.lm_head, 1)
-        scale_rows_(gpt.lm_head, gpt.s_z())
-        gpt.__dict__["s_z"] = One
 
     def branches(self, uz):
         return uz.chunk(2, dim=-1) if self.gated else (self.s_u(), uz)               # no gate: u is s_u times 1
@@ -672,21 +597,11 @@ class ANGPTBlock(Block):
         return lerp(h, h_m, m) * nu_m                                                # Table 1, Residual
 
     ending, logits = NGPTBlock.ending, staticmethod(NGPTBlock.logits)                # Table 1, Head
-    fold_ending_ = staticmethod(NGPTBlock.fold_ending_)
 
     @staticmethod
     def constrain_(weight, axis):
         weight.div_(norms(weight, axis).clamp(min=1))                                # section 4.2
 
-    def fold_(self):
-        z = self.w_up.weight.new_full((4 * self.d,), self.nu_uz * self.sqrt_d)
-        scale_rows_(self.w_up, torch.cat((torch.full_like(z, self.nu_uz), z)) if self.gated else z)
-        scale_rows_(self.w_qkv, self.w_qkv.weight.new_tensor(self.nu_qkv))
-        self.w_down.weight.mul_(self.nu_acf)
-        self.nu_qkv = self.nu_p = self.nu_uz = self.nu_acf = self.nu_d = self.sqrt_d = One()   # norms undo nu_p, nu_d
-
-
-FAMILIES = PreNormBlock, NormFormerBlock, NGPTBlock, ANGPTBlock
 
 # name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock
 ARCHS = {
@@ -783,12 +698,12 @@ class GPT(nn.Module):
         weights no longer satisfy their constraint, and the device has to be chosen before. A block of one's own stays
         as it is.
         """
-        block = self.blocks[0]
-        if self.folded or type(block) not in FAMILIES:
+        fold_block_ = FOLDS.get(type(self.blocks[0]))
+        if self.folded or fold_block_ is None:
             return self
-        block.fold_ending_(self)
+        fold_ending_(self)
         for block in self.blocks:
-            block.fold_()
+            fold_block_(block)
         for module in (self, *self.blocks):
             for name, layer in module.named_children():
                 if name not in ("blocks", "wpe", "s_z"):
@@ -881,3 +796,84 @@ def pick(logits, temperature, top_k, top_p, generator):
         drop = (before >= top_p) & (before > 0)
         logits = logits.masked_fill(drop.scatter(-1, order, drop), -torch.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Folding, for GPT.fold_: constant factors move into the weights. A token takes about fifty small operations a layer, each
+# of about a microsecond whatever it does, so that every one less counts.
+
+def fold_rows_(linear, factors):
+    """Has linear(x) give what factors * linear(x) gave."""
+    linear.weight = nn.Parameter(linear.weight * factors[..., None])
+    if linear.bias is not None:
+        linear.bias = nn.Parameter(linear.bias * factors)
+
+
+def fold_gain_(linear, gain, shift=None):
+    """Has linear(x) give what linear(gain * x + shift) gave."""
+    weight, bias = with_gain(linear, gain, shift)
+    linear.weight, linear.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+
+
+def bare_rms_norm(like, n, eps):
+    """x -> F.rms_norm(x, (n,), eps=eps) / sqrt(n), on CPUs in half its time; `like` has x's dtype and device."""
+    floor = like.new_tensor((n * eps) ** 0.5)
+    return lambda x: x / torch.hypot(norms(x, -1), floor)
+
+
+def fold_norm_(norm, linear):
+    """Moves gain and shift of a norm into the linear map behind it; a norm of one's own stays as it is."""
+    if type(norm) is LayerNorm:
+        fold_gain_(linear, norm.weight, norm.bias)
+        norm.weight = norm.bias = None
+    elif type(norm) is RMSNorm:
+        n = norm.weight.numel()
+        fold_gain_(linear, norm.weight * n ** 0.5)
+        norm.forward = bare_rms_norm(norm.weight, n, norm.eps)
+    elif type(norm) is PowerNorm:
+        n = norm.weight.numel() // norm.groups
+        fold_gain_(linear, norm.constants() * n ** 0.5, norm.bias)
+        bare = bare_rms_norm(norm.weight, n, norm.eps)
+        norm.group_scale = lambda x: bare(x.unflatten(-1, (norm.groups, -1))).flatten(-2)
+        norm.constants, norm.bias = One, None
+
+
+def fold_pre_norm_(block):
+    fold_norm_(block.norm1, block.w_qkv)
+    fold_norm_(block.norm2, block.w_up)
+    if block.g is not None:
+        block.scale = block.g.item()
+        del block.g
+        block.g = One()
+
+
+def fold_normformer_(block):
+    fold_pre_norm_(block)
+    fold_gain_(block.w_o, block.head_scale.repeat_interleave(block.d_k))
+    fold_norm_(block.norm_ffn, block.w_down)
+    block.gamma = One
+
+
+def fold_ngpt_(block):
+    a, m, s_qk, s_uz = block.constants()
+    fold_rows_(block.w_up, s_uz)
+    block.constants = lambda: (a, m, s_qk, One())
+
+
+def fold_angpt_(block):
+    u = block.w_up.weight.new_full((4 * block.d,), block.nu_uz)
+    fold_rows_(block.w_up, torch.cat((u, u * block.sqrt_d)) if block.gated else u * block.sqrt_d)
+    fold_rows_(block.w_qkv, block.w_qkv.weight.new_full((1,), block.nu_qkv))
+    fold_gain_(block.w_down, block.nu_acf)
+    block.nu_qkv = block.nu_p = block.nu_uz = block.nu_acf = block.nu_d = block.sqrt_d = One()     # norms undo nu_p, nu_d
+
+
+def fold_ending_(gpt):
+    if hasattr(gpt, "norm_f"):
+        fold_norm_(gpt.norm_f, gpt.lm_head)
+    else:
+        fold_rows_(gpt.lm_head, gpt.s_z())
+        gpt.__dict__["s_z"] = One
+
+
+FOLDS = {PreNormBlock: fold_pre_norm_, NormFormerBlock: fold_normformer_, NGPTBlock: fold_ngpt_, ANGPTBlock: fold_angpt_}
