@@ -156,10 +156,10 @@ KERNELS = "auto", "plain", "flash_attn", "sdpa", "sdpa-flash", "sdpa-efficient",
 
 
 def attention_kernel(device_type, dtype, tokens):
-    """What `attend` uses: flash_attn, sdpa (torch's), or plain, whose backward is faster on CPUs while T x T is small."""
+    """What `attend` uses: flash_attn, sdpa (torch's), or plain, on CPUs faster while T x T is small."""
     if ATTENTION != "auto":
         return ATTENTION
-    if device_type == "cpu" and tokens <= 512 and torch.is_grad_enabled():
+    if device_type == "cpu" and tokens <= 512:
         return "plain"
     half = dtype in (torch.float16, torch.bfloat16)
     return "flash_attn" if flash_attn_func and device_type == "cuda" and half else "sdpa"
