@@ -55,9 +55,8 @@ from tqdm import tqdm
 
 from model import GPT, KERNELS, ConfigError, GPTConfig, attention_kernel, choose, option
 from prepare import DataError, read_meta, write_json
-from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, compile_, find_corpus,
-                   flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, resolve,
-                   use_attention)
+from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, attention, check_attention,
+                   compile_, find_corpus, flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, resolve)
 
 EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 
@@ -103,7 +102,7 @@ class DecodeConfig(BenchConfig):
     prompt_tokens: int = option(16, "length of the prompt")
     new_tokens: int = option(65, "tokens generated, of which the first is not measured")
     fold: bool = option(True, "compute beforehand what depends on the weights alone (GPT.fold_)")
-    dtype = "float32"                                    # no option: sample.py has none either
+    dtype, attention = "float32", "sdpa"                 # no options: sample.py has none either
 
     def sizes(self):
         words = self.batch_sizes.split(",")
@@ -218,9 +217,9 @@ class Trainee:
         self.projection = start, mark(self.machine.device)
 
     def step(self):
-        use_attention(self.config.attention, self.machine.device, self.machine.dtype)
-        start = mark(self.machine.device)
-        optimizer_step(0, self.model, self.model, self.optimizer, self.loader, self.config, self.machine)
+        with attention(self.config.attention):
+            start = mark(self.machine.device)
+            optimizer_step(0, self.model, self.model, self.optimizer, self.loader, self.config, self.machine)
         return between(start, mark(self.machine.device)), between(*self.projection)
 
     def memory_gb(self):
@@ -265,6 +264,8 @@ def speed(config):
     configs = train_configs(config)
     baseline, first = next(iter(configs.items()))
     machine = machine_for(first)
+    for c in configs.values():
+        check_attention(c, machine)
     with torch.device("meta"):
         flops = first.max_steps * first.total_batch_size * flops_per_token(GPT(first.model_config()))
     compiles = machine.compiling_pays(flops) if first.compile == "auto" else first.compile == "true"
@@ -350,7 +351,6 @@ def processor(device):
 def conditions(config, first, machine, compiles):
     """All that the numbers depend on besides this code: (the machine, the options as train.py resolves them)."""
     dtype = str(machine.dtype).removeprefix("torch.")
-    use_attention("auto", machine.device, machine.dtype)
     kernel = getattr(config, "attention", "auto")
     if kernel == "auto":
         kernel = attention_kernel(machine.device.type, machine.dtype, first.block_size)
@@ -831,3 +831,5 @@ if __name__ == "__main__":
         sys.exit(print(message, file=sys.stderr) or 2)
     except Diverged as error:
         sys.exit(print(f"bench.py: {error}", file=sys.stderr) or 3)
+    except KeyboardInterrupt:
+        sys.exit(130)

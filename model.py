@@ -151,12 +151,12 @@ def rope(x, cos, sin):
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
 
 
-ATTENTION = "auto"              # what `attend` uses; train.py's --attention sets it: one of these, or of sdpa's back ends
+ATTENTION = "auto"              # what `attend` uses, one of KERNELS; train.py's --attention sets it, and sdpa's back end
 KERNELS = "auto", "plain", "flash_attn", "sdpa", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math"
 
 
 def attention_kernel(device_type, dtype, tokens):
-    """What `attend` uses: flash_attn, sdpa (torch's), or plain, on CPUs faster while T x T is small."""
+    """What `attend` uses, left to itself: flash_attn, sdpa (torch's), or plain, on CPUs faster while T x T is small."""
     if ATTENTION != "auto":
         return ATTENTION
     if device_type == "cpu" and tokens <= 512:
@@ -176,7 +176,8 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     kernel = attention_kernel(v.device.type, v.dtype, S) if T > 1 else "sdpa"
     if kernel == "plain" or kernel != "flash_attn" and 1 < T < S:
-        # A part of the queries at a time, with the keys up to its end: those behind, nearly half, are masked anyway.
+        # Also where keys came before, as sdpa's causal mask would begin at the first. A part of the queries at a time,
+        # with the keys up to its end: those behind, nearly half, are masked anyway.
         return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
                           for part, end in zip(q.split(128, dim=2), [*range(128, T, 128), T])], dim=2)
     if kernel == "flash_attn":
@@ -383,10 +384,11 @@ def with_gain(linear, gain, shift):
 
 
 def after_norm(linear, norm, x):
-    """linear(norm(x)); of a LayerNorm it is the matrix that takes the gain, where tokens outnumber channels: `scaled`."""
-    if type(norm) is not LayerNorm or x.shape[:-1].numel() < x.shape[-1]:
+    """linear(norm(x)); for speed, with more tokens than channels, a LayerNorm's gain multiplies the matrix, as in `scaled`."""
+    if (type(norm), type(linear)) != (LayerNorm, nn.Linear) or x.shape[:-1].numel() < x.shape[-1]:
         return linear(norm(x))
-    return F.linear(F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps), *with_gain(linear, norm.weight, norm.bias))
+    bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
+    return F.linear(bare, *with_gain(linear, norm.weight, norm.bias))
 
 
 def mean_over_ranks(x):
@@ -691,19 +693,18 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def fold_(self):
-        """For decoding only: moves constant factors, s_u, s_v and s_z into the weights (anGPT section 4.3).
+        """For decoding only: moves gains, s_u, s_v, s_z and constant factors into the weights (anGPT section 4.3).
 
         What depends on parameters alone is computed here, once, and most layers are called without nn.Module's
-        detours: a third of the time of a token goes there. The logits stay the same to rounding; the
-        weights no longer satisfy their constraint, and the device has to be chosen before. A block of one's own stays
-        as it is.
+        detours: a third of the time of a token goes there. The logits stay the same to rounding. The weights no longer
+        satisfy their constraint, and `.to()` would not reach what was computed: choose the device before. A model with
+        parts of one's own stays as it is; where only norms are, those keep their gains.
         """
-        fold_block_ = FOLDS.get(type(self.blocks[0]))
-        if self.folded or fold_block_ is None:
+        if self.folded or not foldable(self):
             return self
         fold_ending_(self)
         for block in self.blocks:
-            fold_block_(block)
+            FOLDS[type(block)](block)
         for module in (self, *self.blocks):
             for name, layer in module.named_children():
                 if name not in ("blocks", "wpe", "s_z"):
@@ -801,6 +802,14 @@ def pick(logits, temperature, top_k, top_p, generator):
 # ---------------------------------------------------------------------------------------------------------------------
 # Folding, for GPT.fold_: constant factors move into the weights. A token takes about fifty small operations a layer, each
 # of about a microsecond whatever it does, so that every one less counts.
+
+def foldable(gpt):
+    """Whether gpt has blocks of this file, torch's linear maps, nothing used twice, and float32 or better."""
+    every = [id(module) for _, module in gpt.named_modules(remove_duplicate=False)]
+    linear = [gpt.lm_head, *(getattr(block, name) for block in gpt.blocks for name in ("w_qkv", "w_o", "w_up", "w_down"))]
+    return (all(type(block) in FOLDS for block in gpt.blocks) and all(type(layer) is nn.Linear for layer in linear)
+            and len(set(every)) == len(every) and gpt.cos.dtype.itemsize >= 4)
+
 
 def fold_rows_(linear, factors):
     """Has linear(x) give what factors * linear(x) gave."""

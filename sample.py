@@ -87,3 +87,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except (ConfigError, DataError, OSError) as error:
         sys.exit(print(f"sample.py: {error}", file=sys.stderr) or 2)
+    except KeyboardInterrupt:
+        sys.exit(print() or 130)

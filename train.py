@@ -50,8 +50,8 @@ except ImportError:             # Windows
     resource = None
 
 import model as model_py
-from model import (ANGPTBlock, ARCHS, GPT, KERNELS, ConfigError, GPTConfig, PowerNorm, Scale, attend, attention_kernel, check,
-                   choose, option)
+from model import (ANGPTBlock, ARCHS, GPT, KERNELS, ConfigError, GPTConfig, PowerNorm, Scale, attend, attention_kernel,
+                   check, choose, option)
 from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
@@ -108,16 +108,17 @@ class TrainConfig(GPTConfig):
     beta2: float = option(0.95, "of Adam")
     eps: float = option(1e-9, "of Adam")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
-    eval_interval: int | None = option(None, "steps between validations (so many that those take 1% of the time)")
+    eval_interval: int | None = option(None, "steps between validations (at least 100, so many that it is 1% of their time)")
     eval_tokens: int | None = option(None, "held-out tokens in a validation (by size)")
-    checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval)")
+    checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval, at most a fifth of all)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
     diagnose: bool = option(False, "with every validation norms, gradients, scales and moments by layer in log.jsonl")
     seed: int = option(1337, "of weights, order of the data, and dropout")
     device: str = option("auto", "auto | cpu | cuda | mps")
     dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
     compile: str = option("auto", "auto | true | false: torch.compile; auto: where it pays back within the run")
-    attention: str = option("auto", "auto | " + " | ".join(KERNELS[1:]))
+    attention: str = option("auto", "auto | " + " | ".join(KERNELS[1:]) + "; sdpa is torch's own, with its back ends; auto: "
+                            "plain on CPUs up to 512 positions, else flash_attn on GPUs that have the package, else sdpa")
     resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one")
     # Options of the model that a size sets
     vocab_size: int | None = option(None, "tokens in the vocabulary (by size, or the corpus's)")
@@ -177,9 +178,11 @@ def resolve(config, corpus_vocab=257, world_size=1):
     with torch.device("meta"):
         parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
+    if config.eval_tokens is None:                                   # in short runs not more than a fiftieth of training's
+        c.eval_tokens = min(c.eval_tokens, max(2 ** 14, c.max_steps * c.total_batch_size // 50))
     # A held-out token takes half the time of one to train on.
     c.eval_interval = c.eval_interval or max(100, math.ceil(50 * c.eval_tokens / c.total_batch_size))
-    c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
+    c.checkpoint_interval = c.checkpoint_interval or min(c.eval_interval, max(100, c.max_steps // 5))
     c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
     c.out_dir = c.out_dir or f"out/{c.arch}"
     return c
@@ -343,20 +346,46 @@ def find_device(name):
     return name
 
 
-def use_attention(name, device, dtype):
-    """Has every attention of this process run by the kernel `name`, one of KERNELS. Raises ConfigError if it can't."""
-    model_py.ATTENTION, back_ends = name, torch.backends.cuda                         # for CPUs too, in spite of its name
-    switches = {"flash": back_ends.enable_flash_sdp, "efficient": back_ends.enable_mem_efficient_sdp,
-                "cudnn": back_ends.enable_cudnn_sdp, "math": back_ends.enable_math_sdp}
-    for back_end, switch in switches.items():
-        switch(name == f"sdpa-{back_end}" or not name.startswith("sdpa-"))
-    probe = torch.zeros(1, 1, 8, 64, device=device, dtype=dtype)
+@contextlib.contextmanager
+def attention(name):
+    """Within it `attend` uses the kernel `name`, one of KERNELS."""
+    switches = torch.backends.cuda                                                    # CPUs obey them too
+    back_ends = {"sdpa-flash": (switches.flash_sdp_enabled, switches.enable_flash_sdp),
+                 "sdpa-efficient": (switches.mem_efficient_sdp_enabled, switches.enable_mem_efficient_sdp),
+                 "sdpa-cudnn": (switches.cudnn_sdp_enabled, switches.enable_cudnn_sdp),
+                 "sdpa-math": (switches.math_sdp_enabled, switches.enable_math_sdp)}
+    before = {key: enabled() for key, (enabled, _) in back_ends.items()}
+    model_py.ATTENTION, tag = name, torch.compiler.config.cache_key_tag
+    if name in back_ends:
+        torch.compiler.config.cache_key_tag = tag + name         # or another back end's code would come from the cache
+        for key, (_, enable) in back_ends.items():
+            enable(key == name)
     try:
-        attend(probe, probe, probe, 1.0)
-    except (RuntimeError, TypeError):                                                 # TypeError: no flash_attn
-        use_attention("auto", device, dtype)
-        raise ConfigError(f"attention={name} is not to be had on {device.type} in {dtype}; "
-                          f"{attention_kernel(device.type, dtype, 8)} is") from None
+        yield
+    finally:
+        model_py.ATTENTION, torch.compiler.config.cache_key_tag = "auto", tag
+        for key, (_, enable) in back_ends.items():
+            enable(before[key])
+
+
+def check_attention(config, machine):
+    """Raises ConfigError unless config.attention can train such a model on this machine."""
+    shape = 1, config.n_head, 64, config.n_embd // config.n_head
+
+    def works(name):
+        q = torch.zeros(shape, device=machine.device, dtype=machine.dtype, requires_grad=True)
+        try:
+            with attention(name), warnings.catch_warnings():
+                warnings.simplefilter("ignore")                                       # why torch's back ends do not work
+                attend(q, q, q, 1.0, dropout=config.dropout).sum().backward()
+        except (RuntimeError, TypeError):                                             # TypeError: no flash_attn
+            return False
+        return True
+
+    if config.attention != "auto" and not works(config.attention):
+        raise ConfigError(f"attention={config.attention} does not train this model here, on {machine.device.type} in "
+                          f"{str(machine.dtype).removeprefix('torch.')}: expected one of auto, "
+                          f"{', '.join(filter(works, KERNELS[1:]))}")
 
 
 class Machine:
@@ -382,10 +411,9 @@ class Machine:
             return "float32" if self.any(gain < 1.5) else "bfloat16"
         return "bfloat16" if self.device.type == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else "float32"
 
-    def use(self, dtype, attention="auto"):
+    def use(self, dtype):
         self.dtype = getattr(torch, dtype)
         self.peak = matmul_flops(self.device, self.dtype)
-        use_attention(attention, self.device, self.dtype)
 
     def autocast(self):
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
@@ -422,10 +450,11 @@ class Machine:
 def trust_compiler():
     """Spares torch five seconds of trying which of the processor's instructions the compiler knows: g++ 12 knows all."""
     from torch._inductor import config
-    with contextlib.suppress(OSError, ValueError):
-        asked = subprocess.run([os.environ.get("CXX", "g++"), "-dumpversion"], capture_output=True, text=True)
-        if sys.platform == "linux" and int(asked.stdout.split(".")[0]) >= 12:
-            config.cpp.vec_isa_ok = True
+    if sys.platform == "linux" and config.cpp.vec_isa_ok is None:
+        with contextlib.suppress(OSError, ValueError):
+            asked = subprocess.run([os.environ.get("CXX", "g++"), "-dumpversion"], capture_output=True, text=True)
+            if int(asked.stdout.split(".")[0]) >= 12:
+                config.cpp.vec_isa_ok = True
 
 
 def compile_(model):
@@ -526,8 +555,8 @@ def diagnose(model, optimizer, x, y, machine):
 # Checkpoints
 
 # What may differ between a run and its continuation
-FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "attention", "batch_size", "log_interval", "eval_interval",
-        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "diagnose"}
+FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "attention", "batch_size", "log_interval",
+        "eval_interval", "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "diagnose"}
 
 
 def save_checkpoint(path, model, optimizer, config, **state):
@@ -669,7 +698,7 @@ def describe(config, machine, model, tokens):
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
             f"{config.batch_size} sequences x {config.block_size} tokens), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
             f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}, "
-            f"{torch.get_num_threads()} threads, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
+            f"threads={torch.get_num_threads()}, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
             f"torch {torch.__version__}")
 
 
@@ -742,7 +771,8 @@ class Run:
         config, machine, before = self.config, self.machine, self.begun["config"]
         if config.dtype == "auto":
             config.dtype = before.get("dtype") or machine.fast_dtype()
-        machine.use(config.dtype, config.attention)
+        machine.use(config.dtype)
+        check_attention(config, machine)
         if config.compile == "auto":
             flops = config.max_steps * config.total_batch_size / machine.world_size * flops_per_token(self.model)
             config.compile = before.get("compile") or str(machine.compiling_pays(flops)).lower()
@@ -793,12 +823,11 @@ def train(config, say=print):
     run = Run(config)
     config, machine = run.config, run.machine
     log = Log(config, machine.rank == 0, say, run.begun["step"])
-    log.say(describe(config, machine, run.model, run.train_tokens), flush=True)
     busy, steps, seconds_a_step = 0.0, 0, 0.0                # busy: seconds in `steps` steps since a record
-    with Interrupts() as interrupts, contextlib.ExitStack() as at_the_end:
+    with Interrupts() as interrupts, attention(config.attention), contextlib.ExitStack() as at_the_end:
+        log.say(describe(config, machine, run.model, run.train_tokens), flush=True)
         if machine.rank == 0:
             at_the_end.callback(draw, log.records, run.path.parent / "loss.png")
-        at_the_end.callback(use_attention, "auto", machine.device, machine.dtype)     # for what comes after training
         if run.begun["step"] == 0:
             log.add(run.here(0) | run.validation() | run.diagnosis() | {"config": asdict(config)}, 0)
         for step in range(run.begun["step"] + 1, config.max_steps + 1):
