@@ -6,6 +6,7 @@ Measure what normalization costs.
     python bench.py speed --size=0.5b --batch_size=8 --block_size=2048       # anGPT's Table 2, where GPT+ comes first
     python bench.py speed --archs=rmsnorm+qk_norm --attention=sdpa-flash,sdpa-cudnn,sdpa-efficient,sdpa-math     # kernels
     python bench.py sample --batch_sizes=1,4,16 --threads=1  # decoding with the KV cache
+    python bench.py speed --help                             # the options of one benchmark
     python bench.py sample --fold=false                      # the same without what GPT.fold_ computes beforehand
     python bench.py race                                     # which arch needs fewer tokens: half an hour on two cores
     python bench.py race --size=0.5b --data=data/fineweb10B-gpt2 --tokens=70_000_000_000 --lengths=5     # anGPT's Fig. 3

@@ -48,7 +48,7 @@ class GPTConfig:
     """What a model is. Raises ConfigError, a ValueError, where options do not fit together."""
 
     arch: str = option("angpt", "normalization: a name in ARCHS")
-    vocab_size: int = option(257, "tokens in the vocabulary")
+    vocab_size: int = option(257, "tokens in the vocabulary (257: bytes and an end of text)")
     block_size: int = option(256, "context length in tokens")
     n_layer: int = option(4, "blocks")
     n_head: int = option(4, "attention heads")
