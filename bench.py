@@ -94,7 +94,7 @@ class SpeedConfig(BenchConfig):
     batch_size: int | None = option(None, "sequences in a step (by size)")
     attention: str = option("auto", "attention kernels to compare, with commas between: " + ", ".join(KERNELS))
     dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
-    compile: str = option("auto", "auto | true | false: torch.compile; auto: if train.py would at this size")
+    compile: str = option("auto", "auto | true | false | whole: torch.compile; auto: true if train.py would at this size")
 
 
 @dataclass
@@ -209,7 +209,7 @@ class Trainee:
         self.optimizer, self.loader = make_optimizer(self.model, config), RandomTokens(config, machine.device)
         torch._dynamo.config.recompile_limit = 64            # archs of one family share their code
         if compiles:
-            compile_(self.model)
+            compile_(self.model, whole=compiles == "whole")
         self.project_, self.model.project_ = self.model.project_, self.marked_project_
 
     def marked_project_(self):
@@ -269,7 +269,7 @@ def speed(config):
         check_attention(c, machine)
     with torch.device("meta"):
         flops = first.max_steps * first.total_batch_size * flops_per_token(GPT(first.model_config()))
-    compiles = machine.compiling_pays(flops) if first.compile == "auto" else first.compile == "true"
+    compiles = {"auto": machine.compiling_pays(flops), "false": False, "true": True}.get(first.compile, first.compile)
     trainees = {name: Trainee(c, machine, compiles) for name, c in configs.items()}
     times = rounds({name: trainee.step for name, trainee in trainees.items()}, config)
     machine.peak = max(machine.peak, matmul_flops(machine.device, machine.dtype))    # a busy machine shows it rarely

@@ -2303,15 +2303,17 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))
 
 
-def test_train_compiles_once_and_for_training_alone(train_run, monkeypatch):
+@pytest.mark.parametrize("how", ["true", "whole"])
+def test_train_compiles_once_and_for_training_alone(how, train_run, monkeypatch):
     compiled, graphs = torch.compile, []
     backend = lambda graph, inputs: graphs.append(graph) or graph.forward
     monkeypatch.setattr(torch, "compile", lambda model: compiled(model, backend=backend))
-    train_run(arch="rmsnorm", compile="true", diagnose=False, n_layer=3, max_steps=4, eval_interval=2)
-    assert len(graphs) == 1  # three blocks, one code; validation has none
-    graphs.clear()
-    train_run(arch="rmsnorm", compile="true", diagnose=True, n_layer=3, max_steps=4, eval_interval=2)
-    assert len(graphs) == 1
+    for diagnose in (False, True):
+        graphs.clear()
+        train_run(arch="rmsnorm", compile=how, diagnose=diagnose, n_layer=3, max_steps=4, eval_interval=2)
+        assert len(graphs) == 1  # three blocks, one code; validation has none
+        products = sum(node.target is torch.nn.functional.linear or "linear" in str(node.target) for node in graphs[0].graph.nodes)
+        assert products == (4 if how == "true" else 3 * 4 + 1)
 
 
 def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
@@ -2778,6 +2780,14 @@ def test_bench_speed(tmp_path, capsys):
     machine = report["machine"]
     assert machine["threads"] == 1 and machine["dtype"] == "float32" and machine["compile"] is False
     assert machine["processor"] in table and machine["torch"] in table
+
+
+@pytest.mark.parametrize("how, told, wholes", [("false", False, []), ("true", True, [False]), ("whole", "whole", [True])])
+def test_bench_speed_compiles_as_asked(how, told, wholes, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "compile_", lambda model, whole: asked.append(whole))
+    report = bench_run(tmp_path, "speed", "--archs=ngpt", "--steps=1", "--warmup=1", f"--compile={how}", "--dtype=float32")
+    assert report["machine"]["compile"] == told and asked == wholes
 
 
 def test_bench_speed_compares_kernels_of_attention(tmp_path, monkeypatch):
