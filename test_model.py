@@ -947,6 +947,10 @@ def test_the_kernel_of_attention_can_be_chosen():
             assert (FLASH in seen) == takes and ("triu" in seen) == (name in ("plain", "auto"))
             assert ("_safe_softmax" in seen) == (name == "sdpa-math")
         assert model_py.ATTENTION == "auto"
+    with trainer.attention("sdpa-math"):
+        with trainer.attention("plain"):
+            assert "triu" in ops_of_attention()
+        assert "_safe_softmax" in ops_of_attention()
     torch.backends.cuda.enable_math_sdp(False)  # somebody's own choice comes back afterwards
     try:
         with pytest.raises(KeyError), trainer.attention("sdpa-math"):

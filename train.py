@@ -357,7 +357,8 @@ def attention(name):
                  "sdpa-cudnn": (switches.cudnn_sdp_enabled, switches.enable_cudnn_sdp),
                  "sdpa-math": (switches.math_sdp_enabled, switches.enable_math_sdp)}
     before = {key: enabled() for key, (enabled, _) in back_ends.items()}
-    model_py.ATTENTION, tag = name, torch.compiler.config.cache_key_tag
+    outer, tag = model_py.ATTENTION, torch.compiler.config.cache_key_tag
+    model_py.ATTENTION = name
     if name in back_ends:
         torch.compiler.config.cache_key_tag = tag + name         # or another back end's code would come from the cache
         for key, (_, enable) in back_ends.items():
@@ -365,7 +366,7 @@ def attention(name):
     try:
         yield
     finally:
-        model_py.ATTENTION, torch.compiler.config.cache_key_tag = "auto", tag
+        model_py.ATTENTION, torch.compiler.config.cache_key_tag = outer, tag
         for key, (_, enable) in back_ends.items():
             enable(before[key])
 
