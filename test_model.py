@@ -323,6 +323,41 @@ def test_attend_is_causal_softmax_attention(T):
         close(got, other, 1e-9)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_plain_attention_has_the_gradient_of_its_value(dropout, monkeypatch):
+    """In parts, with keys before the first query and with dropout; a second derivative is refused, not wrong."""
+    monkeypatch.setattr(model_py, "PART", 3)
+    q, k, v = (randn(2, n, 4, seed=s).requires_grad_() for s, n in enumerate((7, 9, 9)))
+
+    def value(q, k, v):
+        torch.manual_seed(1)  # the same weights are dropped every time
+        return model_py.PlainAttention.apply(q, k, v, 0.7, dropout)
+
+    assert torch.autograd.gradcheck(value, (q, k, v), check_undefined_grad=False)
+    (slope,) = torch.autograd.grad(value(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+    ones = value(q, k, torch.ones_like(v))  # rows of weights that add up to 1, some of them dropped, the others larger
+    assert ((ones - 1).abs() < 1e-12).all() == (dropout == 0) and abs(ones.mean() - 1) < 0.3
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+def test_plain_attention_in_half_precision_is_about_as_exact_as_autograd_on_its_formula(scale):
+    def formula(q, k, v):
+        scores = (scale * q @ k.transpose(2, 3)).float().masked_fill(torch.ones(200, 200).triu(1) > 0, -math.inf)
+        return scores.softmax(-1).type_as(v) @ v
+
+    q, k, v, g = (randn(2, 2, 200, 16, seed=s).bfloat16() for s in range(4))
+    results = []
+    for dtype, how in (torch.double, "sdpa"), (torch.bfloat16, "formula"), (torch.bfloat16, "plain"):
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        with trainer.attention(how if how != "formula" else "auto"):
+            y = formula(*inputs) if how == "formula" else attend(*inputs, scale)
+        results.append((y, *torch.autograd.grad(y, inputs, g.to(dtype))))
+    for want, usual, ours in zip(*results):
+        assert 0 < (ours - want).norm() < 1.5 * (usual - want).norm() < 0.05 * want.norm()
+
+
 @every_arch
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "parts"])
 def test_loss_only_is_the_same_loss(arch, whole, monkeypatch):
@@ -2318,6 +2353,7 @@ def test_train_compiles_once_and_for_training_alone(how, train_run, monkeypatch)
         assert len(graphs) == 1  # three blocks, one code; validation has none
         products = sum(node.target is torch.nn.functional.linear or "linear" in str(node.target) for node in graphs[0].graph.nodes)
         assert products == (4 if how == "true" else 3 * 4 + 1)
+        assert not any("embedding" in str(node.target) for node in graphs[0].graph.nodes)
 
 
 def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
