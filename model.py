@@ -47,7 +47,7 @@ def option(default, help):
 class GPTConfig:
     """What a model is. Raises ConfigError, a ValueError, where options do not fit together."""
 
-    arch: str = option("angpt", "normalization: a name in ARCHS")
+    arch: str = option("angpt", "normalization: layernorm | rmsnorm | powernorm | normformer | ngpt | angpt")
     vocab_size: int = option(257, "tokens in the vocabulary (257: bytes and an end of text)")
     block_size: int = option(256, "context length in tokens")
     n_layer: int = option(4, "blocks")
@@ -156,7 +156,7 @@ KERNELS = "auto", "plain", "flash_attn", "sdpa", "sdpa-flash", "sdpa-efficient",
 
 
 def attention_kernel(device_type, dtype, tokens):
-    """What `attend` uses, left to itself: flash_attn, sdpa (torch's), or plain, on CPUs faster while T x T is small."""
+    """What `attend` uses: ATTENTION, or by itself flash_attn, sdpa (torch's) or plain, on CPUs faster up to 512 tokens."""
     if ATTENTION != "auto":
         return ATTENTION
     if device_type == "cpu" and tokens <= 512:
@@ -174,58 +174,78 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
-    kernel = attention_kernel(v.device.type, v.dtype, S) if T > 1 else "sdpa"
-    if kernel == "plain" or kernel != "flash_attn" and 1 < T < S:                 # sdpa's mask would begin at key 0
-        B, H = q.shape[:2]
-        y = PlainAttention.apply(*(x.flatten(0, 1) for x in (q, k, v)), scale, dropout)     # (B H, T, d_k)
-        return y.unflatten(0, (B, H))
+    kernel = attention_kernel(v.device.type, v.dtype, S) if T > 1 else "sdpa"     # one query sees every key: no mask
+    if kernel == "plain" or kernel != "flash_attn" and 1 < T < S:     # with T < S sdpa would let query 0 see key 0 only
+        if torch.compiler.is_compiling() and T == S and not dropout:
+            return CompiledAttention.apply(scale * q, k, v)
+        return torch.cat([attend_plainly(part, k[:, :, :S - T + end], v[:, :, :S - T + end], scale, dropout)
+                          for part, end in parts(q)], dim=2)
     if kernel == "flash_attn":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=scale, causal=True).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=scale)
 
 
-PART = 128                       # queries at a time in PlainAttention
+PART = 128
 
 
-class PlainAttention(torch.autograd.Function):
-    """y = p v, p = softmax(scale q k^T + mask), for queries (N, T, d_k) at the last T of S positions, k, v (N, S, d_k).
+def parts(q):
+    """Of queries (..., T, d_k) PART at a time, and where they end: later keys are all masked, so nobody need look at them."""
+    T = q.shape[-2]
+    return zip(q.split(PART, dim=-2), [*range(PART, T, PART), T])
 
-    A part of the queries at a time, with the keys up to its end: those behind, nearly half, are masked anyway. Autograd
-    would keep p in float32 and sum p dL/dp over all keys for the gradient of softmax. In v's precision, and with that sum
-    taken as y dL/dy over the few channels (as in FlashAttention, Dao et al. 2022), a training step takes 3% less.
+
+def attend_plainly(q, k, v, scale, dropout):
+    """attend by its formula: queries (B, H, T, d_k) at the last T of the S positions of k and v (B, H, S, d_k)."""
+    scores = scale * q @ k.transpose(-2, -1)                                      # (B, H, T, S)
+    return F.dropout(masked_softmax(scores), dropout).type_as(v) @ v
+
+
+def masked_softmax(scores):
+    """softmax of (..., T, S) over the keys up to the query's own place, in float32 or better."""
+    T, S = scores.shape[-2:]
+    future = torch.full((T, S), -torch.inf, device=scores.device).triu(1 + S - T)
+    return (scores + future).softmax(-1)
+
+
+class CompiledAttention(torch.autograd.Function):
+    """y = p v, p = masked softmax(q k^T) as above, with the backward by hand, which makes compiled code faster on CPUs.
+
+    Autograd would keep p in float32 and pass over T x S once more. With dp = dL/dp, the gradient before the softmax is
+    p (dp - sum_j p_j dp_j), and since y = p v that sum is y . dL/dy, of d_k products in place of S (FlashAttention, Dao et
+    al. 2022). Uncompiled, torch's own softmax backward is the faster one.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, scale, dropout):
-        seen, ys, saved = k.shape[1] - q.shape[1], [], []
-        for part in q.split(PART, dim=1):
-            seen += part.shape[1]
-            q, k_, v_ = scale * part, k[:, :seen].contiguous(), v[:, :seen].contiguous()
-            future = torch.full((part.shape[1], seen), -torch.inf, device=q.device).triu(1 + seen - part.shape[1])
-            p = (q @ k_.transpose(1, 2) + future).softmax(-1).type_as(v)            # (N, part, seen)
-            dropped = F.dropout(p, dropout)
-            ys.append(dropped @ v_)
-            saved += [q, k_, v_, p, dropped]
+    def forward(ctx, q, k, v):
+        heads = q.shape[:2]
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))                            # (B H, T, d_k)
+        ys, saved = [], []
+        with torch.autocast(v.device.type, enabled=False):                        # as there will be none in backward
+            for q_, end in parts(q):
+                q_, k_, v_ = (x.contiguous() for x in (q_, k[:, :end], v[:, :end]))    # or each product would copy them
+                p = masked_softmax(q_ @ k_.transpose(1, 2)).type_as(v)            # (B H, PART, end)
+                ys.append(p @ v_)
+                saved += [q_, k_, v_, p]
         y = torch.cat(ys, dim=1)
         ctx.save_for_backward(y, *saved)
-        ctx.scale = scale
-        return y
+        return y.unflatten(0, heads)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
-        y, *saved = ctx.saved_tensors
-        S, dq, dk, dv = saved[-1].shape[-1], [], [], []
-        sums = (wide(g) * y).sum(-1, keepdim=True)                              # (N, T, 1), over keys of p dL/dp
-        for g, total, q, k, v, p, dropped in zip(g.split(PART, dim=1), sums.split(PART, dim=1),
-                                                 *(saved[i::5] for i in range(5))):
-            g, behind = g.contiguous(), (0, 0, 0, S - k.shape[1])
-            ds = (dropped * wide(g @ v.transpose(1, 2)) - p * total).type_as(v)     # (N, part, seen), p (dL/dp - total)
-            dq.append(ctx.scale * (ds @ k))
-            dk.append(F.pad(ds.transpose(1, 2) @ q, behind))
-            dv.append(F.pad(dropped.transpose(1, 2) @ g, behind))
-        return torch.cat(dq, dim=1), sum(dk), sum(dv), None, None
+        heads = g.shape[:2]
+        (y, *saved), g = ctx.saved_tensors, g.flatten(0, 1)                       # (B H, T, d_k)
+        sums = (wide(g) * y).sum(-1, keepdim=True)                                # (B H, T, 1), y . dL/dy
+        dq, dk, dv = [], [], []
+        for i, (g_, end) in enumerate(parts(g)):
+            q_, k_, v_, p = saved[4 * i:4 * i + 4]
+            ds = (p * (g_ @ v_.transpose(1, 2) - sums[:, end - g_.shape[1]:end])).type_as(p)    # p (dp - sum_j p_j dp_j)
+            later = (0, 0, 0, g.shape[1] - end)
+            dq.append(ds @ k_)
+            dk.append(F.pad(ds.transpose(1, 2) @ q_, later))
+            dv.append(F.pad(p.transpose(1, 2) @ g_, later))
+        return tuple(x.unflatten(0, heads) for x in (torch.cat(dq, dim=1), sum(dk), sum(dv)))
 
 
 class Cache:
@@ -749,6 +769,10 @@ class GPT(nn.Module):
         self.folded = True
         return self
 
+    def __getstate__(self):
+        """What a copy or a pickle gets: no compiled methods (see train.compile_), which would use this model's weights."""
+        return {name: x for name, x in super().__getstate__().items() if name not in ("after_embedding", "loss_sum")}
+
     def positions(self, start, stop):
         """What is added to the embeddings, (stop - start, d). It takes ngpt's h off the sphere until eq. 10."""
         return (self.wpe.weight if self.config.pos == "learned" else self.sinusoids)[start:stop]
@@ -776,7 +800,7 @@ class GPT(nn.Module):
         return self.after_embedding(h, self.cos[start:stop], self.sin[start:stop], targets, caches, loss_only)
 
     def after_embedding(self, h, cos, sin, targets, caches, loss_only):
-        """The rest of `forward`, h (B, T, d); apart since compiled embeddings are slower on CPUs."""
+        """The rest of `forward`, h (B, T, d): what --compile=whole compiles; embeddings are slower compiled, on CPUs."""
         h = self.drop(h)
         for i, block in enumerate(self.blocks):
             h = block(h, cos, sin, caches[i] if caches else None)

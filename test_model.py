@@ -4,6 +4,7 @@ Every equation of model.py meets a second, slow implementation: NumPy, float64, 
 written from the papers and sharing no code with the model. The rest holds properties, for every architecture.
 """
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -11,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import random
 import re
 import runpy
@@ -323,39 +325,76 @@ def test_attend_is_causal_softmax_attention(T):
         close(got, other, 1e-9)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_plain_attention_has_the_gradient_of_its_value(dropout, monkeypatch):
-    """In parts, with keys before the first query and with dropout; a second derivative is refused, not wrong."""
+def formula_of_attention(q, k, v, scale):
+    T = q.shape[-2]
+    scores = (scale * q @ k.transpose(-2, -1)).to(torch.promote_types(q.dtype, torch.float32))
+    return scores.masked_fill(torch.ones(T, T).triu(1) > 0, -math.inf).softmax(-1).type_as(v) @ v
+
+
+def test_compiled_code_has_an_attention_with_its_own_backward(monkeypatch):
+    """Where it may: not with dropout or keys before the first query. The scale, too, gets a gradient."""
+    calls, compiled = [], model_py.CompiledAttention
+    counted = SimpleNamespace(apply=lambda *a: calls.append(1) or compiled.apply(*a))
+    monkeypatch.setattr(model_py, "CompiledAttention", counted)
     monkeypatch.setattr(model_py, "PART", 3)
-    q, k, v = (randn(2, n, 4, seed=s).requires_grad_() for s, n in enumerate((7, 9, 9)))
-
-    def value(q, k, v):
-        torch.manual_seed(1)  # the same weights are dropped every time
-        return model_py.PlainAttention.apply(q, k, v, 0.7, dropout)
-
-    assert torch.autograd.gradcheck(value, (q, k, v), check_undefined_grad=False)
-    (slope,) = torch.autograd.grad(value(q, k, v).square().sum(), q, create_graph=True)
+    q, k, v, scale = *(randn(2, 2, 7, 4, seed=s).requires_grad_() for s in range(3)), torch.tensor(0.7, requires_grad=True)
+    g, results = randn(2, 7, 2, 4, seed=3).transpose(1, 2), []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+        y = attend(q, k, v, scale)
+        results.append((y, *torch.autograd.grad(y, (q, k, v, scale), g)))
+        assert len(calls) == compiling
+    for got, want in zip(*results):
+        close(got, want)
+    assert torch.autograd.gradcheck(lambda *a: attend(*a, 0.7), (q, k, v), check_undefined_grad=False) and len(calls) > 1
+    calls.clear()
+    attend(q, k, v, 0.7, dropout=0.1)
+    cache = Cache(2, GPTConfig(n_head=2, n_embd=8, block_size=7), v)
+    with torch.no_grad():
+        for part in (slice(3), slice(3, 7)):
+            attend(q[:, :, part], k[:, :, part], v[:, :, part], 0.7, cache)
+    assert len(calls) == 1  # the first three tokens alone
+    slope = torch.autograd.grad(compiled.apply(q, k, v).square().sum(), q, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
-    ones = value(q, k, torch.ones_like(v))  # rows of weights that add up to 1, some of them dropped, the others larger
-    assert ((ones - 1).abs() < 1e-12).all() == (dropout == 0) and abs(ones.mean() - 1) < 0.3
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0])
-def test_plain_attention_in_half_precision_is_about_as_exact_as_autograd_on_its_formula(scale):
-    def formula(q, k, v):
-        scores = (scale * q @ k.transpose(2, 3)).float().masked_fill(torch.ones(200, 200).triu(1) > 0, -math.inf)
-        return scores.softmax(-1).type_as(v) @ v
-
+def test_compiled_attention_in_half_precision_is_about_as_exact_as_autograd_on_its_formula(scale):
     q, k, v, g = (randn(2, 2, 200, 16, seed=s).bfloat16() for s in range(4))
     results = []
-    for dtype, how in (torch.double, "sdpa"), (torch.bfloat16, "formula"), (torch.bfloat16, "plain"):
+    for dtype, how in (
+        (torch.double, formula_of_attention),
+        (torch.bfloat16, formula_of_attention),
+        (torch.bfloat16, lambda q, k, v, scale: model_py.CompiledAttention.apply(scale * q, k, v)),
+    ):
         inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        with trainer.attention(how if how != "formula" else "auto"):
-            y = formula(*inputs) if how == "formula" else attend(*inputs, scale)
+        y = how(*inputs, scale)
         results.append((y, *torch.autograd.grad(y, inputs, g.to(dtype))))
     for want, usual, ours in zip(*results):
         assert 0 < (ours - want).norm() < 1.5 * (usual - want).norm() < 0.05 * want.norm()
+    assert model_py.masked_softmax(q @ k.mT).dtype == torch.float32
+
+
+def test_compiled_attention_takes_values_that_autocast_left_in_float32():
+    class Mine(model_py.PreNormBlock):
+        def __init__(self, config):
+            super().__init__(config, model_py.RMSNorm)
+            self.gain = torch.nn.Parameter(torch.ones(self.d_k))
+
+        def attend(self, q, k, v, scale, cache):
+            return super().attend(q, k, v * self.gain, scale, cache)
+
+    torch._dynamo.reset()
+    block, h = Mine(GPTConfig(n_embd=32, n_head=2)).train(), randn(2, 9, 32).float()
+    cos, sin = (x.float() for x in tables(9, 16))
+    grads = []
+    for run in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = run(h, cos, sin)
+        grads.append(torch.autograd.grad(y.cos().sum(), list(block.parameters())))
+    for eager, compiled in zip(*grads):
+        close(compiled, eager, 0.05)
 
 
 @every_arch
@@ -2340,6 +2379,20 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
         train_run(**options)
     monkeypatch.setattr(torch, "save", save)
     assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_a_copy_of_a_compiled_model_has_weights_of_its_own(duplicate, monkeypatch):
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f: compiled(f, backend="aot_eager"))
+    torch._dynamo.reset()
+    model, idx = GPT(GPTConfig(arch="ngpt", n_embd=32, n_layer=2, n_head=2)).train(), tokens(2, 9)
+    trainer.compile_(model, whole=True)
+    before, other = model(idx, idx, loss_only=True)[1].item(), duplicate(model)
+    with torch.no_grad():
+        other.s_z.weight.zero_()
+    close(other(idx, idx, loss_only=True)[1], math.log(257), 1e-6)
+    close(model(idx, idx, loss_only=True)[1], before, 1e-6)
 
 
 @pytest.mark.parametrize("how", ["true", "whole"])

@@ -118,7 +118,7 @@ class TrainConfig(GPTConfig):
     device: str = option("auto", "auto | cpu | cuda | mps")
     dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)")
     compile: str = option("auto", "auto | true | false | whole: torch.compile; auto: true where it pays back within the run; "
-                          "whole: as one graph, steps some 3% shorter, twice as long to compile")
+                          "true: block by block; whole: one graph, steps some 3% shorter, twice as long to compile")
     attention: str = option("auto", "auto | " + " | ".join(KERNELS[1:]) + "; sdpa is torch's own, with its back ends; auto: "
                             "plain on CPUs up to 512 positions, else flash_attn on GPUs that have the package, else sdpa")
     resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one")
@@ -461,10 +461,10 @@ def trust_compiler():
 
 
 def compile_(model, whole=False):
-    """Has the model's blocks compiled when they are first called in training, all with the same code.
+    """Has the model's blocks compiled, when the first is called in training; its machine code serves them all.
 
-    On GPUs the loss too: its steps over a large vocabulary are long there. As one graph, whole, it takes twice as long to
-    compile, and with several processes holds back every block's gradients until the last is known.
+    On GPUs the loss too: its steps over a large vocabulary are long there. whole: everything behind the embedding as one
+    graph. That takes twice as long to compile, and with several processes no gradient is sent before all are known.
     """
     trust_compiler()
     if whole:
