@@ -762,7 +762,7 @@ class GPT(nn.Module):
         for module in (self, *self.blocks):
             for name, layer in module.named_children():
                 if name not in ("blocks", "wpe", "s_z"):
-                    module.__dict__[name] = layer.forward
+                    module.__dict__[name] = bare(layer)
         for module in self.modules():
             if hasattr(module, "constants"):
                 module.constants = functools.partial(lambda kept: kept, module.constants())
@@ -871,6 +871,15 @@ def foldable(gpt):
     linear = [gpt.lm_head, *(getattr(block, name) for block in gpt.blocks for name in ("w_qkv", "w_o", "w_up", "w_down"))]
     return (all(type(block) in FOLDS for block in gpt.blocks) and all(type(layer) is nn.Linear for layer in linear)
             and len(set(every)) == len(every) and gpt.cos.dtype.itemsize >= 4)
+
+
+def bare(layer):
+    """layer as a function, for a linear map without F.linear's detours too."""
+    if type(layer) is not nn.Linear:
+        return layer.forward
+    if layer.bias is None:
+        return functools.partial(torch.matmul, other=layer.weight.T)
+    return functools.partial(F.linear, weight=layer.weight, bias=layer.bias)
 
 
 def fold_rows_(linear, factors):
