@@ -221,12 +221,11 @@ class CompiledAttention(torch.autograd.Function):
         heads = q.shape[:2]
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))                            # (B H, T, d_k)
         ys, saved = [], []
-        with torch.autocast(v.device.type, enabled=False):                        # as there will be none in backward
-            for q_, end in parts(q):
-                q_, k_, v_ = (x.contiguous() for x in (q_, k[:, :end], v[:, :end]))    # or each product would copy them
-                p = masked_softmax(q_ @ k_.transpose(1, 2)).type_as(v)            # (B H, PART, end)
-                ys.append(p @ v_)
-                saved += [q_, k_, v_, p]
+        for q_, end in parts(q):
+            q_, k_, v_ = (x.contiguous() for x in (q_, k[:, :end], v[:, :end]))   # here, or each product would copy them
+            p = masked_softmax(q_ @ k_.transpose(1, 2)).type_as(v)                # (B H, PART, end)
+            ys.append(p @ v_)
+            saved += [q_, k_, v_, p]
         y = torch.cat(ys, dim=1)
         ctx.save_for_backward(y, *saved)
         return y.unflatten(0, heads)
