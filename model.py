@@ -186,11 +186,11 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=scale)
 
 
-PART = 128
+PART = 128                      # 64 and 256 take 1 to 2% longer, on CPUs at 256 positions
 
 
 def parts(q):
-    """Of queries (..., T, d_k) PART at a time, and where they end: later keys are all masked, so nobody need look at them."""
+    """PART queries of q (..., T, d_k) at a time, and where they end: keys behind that are masked for all of them."""
     T = q.shape[-2]
     return zip(q.split(PART, dim=-2), [*range(PART, T, PART), T])
 
@@ -213,7 +213,7 @@ class CompiledAttention(torch.autograd.Function):
 
     Autograd would keep p in float32 and pass over T x S once more. With dp = dL/dp, the gradient before the softmax is
     p (dp - sum_j p_j dp_j), and since y = p v that sum is y . dL/dy, of d_k products in place of S (FlashAttention, Dao et
-    al. 2022). Uncompiled, torch's own softmax backward is the faster one.
+    al. 2022). Uncompiled, torch's own softmax backward is the faster one. A first reading can leave this class out.
     """
 
     @staticmethod
@@ -873,7 +873,7 @@ def foldable(gpt):
 
 
 def bare(layer):
-    """layer as a function, for a linear map without F.linear's detours too."""
+    """layer as a function, without nn.Module's detours, and without F.linear's where there is no bias."""
     if type(layer) is not nn.Linear:
         return layer.forward
     if layer.bias is None:
