@@ -1723,6 +1723,7 @@ def test_train_derived_values_follow_what_was_given():
     [
         ("--learning_rat=1", "did you mean --learning_rate?"),
         ("--n-embd=64", "did you mean --n_embd?"),
+        ("--lr=1", "did you mean --learning_rate?"),
         ("fast", "fast"),
         ("--max_steps=many", "max_steps: expected a whole number, given 'many'"),
         ("--n_layer=2.5", "expected a whole number"),

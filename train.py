@@ -193,36 +193,40 @@ def resolve(config, corpus_vocab=257, world_size=1):
 # ---------------------------------------------------------------------------------------------------------------------
 # Command line
 
+READERS = {bool: (lambda text: {"true": True, "false": False}[text.lower()], "true or false"),
+           int: (int, "a whole number"), float: (float, "a number"), str: (str, "text")}
+
+
 def parse(cls, argv, description):
     """An instance of the dataclass cls from --key=value words. Raises ConfigError, one line, for what it can't take."""
     def fail(message):
         raise ConfigError(message)
 
-    def boolean(text):
-        return {"true": True, "false": False}[text.lower()]
-
     def reader(kind):
-        def read(text):
+        read, expected = READERS[kind]
+
+        def checked(text):
             try:
-                return {bool: boolean, int: int, float: float, str: str}[kind](text)
+                return read(text)
             except (ValueError, KeyError):
-                expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
                 raise argparse.ArgumentTypeError(f"expected {expected}, given {text!r}") from None
-        return read
+        return checked
 
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = fail
     types, names = typing.get_type_hints(cls), [f.name for f in fields(cls)]
     for f in fields(cls):
-        kind = next(t for t in (bool, int, float, str) if t in (types[f.name], *typing.get_args(types[f.name])))
+        kind = next(t for t in READERS if t in (types[f.name], *typing.get_args(types[f.name])))
         default = "" if f.default is None else f" [{f.default}]"
         parser.add_argument(f"--{f.name}", type=reader(kind), metavar=kind.__name__.upper(), default=argparse.SUPPRESS,
                             help=f.metadata["help"].replace("%", "%%") + default)
     given, unknown = parser.parse_known_args(argv)
     for word in unknown:
-        near = difflib.get_close_matches(word.split("=")[0].lstrip("-"), names, 1, 0.4)
-        fail(f"unknown option {word}; " + (f"did you mean --{near[0]}?" if near else "--help lists the options"))
+        key = word.split("=")[0].lstrip("-")
+        near = [name for name in names if "".join(part[0] for part in name.split("_")) == key]      # lr: learning_rate
+        near = " or --".join(near or difflib.get_close_matches(key, names, 1, 0.4))
+        fail(f"unknown option {word}; " + (f"did you mean --{near}?" if near else "--help lists the options"))
     return cls(**vars(given))
 
 
@@ -700,10 +704,11 @@ def describe(config, machine, model, tokens):
     parameters = sum(p.numel() for p in model.parameters())
     micro = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     kernel = attention_kernel(machine.device.type, machine.dtype, config.block_size)
+    compiling = "" if config.compile == "false" else " (the first step takes a while)"
     return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
             f"{config.batch_size} sequences x {config.block_size} tokens), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
-            f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}, "
+            f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}{compiling}, "
             f"threads={torch.get_num_threads()}, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
             f"torch {torch.__version__}")
 
