@@ -289,6 +289,7 @@ def speed(config):
                       f"{r['project_share']['median']:.1%}", *cells(r["ratio"], 1, 3)])
     panels = {"milliseconds a step": {name: (r["step"], 1e3, r["ratio"]) for name, r in results.items()}}
     report("speed", config, conditions(config, first, machine, compiles), lines, results, panels)
+    return results
 
 
 def decode(model, prompt, new_tokens):
@@ -369,20 +370,25 @@ def print_table(lines):
 
 
 def report(name, config, given, lines, results, panels):
-    """Prints the table `lines`, its titles first, under what was given; writes name.json and name.png into out_dir."""
+    """Prints the table `lines`, its titles first, under what was given; saves results and picture."""
     hidden = ("archs", "seed", "out_dir")
     head = "\n".join(", ".join(f"{key} {value}" for key, value in part.items() if key not in hidden) for part in given)
     print(f"{head}\n")
     print_table(lines)
+    save(name, config, given, {"archs": results}, draw(head, panels))
+
+
+def save(name, config, given, found, figure):
+    """Writes name.json and name.png into out_dir."""
     path = Path(config.out_dir, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(f"{path}.json", {"benchmark": name, "machine": given[0], "options": given[1],
-                                "baseline": next(iter(results)), "archs": results})
-    draw(f"{path}.png", head, panels)
+    write_json(f"{path}.json", finite({"benchmark": name, "machine": given[0], "options": given[1],
+                                       "baseline": next(iter(found["archs"])), **found}))
+    figure.savefig(f"{path}.png", dpi=110)
     print(f"\n{path}.json\n{path}.png")
 
 
-def draw(path, title, panels):
+def draw(title, panels):
     """Bars with spreads. panels: title -> arch -> (spread, unit, spread of the ratio to the first arch)."""
     from matplotlib.figure import Figure
 
@@ -400,7 +406,7 @@ def draw(path, title, panels):
         axes.set(xlabel=label, xlim=(0, 1.3 * max(values["p90"] * unit for values, unit, _ in bars.values())))
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -423,7 +429,7 @@ def rates_to_try(start, losses):
 def basin(losses, within=0.02):
     """Rates whose loss is within so many nats of the best, by straight lines in loss against log rate.
 
-    losses: rate -> loss. at_least: an end lies at the edge of the grid, or beside a rate that diverged.
+    losses: rate -> loss. at_least: it may be wider, an end lies at the edge of the grid or beside a rate that diverged.
     """
     rates, at_least, ends = sorted(losses), False, []
     best = min(rates, key=losses.get)
@@ -502,8 +508,7 @@ class Race:
             raise ConfigError(f"tokens={config.tokens}: expected at least {least}, which gives the shortest of "
                               f"{config.lengths} lengths one step of {batch} tokens")
         self.tokens = [steps * batch for steps in self.steps]
-        middle = self.tokens[config.lengths // 2]
-        self.sweep_steps = max(1, round((config.sweep_tokens or middle) / batch))
+        self.sweep_steps = max(1, round((config.sweep_tokens or self.tokens[config.lengths // 2]) / batch))
         self.seeds = range(config.seed, config.seed + config.seeds)
         gpus, on = torch.cuda.device_count(), self.machine.device.type
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -512,7 +517,8 @@ class Race:
         self.cores = [[cores[(i * share + j) % len(cores)] for j in range(share)] for i in range(self.workers)]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         self.gpus = visible.split(",") if on == "cuda" else []
-        self.losses, self.spent, self.running = {}, {}, {}       # of ended runs; worker -> run, process, begin
+        self.losses, self.spent = {}, {}                         # of ended runs: the loss; seconds and steps
+        self.running = {}                                        # worker -> run, process, when it began
 
     def train_config(self, run):
         """The TrainConfig of a run, with nothing left to resolve."""
@@ -553,7 +559,7 @@ class Race:
                                           for seed in self.seeds for arch, rate in best.items() if rate]))
 
     def look(self, run):
-        """Whether a run has ended, by its folder; if so, notes its loss, inf for a diverged one."""
+        """Whether a run has ended, by its folder; if so, notes its loss (inf: diverged) and lets its checkpoint go."""
         config = self.train_config(run)
         folder = Path(config.out_dir)
         try:
@@ -628,12 +634,6 @@ class Race:
                 for _, process, _ in self.running.values():
                     process.wait()
 
-    def step_of(self, run):
-        """The last step in a run's log."""
-        with contextlib.suppress(OSError, IndexError, json.JSONDecodeError):         # no line yet, or half of one
-            return json.loads(Path(self.train_config(run).out_dir, "log.jsonl").read_text().splitlines()[-1])["step"]
-        return 0
-
     def tell(self, ended=None):
         """A line that changes, where there is a terminal; one that stays for a run that has ended."""
         runs = self.wanted()
@@ -648,8 +648,7 @@ class Race:
             result = "diverged" if self.losses[ended] == math.inf else f"{self.losses[ended]:.4f}"
             line += f"   {ended.arch}, rate {ended.rate:g}, {ended.steps} steps, seed {ended.seed}: {result}"
         elif sys.stdout.isatty():
-            line += "   now " + ", ".join(f"{run.arch} {run.rate:g} {self.step_of(run)}/{run.steps}"
-                                          for run, *_ in self.running.values())
+            line += "   now " + ", ".join(f"{run.arch} {run.rate:g}" for run, *_ in self.running.values())
         if sys.stdout.isatty():
             print(f"\r{line:<110}", end="\n" if ended else "", flush=True)
         elif ended:
@@ -679,13 +678,8 @@ def race(config):
     given = conditions(config, next(iter(running.configs.values())), running.machine, False)
     given[0]["threads"] = len(running.cores[0])
     race_tables(running, results)
-    path = Path(config.out_dir, "race")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"benchmark": "race", "machine": given[0], "options": given[1], "baseline": next(iter(results)),
-             "tokens": running.tokens, "steps": running.steps, "seeds": list(running.seeds), "archs": results}
-    write_json(f"{path}.json", finite(found))
-    draw_race(f"{path}.png", running, results)
-    print(f"\n{path}.json\n{path}.png")
+    found = {"tokens": running.tokens, "steps": running.steps, "seeds": list(running.seeds), "archs": results}
+    save("race", config, given, found, draw_race(running, results))
 
 
 def step_times(running):
@@ -693,9 +687,7 @@ def step_times(running):
     options = {f.name: running.options[f.name] for f in fields(SpeedConfig) if f.name in running.options}
     options["out_dir"] = str(Path(running.config.out_dir, "race"))
     print("\nStep times, one arch at a time on the idle machine")
-    speed(SpeedConfig(**options))
-    found = json.loads(Path(options["out_dir"], "speed.json").read_text())["archs"]
-    return {name: result["ratio"] for name, result in found.items()}
+    return {name: result["ratio"] for name, result in speed(SpeedConfig(**options)).items()}
 
 
 def race_results(running, ratios):
@@ -709,21 +701,16 @@ def race_results(running, ratios):
         factor = speedup(running.tokens, baseline, losses, running.config.seed)
         if losses is baseline:
             factor = {"factor": 1.0, "low": None, "high": None, "tokens": running.tokens[-1]}
+        with np.errstate(invalid="ignore"):                                          # nan where one diverged
+            deviations = losses.std(1, ddof=1).tolist() if len(running.seeds) > 1 else None
         ratio = ratios.get(arch)
         in_time = ratio and {key: factor[key] and factor[key] / ratio["median"] for key in ("factor", "low", "high")}
         results[arch] = {"learning_rate": rate, "sweep": {"steps": running.sweep_steps, "losses": sweep},
                          "basin": basin(sweep), "at_edge": rate in (min(sweep), max(sweep)), "losses": losses.tolist(),
-                         "mean": losses.mean(1).tolist(),
-                         "std": deviations(losses),
+                         "mean": losses.mean(1).tolist(), "std": deviations,
                          "steps_needed": factor["tokens"] * running.steps[-1] / running.tokens[-1],
                          "speedup": factor, "time_ratio": ratio, "speedup_in_time": in_time}
     return results
-
-
-def deviations(losses):
-    """Standard deviation over seeds at every length; None for one seed, nan where one diverged."""
-    with np.errstate(invalid="ignore"):
-        return losses.std(1, ddof=1).tolist() if losses.shape[1] > 1 else None
 
 
 def race_tables(running, results):
@@ -783,7 +770,7 @@ def finite(tree):
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
-def draw_race(path, running, results):
+def draw_race(running, results):
     """Final loss against tokens, and against the learning rate."""
     from matplotlib.figure import Figure
 
@@ -804,7 +791,7 @@ def draw_race(path, running, results):
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 BENCHMARKS = {"speed": (SpeedConfig, speed), "sample": (DecodeConfig, sample), "race": (RaceConfig, race)}
@@ -825,7 +812,7 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:
         sys.exit(print(f"bench.py: {error}", file=sys.stderr) or 2)
     except torch.OutOfMemoryError:
         message = "bench.py: out of memory; all archs are held at once: fewer --archs or a smaller --batch_size may fit"

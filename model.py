@@ -18,6 +18,7 @@ Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/
     model = GPT(GPTConfig(arch="ngpt", n_layer=4, n_head=4, n_embd=128))
     logits, loss = model(idx, targets)     # idx, targets: (B, T) token ids; loss in nats per token
 """
+import copy
 import difflib
 import functools
 import math
@@ -62,9 +63,9 @@ class GPTConfig:
     dropout: float = option(0.0, "on embeddings, attention weights and each branch's output")
     resid_scale: bool = option(False, "normformer: a learned scale on the second residual")
     alpha_init: float = option(0.05, "ngpt, angpt: residual step size alpha at the start")
-    alpha_scale: float | None = option(None, "ngpt, angpt: stored size of alpha (default 1/sqrt(n_embd), 0.01)")
+    alpha_scale: float | None = option(None, "stored size of alpha (ngpt: 1/sqrt(n_embd); angpt: 0.01)")
     s_z_init: float = option(1.0, "ngpt, angpt: logit scale s_z at the start")
-    s_z_scale: float | None = option(None, "ngpt, angpt: stored size of s_z (default 1/sqrt(n_embd), 0.01)")
+    s_z_scale: float | None = option(None, "stored size of s_z (ngpt: 1/sqrt(n_embd); angpt: 0.01)")
     pn_warmup: int = option(4000, "powernorm: steps that normalize with the batch's own statistics")
 
     def __post_init__(self):
@@ -272,7 +273,7 @@ ACTIVATIONS = {"swiglu": F.silu, "gelu": gelu}
 
 
 class One:
-    """A factor that was moved elsewhere: One() * x is x."""
+    """In place of a factor that folding has moved into a weight: One() * x is x."""
 
     def __mul__(self, x):
         return x
@@ -281,15 +282,14 @@ class One:
 def scaled(s, linear, x):
     """s * linear(x), one factor s (n,) for each output.
 
-    With more tokens than channels it is the rows of the matrix that are multiplied, the smaller thing; nor does the
-    gradient of s need linear(x) then.
+    With more tokens than channels s multiplies the rows of the matrix and not the outputs: that is less work, and the
+    gradient of s does not need linear(x).
     """
     if isinstance(s, One) or x.shape[:-1].numel() < x.shape[-1]:
         return s * linear(x)
     return F.linear(x, s[:, None] * linear.weight, None if linear.bias is None else s * linear.bias)
 
 
-@functools.lru_cache
 def nu_activation(mlp, n_embd):
     """anGPT's nu_acf (section 4.2, Activation function) by quadrature; 3.72 for swiglu, where the paper has 3.74.
 
@@ -340,7 +340,6 @@ class RMSNorm(nn.Module):
     def __init__(self, n, config):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(n))
-        self.bias = None
 
     def forward(self, x):
         return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
@@ -457,8 +456,8 @@ def mean_over_ranks(x):
 class Block(nn.Module):
     """The linear maps that all blocks share, and the splitting of their outputs. Subclasses write `forward`.
 
-    A subclass also says how the model ends (`ending`, `last`, `logits`) and which weights are constrained (`axes`,
-    `constrain_`); the ones here are those of a model without constraint that ends in its head alone.
+    A subclass also says what the model ends with (`ending`) and which weights are constrained (`axes`, `constrain_`);
+    as they stand here: nothing but the head, and none.
     """
     axes = {}                      # matrix -> axis along which `constrain_` takes the norm
 
@@ -492,29 +491,16 @@ class Block(nn.Module):
         return y.transpose(1, 2).flatten(-2)
 
     def branches(self, uz):
-        """MLP(h) = W_down (u * f(z)): swiglu's (B, T, 8d) -> u, z (B, T, 4d); gelu has no gate: u = 1, z all of it."""
+        """W_up h -> u, z (B, T, 4d) of MLP(h) = W_down (u * f(z)): swiglu's two halves; gelu has no gate, so u is 1."""
         return uz.chunk(2, dim=-1) if self.gated else (1.0, uz)
 
     @staticmethod
     def constrain_(weight, axis):
         """Puts `weight` back where the architecture wants it, in place."""
 
-    def constants(self):
-        """What `forward` computes from parameters alone."""
-
     def ending(self, config):
-        """Modules that the GPT needs after its last block, by name."""
+        """What the GPT has behind its last block: norm_f, a norm before the head, or s_z, a Scale of the logits."""
         return {}
-
-    @staticmethod
-    def last(gpt, h):
-        """What becomes of h (B, T, d) between the last block and the head."""
-        return h
-
-    @staticmethod
-    def logits(gpt, h):
-        """The head: h (B, T, d) -> (B, T, V), token by token."""
-        return gpt.lm_head(h)
 
 
 class PreNormBlock(Block):
@@ -544,10 +530,6 @@ class PreNormBlock(Block):
 
     def ending(self, config):
         return {"norm_f": self.Norm(self.d, config)}
-
-    @staticmethod
-    def last(gpt, h):
-        return gpt.norm_f(h)
 
 
 class NormFormerBlock(PreNormBlock):
@@ -590,14 +572,11 @@ class NGPTBlock(Block):
         return {"s_z": Scale(config.vocab_size, config.s_z_init, config.s_z_scale or self.small)}
 
     @staticmethod
-    def logits(gpt, h):
-        return scaled(gpt.s_z(), gpt.lm_head, h)                                     # (1, 3)
-
-    @staticmethod
     def constrain_(weight, axis):
         weight.div_(norms(weight, axis).clamp(min=1e-30))                            # section 2.6, step 2
 
     def constants(self):
+        """What `forward` computes from parameters alone: GPT.fold_ computes it once."""
         s_qk, s_v = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d
         s_uz = torch.cat((self.s_u(), s_v)) if self.gated else s_v                   # one factor a row of w_up
         return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, s_uz
@@ -651,7 +630,7 @@ class ANGPTBlock(Block):
         h_m = unit(self.drop(self.nu_d * self.w_down(self.nu_acf * (u * self.f(z)))))
         return lerp(h, h_m, m) * nu_m                                                # Table 1, Residual
 
-    ending, logits = NGPTBlock.ending, staticmethod(NGPTBlock.logits)                # Table 1, Head
+    ending = NGPTBlock.ending                                                        # Table 1, Head
 
     @staticmethod
     def constrain_(weight, axis):
@@ -679,7 +658,7 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.folded = config, False
+        self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)                    # (V, d)  rows
         if config.pos == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)                # (block_size, d)  rows
@@ -695,7 +674,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """All initialization but that of gains, which start at the value beside them (section A.6 of nGPT)."""
+        """Draws every matrix and embedding (section A.6 of nGPT); gains have their first value where they are made."""
         config, constrained = self.config, bool(self.blocks[0].axes)
         self.init_std = config.n_embd ** -0.5 if constrained else 0.02
         for name, module in self.named_modules():
@@ -751,34 +730,34 @@ class GPT(nn.Module):
         What depends on parameters alone is computed here, once, and most layers are called without nn.Module's
         detours: a third of the time of a token goes there. The logits stay the same to rounding. The weights no longer
         satisfy their constraint, and `.to()` would not reach what was computed: choose the device before. A model with
-        parts of one's own stays as it is; where only norms are, those keep their gains.
+        blocks or linear maps of one's own, or with a forward that was changed, stays as it is; norms of one's own keep
+        their gains.
         """
-        if self.folded or not foldable(self):
+        if not foldable(self):                         # or folded already: its layers are functions then
             return self
-        fold_ending_(self)
-        for block in self.blocks:
-            FOLDS[type(block)](block)
-        for module in (self, *self.blocks):
-            for name, layer in module.named_children():
-                if name not in ("blocks", "wpe", "s_z"):
-                    module.__dict__[name] = bare(layer)
-        for module in self.modules():
-            if hasattr(module, "constants"):
-                module.constants = functools.partial(lambda kept: kept, module.constants())
-        self.folded = True
-        return self
+        before, training = copy.deepcopy(self), self.training
+        idx = torch.arange(min(8, self.config.block_size), device=self.cos.device)[None] % self.config.vocab_size
+        logits = self.eval()(idx, idx)[0]
+        try:
+            fold_parts_(self)
+            same = torch.allclose(self(idx, idx)[0], logits, rtol=0, atol=5e-3 * logits.abs().max().item())
+        except Exception:                              # whatever a changed forward does with parts that are gone
+            same = False
+        if not same:
+            self.__dict__ = before.__dict__
+        return self.train(training)
 
     def __getstate__(self):
         """What a copy or a pickle gets: no compiled methods (see train.compile_), which would use this model's weights."""
         return {name: x for name, x in super().__getstate__().items() if name not in ("after_embedding", "loss_sum")}
 
-    def positions(self, start, stop):
-        """What is added to the embeddings, (stop - start, d). It takes ngpt's h off the sphere until eq. 10."""
-        return (self.wpe.weight if self.config.pos == "learned" else self.sinusoids)[start:stop]
+    def logits(self, h):
+        """The head: h (B, T, d) -> (B, T, V), token by token."""
+        return scaled(self.s_z(), self.lm_head, h) if hasattr(self, "s_z") else self.lm_head(h)     # nGPT (1, 3)
 
     def loss_sum(self, h, targets):
         """h (B, T, d), targets (B, T) -> logits (B, T, V), sum of the cross-entropies in nats."""
-        logits = self.blocks[0].logits(self, h)
+        logits = self.logits(h)
         return logits, F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
@@ -786,7 +765,7 @@ class GPT(nn.Module):
 
         With targets the logits of all positions, (B, T, V), targets of -1 not counting; without, those of the last
         position, (B, 1, V), and None. caches: one Cache a layer, then idx continues what they hold.
-        loss_only: None for the logits, of which then no more than LOGITS_AT_ONCE are in memory.
+        loss_only: None in place of the logits, of which no more than LOGITS_AT_ONCE are then made at a time.
         Raises ValueError when more than block_size positions would be used.
         """
         start = caches[0].length if caches else 0
@@ -794,8 +773,8 @@ class GPT(nn.Module):
         if stop > self.config.block_size:
             raise ValueError(f"{stop} tokens given to a model whose block_size is {self.config.block_size}")
         h = self.wte(idx)                                                            # (B, T, d)
-        if self.config.pos != "rope":
-            h = h + self.positions(start, stop)
+        if self.config.pos != "rope":                                                # off ngpt's sphere, until eq. 10
+            h = h + (self.wpe.weight if self.config.pos == "learned" else self.sinusoids)[start:stop]
         return self.after_embedding(h, self.cos[start:stop], self.sin[start:stop], targets, caches, loss_only)
 
     def after_embedding(self, h, cos, sin, targets, caches, loss_only):
@@ -803,9 +782,10 @@ class GPT(nn.Module):
         h = self.drop(h)
         for i, block in enumerate(self.blocks):
             h = block(h, cos, sin, caches[i] if caches else None)
-        h = self.blocks[0].last(self, h if targets is not None else h[:, -1:])
+        h = h if targets is not None else h[:, -1:]
+        h = self.norm_f(h) if hasattr(self, "norm_f") else h
         if targets is None:
-            return self.blocks[0].logits(self, h), None
+            return self.logits(h), None
         counted = (targets >= 0).sum()
         at_once = max(1, LOGITS_AT_ONCE // (len(h) * self.config.vocab_size))
         if not loss_only or at_once >= h.shape[1]:
@@ -872,6 +852,19 @@ def foldable(gpt):
             and len(set(every)) == len(every) and gpt.cos.dtype.itemsize >= 4)
 
 
+def fold_parts_(gpt):
+    fold_ending_(gpt)
+    for block in gpt.blocks:
+        FOLDS[type(block)](block)
+    for module in (gpt, *gpt.blocks):
+        for name, layer in module.named_children():
+            if name not in ("blocks", "wpe", "s_z"):
+                module.__dict__[name] = bare(layer)
+    for module in gpt.modules():
+        if hasattr(module, "constants"):
+            module.constants = functools.partial(lambda kept: kept, module.constants())
+
+
 def bare(layer):
     """layer as a function, without nn.Module's detours, and without F.linear's where there is no bias."""
     if type(layer) is not nn.Linear:
@@ -931,6 +924,8 @@ def fold_normformer_(block):
     fold_gain_(block.w_o, block.head_scale.repeat_interleave(block.d_k))
     fold_norm_(block.norm_ffn, block.w_down)
     block.gamma = One
+    if not isinstance(block.resid_scale, nn.Parameter):
+        block.resid_scale = One()
 
 
 def fold_ngpt_(block):

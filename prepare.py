@@ -69,8 +69,11 @@ def get_tokenizer(name):
                                        "since shards are uint16; the nearest is gpt2")
     return tokenizer
 
-def eot(tokenizer):
-    return tokenizer.eot_token
+def bytes_per_token(tokenizer):
+    """(n_vocab,) length of each token's text; end-of-text has none."""
+    lengths = [len(tokenizer.decode_single_token_bytes(token)) for token in range(tokenizer.n_vocab)]
+    lengths[tokenizer.eot_token] = 0
+    return np.array(lengths)
 
 def encode(tokenizer, data):
     """A document's bytes as uint16 tokens after end-of-text; an "<|endoftext|>" inside it is mere text."""
@@ -79,7 +82,7 @@ def encode(tokenizer, data):
     else:  # in slices, for tiktoken overflows its stack on a million spaces in a row
         text, size = data.decode("utf-8", errors="replace"), 2 * PIECE
         slices = [tokenizer.encode_to_numpy(text[i:i + size], disallowed_special=()) for i in range(0, len(text), size)]
-    return np.concatenate([[eot(tokenizer)], *slices]).astype(np.uint16)
+    return np.concatenate([[tokenizer.eot_token], *slices]).astype(np.uint16)
 
 # --------------------------------------------------------------------------------------------------- files
 @contextmanager
@@ -292,8 +295,7 @@ def tokenize(folder, options, tokenizer, identity, paths):
 def download(folder, options, tokenizer):
     """Fetch shards of 100M tokens that others made; returns the bytes of text held out and to train on."""
     import huggingface_hub
-    lengths = np.array([len(tokenizer.decode_single_token_bytes(i)) for i in range(eot(tokenizer))] + [0])
-    size = [0, 0]
+    lengths, size = bytes_per_token(tokenizer), [0, 0]
     for number in tqdm(range(1 + min(103, math.ceil((options.tokens or 1e12) / 1e8))), unit="shard", disable=None):
         path = shard_path(folder, options.name, number)
         if not path.exists():
@@ -372,7 +374,7 @@ def prepare(source="stdlib", **options):
             "shards": list(shards), "options": identity, "complete": True, "versions": {
                 "python": platform.python_version(), "tiktoken": tiktoken.__version__, "numpy": np.__version__}})
     share = val_tokens / (train_tokens + val_tokens)
-    note = f" ({share:.0%}: whole documents are; --val_tokens sets how many)" if share > 0.1 else ""
+    note = f" ({share:.0%}: whole documents are held out: with more and smaller ones it would be less)" if share > 0.1 else ""
     print(f"{folder}: {train_tokens:,} tokens to train on, {val_tokens:,} held out{note}")
     return folder
 
@@ -382,4 +384,5 @@ if __name__ == "__main__":
     except (DataError, OSError) as error:
         sys.exit(print(f"prepare.py: {error}", file=sys.stderr) or 2)
     except KeyboardInterrupt:
-        sys.exit("prepare.py: interrupted; the same command goes on from the last whole shard")
+        message = "prepare.py: interrupted; the same command goes on from the last whole shard"
+        sys.exit(print(message, file=sys.stderr) or 130)

@@ -34,6 +34,7 @@ class SampleConfig:
         choose("device", self.device, ("auto", "cpu", "cuda", "mps"))
         check(self, "num_samples max_new_tokens top_k", lambda x: x >= 1, "at least 1")
         check(self, "temperature", lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")
+        check(self, "seed", lambda x: 0 <= x < 2 ** 32, "0 to 2 ** 32 - 1")
         check(self, "top_p", lambda x: 0 < x <= 1, "more than 0 and at most 1")
 
 
@@ -85,7 +86,7 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ConfigError, DataError, OSError) as error:
+    except (ConfigError, DataError, OSError, UnicodeError) as error:
         sys.exit(print(f"sample.py: {error}", file=sys.stderr) or 2)
     except KeyboardInterrupt:
         sys.exit(print() or 130)

@@ -42,6 +42,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")             # read when torch l
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 try:
@@ -52,7 +53,7 @@ except ImportError:             # Windows
 import model as model_py
 from model import (ANGPTBlock, ARCHS, GPT, KERNELS, ConfigError, GPTConfig, PowerNorm, Scale, attend, attention_kernel,
                    check, choose, option)
-from prepare import DataError, atomic, blame, expect, get_tokenizer, prepare, read_meta, read_shard
+from prepare import DataError, atomic, blame, bytes_per_token, expect, get_tokenizer, prepare, read_meta, read_shard
 
 DEFAULT_DATA = "data/stdlib"
 
@@ -73,9 +74,6 @@ SIZES = {
     "0.5b": paper_size(1024, 24, 16, 8),
     "1b": paper_size(1280, 36, 20, 4),
 }
-
-SWITCH = ("auto", "true", "false")
-COMPILE = (*SWITCH, "whole")
 
 # Learning rates: the best of a sweep at laptop size (README); at other widths times sqrt(128 / n_embd), a guess of ours.
 # ngpt and angpt need neither weight decay nor warm-up (nGPT section 2.6, anGPT Table F.2).
@@ -109,9 +107,9 @@ class TrainConfig(GPTConfig):
     beta2: float = option(0.95, "of Adam")
     eps: float = option(1e-9, "of Adam")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
-    eval_interval: int | None = option(None, "steps between validations (at least 100, so many that it is 1% of their time)")
+    eval_interval: int | None = option(None, "steps between validations (100, or more where they would take over 1% of the time)")
     eval_tokens: int | None = option(None, "held-out tokens in a validation (by size)")
-    checkpoint_interval: int | None = option(None, "steps between checkpoints (as eval_interval, at most a fifth of all)")
+    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or a fifth of all steps if that is less)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
     diagnose: bool = option(False, "with every validation norms, gradients, scales and moments by layer in log.jsonl")
     seed: int = option(1337, "of weights, order of the data, and dropout")
@@ -134,14 +132,16 @@ class TrainConfig(GPTConfig):
     def __post_init__(self):
         for name in ("compile", "resume"):
             setattr(self, name, str(getattr(self, name)).lower())                    # True and False from Python
-        for name, valid in dict(arch=ARCHS, size=SIZES, dtype=("auto", "float32", "bfloat16"), compile=COMPILE,
-                                resume=SWITCH, attention=KERNELS, device=("auto", "cpu", "cuda", "mps")).items():
+        for name, valid in dict(arch=ARCHS, size=SIZES, dtype=("auto", "float32", "bfloat16"), attention=KERNELS,
+                                compile=("auto", "true", "false", "whole"), resume=("auto", "true", "false"),
+                                device=("auto", "cpu", "cuda", "mps")).items():
             choose(name, getattr(self, name), valid)
         if self.resid_scale and self.arch != "normformer":
             raise ConfigError(f"resid_scale=True belongs to arch=normformer, given arch={self.arch}")
         check(self, "block_size n_embd n_layer n_head max_steps batch_size total_batch_size learning_rate eps eval_interval "
                     "eval_tokens checkpoint_interval log_interval", lambda x: 0 < x < math.inf, "more than 0")
-        check(self, "seed weight_decay grad_clip pn_warmup", lambda x: 0 <= x < math.inf, "at least 0")
+        check(self, "weight_decay grad_clip pn_warmup", lambda x: 0 <= x < math.inf, "at least 0")
+        check(self, "seed", lambda x: 0 <= x < 2 ** 32, "0 to 2 ** 32 - 1")
         check(self, "min_lr_ratio warmup_ratio", lambda x: 0 <= x <= 1, "a number from 0 to 1")
         check(self, "beta1 beta2", lambda x: 0 <= x < 1, "a number from 0 to below 1")
 
@@ -182,7 +182,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
     if config.eval_tokens is None:                                   # in short runs not more than a fiftieth of training's
         c.eval_tokens = min(c.eval_tokens, max(2 ** 14, c.max_steps * c.total_batch_size // 50))
-    # A held-out token takes half the time of one to train on.
+    # A held-out token takes half the time of one to train on: validation then takes 1% of the time.
     c.eval_interval = c.eval_interval or max(100, math.ceil(50 * c.eval_tokens / c.total_batch_size))
     c.checkpoint_interval = c.checkpoint_interval or min(c.eval_interval, max(100, c.max_steps // 5))
     c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
@@ -224,9 +224,10 @@ def parse(cls, argv, description):
     given, unknown = parser.parse_known_args(argv)
     for word in unknown:
         key = word.split("=")[0].lstrip("-")
-        near = [name for name in names if "".join(part[0] for part in name.split("_")) == key]      # lr: learning_rate
-        near = " or --".join(near or difflib.get_close_matches(key, names, 1, 0.4))
-        fail(f"unknown option {word}; " + (f"did you mean --{near}?" if near else "--help lists the options"))
+        near = ([name for name in names if "".join(part[0] for part in name.split("_")) == key]         # lr: learning_rate
+                or [name for name in names if key in name.split("_")]                                   # steps: max_steps
+                or difflib.get_close_matches(key, names, 1))
+        fail(f"unknown option {word}; " + (f"did you mean --{' or --'.join(near)}?" if near else "--help lists the options"))
     return cls(**vars(given))
 
 
@@ -243,7 +244,8 @@ class Tokens:
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
         self.length, self.vocab_size = length, vocab_size
         self.windows = (int(self.starts[-1]) - 1) // length
-        expect(self.windows, f"{paths[0]}: {self.starts[-1]} tokens, expected more than block_size={length}")
+        expect(self.windows, f"{paths[0]}: {self.starts[-1]} tokens, expected more than block_size={length}; give it more "
+                             "text, or a smaller --block_size")
 
     def window(self, i):
         """Tokens i * length to (i + 1) * length, and one more, which may lie in the next shard."""
@@ -310,15 +312,6 @@ def evaluate(model, tokens, config, machine, token_bytes):
     return nats / n, nats / math.log(2) / size
 
 
-def bytes_per_token(tokenizer, vocab_size):
-    """(vocab_size,) length of each token's text; end-of-text and padding of the vocabulary have none."""
-    lengths = torch.zeros(vocab_size)
-    for token in set(range(tokenizer.n_vocab)) - {tokenizer.eot_token}:
-        with contextlib.suppress(KeyError):                                           # some vocabularies have gaps
-            lengths[token] = len(tokenizer.decode_single_token_bytes(token))
-    return lengths
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine
 
@@ -355,24 +348,16 @@ def find_device(name):
 @contextlib.contextmanager
 def attention(name):
     """Within it `attend` uses the kernel `name`, one of KERNELS."""
-    switches = torch.backends.cuda                                                    # CPUs obey them too
-    back_ends = {"sdpa-flash": (switches.flash_sdp_enabled, switches.enable_flash_sdp),
-                 "sdpa-efficient": (switches.mem_efficient_sdp_enabled, switches.enable_mem_efficient_sdp),
-                 "sdpa-cudnn": (switches.cudnn_sdp_enabled, switches.enable_cudnn_sdp),
-                 "sdpa-math": (switches.math_sdp_enabled, switches.enable_math_sdp)}
-    before = {key: enabled() for key, (enabled, _) in back_ends.items()}
+    back_end = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
+                "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa-math": SDPBackend.MATH}.get(name)
     outer, tag = model_py.ATTENTION, torch.compiler.config.cache_key_tag
-    model_py.ATTENTION = name
-    if name in back_ends:
-        torch.compiler.config.cache_key_tag = tag + name         # or another back end's code would come from the cache
-        for key, (_, enable) in back_ends.items():
-            enable(key == name)
     try:
-        yield
+        with sdpa_kernel(back_end) if back_end else contextlib.nullcontext():         # CPUs obey it too
+            model_py.ATTENTION = name
+            torch.compiler.config.cache_key_tag += name if back_end else ""           # other back ends' code is cached too
+            yield
     finally:
         model_py.ATTENTION, torch.compiler.config.cache_key_tag = outer, tag
-        for key, (_, enable) in back_ends.items():
-            enable(before[key])
 
 
 def check_attention(config, machine):
@@ -465,7 +450,7 @@ def trust_compiler():
 
 
 def compile_(model, whole=False):
-    """Has the model's blocks compiled, when the first is called in training; its machine code serves them all.
+    """Compiles the blocks, at the first call in training; all share one machine code.
 
     On GPUs the loss too: its steps over a large vocabulary are long there. whole: everything behind the embedding as one
     graph. That takes twice as long to compile, and with several processes no gradient is sent before all are known.
@@ -507,7 +492,7 @@ def learning_rate(config, step):
 
 
 def flops_per_token(model):
-    """Forward and backward: 6 a weight of a matrix product, 12 d a position looked at (half of block_size), a layer."""
+    """6 for each weight of a matrix product; in each layer 12 d for each position looked at, half of block_size on average."""
     c = model.config
     used = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     return 6 * used + 12 * c.n_layer * c.n_embd * c.block_size // 2
@@ -577,7 +562,6 @@ def save_checkpoint(path, model, optimizer, config, **state):
     try:
         with atomic(path) as file:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
-                        "rng": torch.get_rng_state(),          # for code that draws between steps: a step seeds itself
                         "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
     except (OSError, RuntimeError) as error:
         free = shutil.disk_usage(Path(path).parent).free / 1e6
@@ -700,14 +684,18 @@ def find_corpus(data, machine):
     return data
 
 
-def describe(config, machine, model, tokens):
-    parameters = sum(p.numel() for p in model.parameters())
+def describe(run):
+    """What a run is, where its results are, and what was chosen for this machine."""
+    config, machine, done = run.config, run.machine, run.begun["step"]
+    parameters = sum(p.numel() for p in run.model.parameters())
     micro = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     kernel = attention_kernel(machine.device.type, machine.dtype, config.block_size)
+    begins = f"goes on after step {done}" if done else "a new run" + f"; the last one is in {config.out_dir}/before" * run.replaces
     compiling = "" if config.compile == "false" else " (the first step takes a while)"
     return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
-            f"{config.batch_size} sequences x {config.block_size} tokens), {tokens.windows * config.block_size:,} to train on in {config.data}\n"
+            f"{config.batch_size} sequences x {config.block_size} tokens)\n"
+            f"{config.data}: {run.train_tokens.windows * config.block_size:,} tokens to train on; {config.out_dir}: {begins}\n"
             f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}{compiling}, "
             f"threads={torch.get_num_threads()}, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
             f"torch {torch.__version__}")
@@ -743,6 +731,20 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
     return loss, norm
 
 
+def set_aside(folder):
+    """Keeps a run's results in its folder `before`, in place of older ones; the checkpoint also stays, until the next."""
+    before = folder / "before"
+    shutil.rmtree(before, ignore_errors=True)
+    before.mkdir()
+    for name in ("log.jsonl", "loss.png"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(folder / name, before / name)
+    try:
+        os.link(folder / "ckpt.pt", before / "ckpt.pt")
+    except OSError:                                                                   # some file systems have no links
+        shutil.copy(folder / "ckpt.pt", before / "ckpt.pt")
+
+
 class Run:
     """What a run needs, set up once: machine, corpus, model, optimizer, and the state that it starts from."""
 
@@ -756,7 +758,7 @@ class Run:
         self.config = config = resolve(config, vocab, self.machine.world_size)
         self.train_tokens, self.val_tokens = (Tokens(config.data, split, config.block_size, vocab)
                                               for split in ("train", "val"))
-        self.token_bytes = bytes_per_token(self.tokenizer, config.vocab_size)
+        self.token_bytes = torch.from_numpy(bytes_per_token(self.tokenizer))
         self.loader = Loader(self.train_tokens, config)
         torch.manual_seed(config.seed)
         self.model = GPT(config.model_config()).to(self.machine.device)
@@ -766,16 +768,12 @@ class Run:
         if config.resume == "true" or config.resume == "auto" and self.path.exists():
             self.begun = resume_from(self.path, self.model, self.optimizer, config, self.tokenizer.name, self.machine)
             self.best_val_loss = self.begun["best_val_loss"]
-        elif self.path.exists() and self.machine.rank == 0:
-            before = self.path.with_name("ckpt_before.pt")                            # nobody asked to lose it
-            before.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):                                        # some file systems have no links
-                os.link(self.path, before)
+        self.replaces = self.begun["step"] == 0 and self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.replaces and self.machine.rank == 0:                                 # nobody asked to lose it
+            set_aside(self.path.parent)
         self.started = time.perf_counter() - self.begun["seconds"]
         self.forward = self.accelerate()
-        if "rng" in self.begun:
-            torch.set_rng_state(self.begun["rng"])
 
     def accelerate(self):
         """Settles dtype and compile, as a continued run began with them; returns what to call in training."""
@@ -802,16 +800,13 @@ class Run:
                 "seconds": time.perf_counter() - self.started}
 
     def validation(self):
+        """What a validation adds to the log; with --diagnose also `diagnose` of the first held-out micro-batch, by rank 0."""
         nats, bits = evaluate(self.model, self.val_tokens, self.config, self.machine, self.token_bytes)
-        self.best_val_loss = min(nats, self.best_val_loss)
-        return {"val_loss": nats, "val_bpb": bits}
-
-    def diagnosis(self):
-        """What --diagnose adds to a validation's record, on rank 0: `diagnose` on the first held-out micro-batch."""
-        if not self.config.diagnose or self.machine.rank > 0:
-            return {}
-        windows = range(min(self.val_tokens.windows, self.config.batch_size))
-        return diagnose(self.model, self.optimizer, *self.val_tokens.batch(windows, self.machine.device), self.machine)
+        self.best_val_loss, found = min(nats, self.best_val_loss), {"val_loss": nats, "val_bpb": bits}
+        if self.config.diagnose and self.machine.rank == 0:
+            x, y = self.val_tokens.batch(range(min(self.val_tokens.windows, self.config.batch_size)), self.machine.device)
+            found |= diagnose(self.model, self.optimizer, x, y, self.machine)
+        return found
 
     def speed(self, seconds_a_step):
         rate = self.config.total_batch_size / seconds_a_step
@@ -836,11 +831,11 @@ def train(config, say=print):
     log = Log(config, machine.rank == 0, say, run.begun["step"])
     busy, steps, seconds_a_step = 0.0, 0, 0.0                # busy: seconds in `steps` steps since a record
     with Interrupts() as interrupts, attention(config.attention), contextlib.ExitStack() as at_the_end:
-        log.say(describe(config, machine, run.model, run.train_tokens), flush=True)
+        log.say(describe(run), flush=True)
         if machine.rank == 0:
             at_the_end.callback(draw, log.records, run.path.parent / "loss.png")
         if run.begun["step"] == 0:
-            log.add(run.here(0) | run.validation() | run.diagnosis() | {"config": asdict(config)}, 0)
+            log.add(run.here(0) | run.validation() | {"config": asdict(config)}, 0)
         for step in range(run.begun["step"] + 1, config.max_steps + 1):
             begin = time.perf_counter()
             loss, norm = optimizer_step(step - 1, run.forward, run.model, run.optimizer, run.loader, config, machine)
@@ -851,7 +846,7 @@ def train(config, say=print):
                 record |= {"loss": float(machine.sum(loss)) / machine.world_size, "grad_norm": norm,
                            "lr": learning_rate(config, step - 1), **run.speed(seconds_a_step)}
             if step % config.eval_interval == 0 or ends:
-                record |= run.validation() | run.diagnosis()
+                record |= run.validation()
             if len(record) > 3:
                 log.add(record, seconds_a_step)
             asked = machine.any(interrupts.asked)
@@ -869,7 +864,7 @@ def draw(records, path):
     figure = Figure(figsize=(8, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     for axes, key, style in ((top, "loss", dict(lw=0.8, alpha=0.6, label="training")),
-                             (top, "val_loss", dict(marker="o", ms=4, label="held out")),
+                             (top, "val_loss", dict(marker="o", ms=4, ls="", label="held out")),
                              (bottom, "grad_norm", dict(lw=0.8))):
         points = [(r["tokens"] / 1e6, r[key]) for r in records if key in r]
         axes.plot([x for x, _ in points], [y for _, y in points], **style)
