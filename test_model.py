@@ -1764,6 +1764,7 @@ def test_train_derived_values_follow_what_was_given():
         ("--max_steps=0", "max_steps=0"),
         ("--warmup_ratio=2", "warmup_ratio=2"),
         ("--arch=angptt", "did you mean angpt?"),
+        ("--arch=rmsnorm+qk_norm", "expected --arch=rmsnorm --qk_norm=true"),
         ("--size=126m", "did you mean 125m?"),
         ("--dtype=float16", "bfloat16"),
         ("--compile=maybe", "compile='maybe'"),

@@ -132,6 +132,9 @@ class TrainConfig(GPTConfig):
     def __post_init__(self):
         for name in ("compile", "resume"):
             setattr(self, name, str(getattr(self, name)).lower())                    # True and False from Python
+        base, *switches = self.arch.split("+")                                        # bench.py's way to write it
+        if switches and self.arch not in ARCHS:
+            raise ConfigError(f"arch={self.arch}: expected --arch={base} --{'=true --'.join(switches)}=true")
         for name, valid in dict(arch=ARCHS, size=SIZES, dtype=("auto", "float32", "bfloat16"), attention=KERNELS,
                                 compile=("auto", "true", "false", "whole"), resume=("auto", "true", "false"),
                                 device=("auto", "cpu", "cuda", "mps")).items():
