@@ -375,16 +375,16 @@ def report(name, config, given, lines, results, panels):
     head = "\n".join(", ".join(f"{key} {value}" for key, value in part.items() if key not in hidden) for part in given)
     print(f"{head}\n")
     print_table(lines)
-    save(name, config, given, {"archs": results}, draw(head, panels))
+    save(name, config, given, {"archs": results}, functools.partial(draw, head, panels))
 
 
-def save(name, config, given, found, figure):
+def save(name, config, given, found, draw):
     """Writes name.json and name.png into out_dir."""
     path = Path(config.out_dir, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(f"{path}.json", finite({"benchmark": name, "machine": given[0], "options": given[1],
                                        "baseline": next(iter(found["archs"])), **found}))
-    figure.savefig(f"{path}.png", dpi=110)
+    draw().savefig(f"{path}.png", dpi=110)
     print(f"\n{path}.json\n{path}.png")
 
 
@@ -679,7 +679,7 @@ def race(config):
     given[0]["threads"] = len(running.cores[0])
     race_tables(running, results)
     found = {"tokens": running.tokens, "steps": running.steps, "seeds": list(running.seeds), "archs": results}
-    save("race", config, given, found, draw_race(running, results))
+    save("race", config, given, found, functools.partial(draw_race, running, results))
 
 
 def step_times(running):

@@ -735,17 +735,18 @@ class GPT(nn.Module):
         """
         if not foldable(self):                         # or folded already: its layers are functions then
             return self
-        before, training = copy.deepcopy(self), self.training
         idx = torch.arange(min(8, self.config.block_size), device=self.cos.device)[None] % self.config.vocab_size
-        logits = self.eval()(idx, idx)[0]
         try:
-            fold_parts_(self)
-            same = torch.allclose(self(idx, idx)[0], logits, rtol=0, atol=5e-3 * logits.abs().max().item())
+            folded = copy.deepcopy(self).eval()        # not compiled, even if this model is
+            logits = folded(idx, idx)[0]
+            fold_parts_(folded)
+            same = torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=5e-3 * logits.abs().max().item())
         except Exception:                              # whatever a changed forward does with parts that are gone
             same = False
-        if not same:
-            self.__dict__ = before.__dict__
-        return self.train(training)
+        if same:
+            training, self.__dict__ = self.training, folded.__dict__
+            self.train(training)
+        return self
 
     def __getstate__(self):
         """What a copy or a pickle gets: no compiled methods (see train.compile_), which would use this model's weights."""

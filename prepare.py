@@ -374,7 +374,7 @@ def prepare(source="stdlib", **options):
             "shards": list(shards), "options": identity, "complete": True, "versions": {
                 "python": platform.python_version(), "tiktoken": tiktoken.__version__, "numpy": np.__version__}})
     share = val_tokens / (train_tokens + val_tokens)
-    note = f" ({share:.0%}: whole documents are held out: with more and smaller ones it would be less)" if share > 0.1 else ""
+    note = f" ({share:.0%}, as documents are held out whole)" if share > 0.1 and not options.val_tokens else ""
     print(f"{folder}: {train_tokens:,} tokens to train on, {val_tokens:,} held out{note}")
     return folder
 

@@ -42,7 +42,7 @@ import train as trainer
 from lessons import variants
 from model import ARCHS, GPT, Cache, ConfigError, GPTConfig, NGPTBlock, PowerNorm, Scale, attend, rope, unit
 from prepare import DataError
-from train import TrainConfig, load_model, parse, resolve, train
+from train import Diverged, TrainConfig, load_model, parse, resolve, train
 
 torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
@@ -885,10 +885,10 @@ def test_folding_leaves_a_changed_forward_alone(arch, changes, monkeypatch):
     model = rough(build(arch)).train()
     for name, change in changes.items():
         monkeypatch.setattr(type(model.blocks[0]), name, change)
-    logits, state = model(IDX, TARGETS)[0], model.state_dict()
+    logits, weights = model(IDX, TARGETS)[0], list(model.parameters())
     assert model.fold_() is model and model.training
     assert torch.equal(model(IDX, TARGETS)[0], logits)
-    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    assert all(now is weight for now, weight in zip(model.parameters(), weights, strict=True))
 
 
 def test_folding_leaves_a_block_of_ones_own_alone(monkeypatch):
@@ -1755,6 +1755,8 @@ def test_train_derived_values_follow_what_was_given():
         ("--steps=1", "did you mean --max_steps?"),
         ("--bs=1", "did you mean --block_size or --batch_size?"),
         ("--seed=-1", "seed=-1: expected 0 to 2 ** 32 - 1"),
+        ("--seed=4294967296", "seed=4294967296: expected 0 to 2 ** 32 - 1"),
+        ("--epochs=3", "unknown option --epochs=3; --help"),
         ("fast", "fast"),
         ("--max_steps=many", "max_steps: expected a whole number, given 'many'"),
         ("--n_layer=2.5", "expected a whole number"),
@@ -2073,15 +2075,27 @@ def test_train_rates_and_groups():
             assert {(*g["betas"], g["eps"]) for g in groups} == {(0.9, 0.95, 1e-9)}
 
 
-def test_a_new_run_keeps_what_it_finds(train_run, tmp_path):
-    run = tmp_path / "run"
-    for steps in (2, 3, 4):
-        _, state = train_run(max_steps=steps)
-        if steps > 2:
-            assert (run / "before" / "ckpt.pt").read_bytes() == found
-            assert (run / "before" / "log.jsonl").read_text().count("\n") == lines
-        found, lines = (run / "ckpt.pt").read_bytes(), (run / "log.jsonl").read_text().count("\n")
-        assert state["step"] == steps
+def test_a_new_run_keeps_what_it_finds(train_run, tmp_path, monkeypatch):
+    run, start = tmp_path / "run", functools.partial(train_run, arch="rmsnorm")
+
+    def found(folder=run):
+        return [(folder / name).read_bytes() for name in ("ckpt.pt", "log.jsonl", "loss.png")]
+
+    monkeypatch.setattr(trainer, "draw", lambda records, path: path.write_text(str(records)))
+    start(max_steps=2)
+    for steps in (3, 4):
+        earlier = found()
+        _, state = start(max_steps=steps)
+        assert found(run / "before") == earlier and state["step"] == steps
+    earlier = found()
+    for _ in range(2):  # no checkpoint comes of these, nor is anything of the last run lost
+        with pytest.raises(ConfigError):
+            start(attention="flash_attn")
+        with pytest.raises(Diverged):
+            start(max_steps=9, learning_rate=1e30, grad_clip=0.0)
+        assert found(run / "before") == earlier and (run / "ckpt.pt").read_bytes() == earlier[0]
+    log, _ = start(max_steps=4, resume="true")  # so it is the last run that goes on
+    assert found() == earlier and log[-1]["step"] == 4
 
 
 def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):

@@ -20,6 +20,7 @@ import argparse
 import contextlib
 import ctypes
 import difflib
+import filecmp
 import importlib.util
 import json
 import math
@@ -109,7 +110,7 @@ class TrainConfig(GPTConfig):
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
     eval_interval: int | None = option(None, "steps between validations (100, or more where they would take over 1% of the time)")
     eval_tokens: int | None = option(None, "held-out tokens in a validation (by size)")
-    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or a fifth of all steps if that is less)")
+    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or if less a fifth of all, at least 100)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
     diagnose: bool = option(False, "with every validation norms, gradients, scales and moments by layer in log.jsonl")
     seed: int = option(1337, "of weights, order of the data, and dropout")
@@ -229,7 +230,7 @@ def parse(cls, argv, description):
         key = word.split("=")[0].lstrip("-")
         near = ([name for name in names if "".join(part[0] for part in name.split("_")) == key]         # lr: learning_rate
                 or [name for name in names if key in name.split("_")]                                   # steps: max_steps
-                or difflib.get_close_matches(key, names, 1))
+                or difflib.get_close_matches(key, names, 1, 0.7))
         fail(f"unknown option {word}; " + (f"did you mean --{' or --'.join(near)}?" if near else "--help lists the options"))
     return cls(**vars(given))
 
@@ -734,18 +735,30 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
     return loss, norm
 
 
+def unsaved(folder):
+    """Whether the last start in a folder wrote no checkpoint, so that the one there is still that of the run in `before`."""
+    return (folder / "before/ckpt.pt").exists() and filecmp.cmp(folder / "ckpt.pt", folder / "before/ckpt.pt")
+
+
+def move(source, target):
+    """Moves log and picture, where they are there, from one folder to another."""
+    for name in ("log.jsonl", "loss.png"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(source / name, target / name)
+
+
 def set_aside(folder):
     """Keeps a run's results in its folder `before`, in place of older ones; the checkpoint also stays, until the next."""
+    if unsaved(folder):
+        return
     before = folder / "before"
     shutil.rmtree(before, ignore_errors=True)
     before.mkdir()
-    for name in ("log.jsonl", "loss.png"):
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(folder / name, before / name)
+    move(folder, before)
     try:
         os.link(folder / "ckpt.pt", before / "ckpt.pt")
     except OSError:                                                                   # some file systems have no links
-        shutil.copy(folder / "ckpt.pt", before / "ckpt.pt")
+        shutil.copy2(folder / "ckpt.pt", before / "ckpt.pt")
 
 
 class Run:
@@ -771,12 +784,14 @@ class Run:
         if config.resume == "true" or config.resume == "auto" and self.path.exists():
             self.begun = resume_from(self.path, self.model, self.optimizer, config, self.tokenizer.name, self.machine)
             self.best_val_loss = self.begun["best_val_loss"]
+            if self.machine.rank == 0 and unsaved(self.path.parent):
+                move(self.path.parent / "before", self.path.parent)                   # it is that run which goes on
         self.replaces = self.begun["step"] == 0 and self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.replaces and self.machine.rank == 0:                                 # nobody asked to lose it
-            set_aside(self.path.parent)
         self.started = time.perf_counter() - self.begun["seconds"]
         self.forward = self.accelerate()
+        if self.replaces and self.machine.rank == 0:                                  # nobody asked to lose it
+            set_aside(self.path.parent)
 
     def accelerate(self):
         """Settles dtype and compile, as a continued run began with them; returns what to call in training."""
