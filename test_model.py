@@ -844,6 +844,7 @@ def test_folding_leaves_the_logits_and_empties_the_factors(arch, mlp, bias, tie)
     model = rough(build(arch, mlp=mlp, bias=bias, tie=tie, qk_norm=tie, pos="learned" if tie else "rope"))
     before = model(IDX, TARGETS)[0]
     plain = torch.stack(list(model.generate(IDX[:, :4], 6, temperature=0)))
+    assert copy.deepcopy(model).train().fold_().training and not model.training
     close(model.fold_()(IDX, TARGETS)[0], before, 1e-12)
     assert torch.equal(torch.stack(list(model.generate(IDX[:, :4], 6, temperature=0))), plain)
     if arch in SPHERE:
@@ -2666,6 +2667,7 @@ def test_sample_command(train_trained, train_command, tmp_path):
         (["--temperature=hot"], "expected a number"),
         (["--top_k=2.5"], "expected a whole number"),
         (["--topp=1"], "did you mean --top_p?"),
+        (["--seed=4294967296"], "expected 0 to 2 ** 32 - 1"),
     ):
         code, _, err = train_command("sample.py", f"--out_dir={one}", *words)
         assert code == 2 and says in err and err.startswith("sample.py: ") and err.count("\n") == 1, err
