@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import pickle
 import random
 import re
@@ -2464,11 +2465,14 @@ def test_train_compiles_once_and_for_training_alone(how, train_run, monkeypatch)
 
 def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
     class Library:
-        calls, most = [], 2**25
+        calls, advised, most = [], [], 2**25
 
         def mallopt(self, what, value):
             self.calls.append((what, value))
             return int(what != -3 or value <= self.most)
+
+        def madvise(self, start, length, advice):
+            self.advised.append((start.value % 4096, length.value % 4096, advice))
 
     monkeypatch.setattr(trainer.sys, "platform", "linux")
     monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: Library())
@@ -2477,12 +2481,24 @@ def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
     Library.calls.clear()
     Library.most = 0  # then nothing else is touched: the second setting alone would slow it down
     trainer.keep_freed_memory()
-    assert Library.calls == [(-3, 2**30), (-3, 2**25)]
+    assert Library.calls == [(-3, 2**30), (-3, 2**25)] and Library.advised in ([], [(0, 0, 14)])  # none without a heap
     monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: object())  # another C library
     trainer.keep_freed_memory()
     monkeypatch.setattr(trainer.ctypes, "CDLL", lambda name: pytest.fail("somebody has chosen otherwise"))
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     trainer.keep_freed_memory()
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage") or platform.libc_ver()[0] != "glibc",
+    reason="no huge pages on request here",
+)
+def test_the_heap_asks_for_huge_pages():
+    code = "import train; train.keep_freed_memory(); print(open('/proc/self/smaps').read())"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=TRAIN_HOME, env=environment)
+    flags = [line.split() for line in found.stdout.split("[heap]")[1].splitlines() if line.startswith("VmFlags")][0]
+    assert "hg" in flags
 
 
 @pytest.mark.parametrize("says, trusted", [("12\n", True), ("13.2.0\n", True), ("9.4.0\n", None), ("", None)])
