@@ -740,7 +740,8 @@ class GPT(nn.Module):
             folded = copy.deepcopy(self).eval()        # not compiled, even if this model is
             logits = folded(idx, idx)[0]
             fold_parts_(folded)
-            same = torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=5e-3 * logits.abs().max().item())
+            room = 5e-3 * logits.abs().max().item()    # for the rounding of products that GPUs make in TF32
+            same = torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=room)
         except Exception:                              # whatever a changed forward does with parts that are gone
             same = False
         if same:

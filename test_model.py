@@ -2493,7 +2493,7 @@ def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
 
 @pytest.mark.skipif(
     not os.path.exists("/sys/kernel/mm/transparent_hugepage") or platform.libc_ver()[0] != "glibc",
-    reason="no huge pages on request here",
+    reason="only Linux with glibc and a kernel with transparent huge pages gives them on request",
 )
 def test_the_heap_asks_for_huge_pages():
     code = "import train; train.keep_freed_memory(); print(open('/proc/self/smaps').read())"

@@ -108,9 +108,11 @@ class TrainConfig(GPTConfig):
     beta2: float = option(0.95, "of Adam")
     eps: float = option(1e-9, "of Adam")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit")
-    eval_interval: int | None = option(None, "steps between validations (100, or more where they would take over 1% of the time)")
+    eval_interval: int | None = option(None, "steps between validations (100, or more where they would take "
+                                             "over 1% of the time)")
     eval_tokens: int | None = option(None, "held-out tokens in a validation (by size)")
-    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or if less a fifth of all, at least 100)")
+    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or if less a fifth of all, "
+                                                   "at least 100)")
     log_interval: int = option(10, "steps between lines of log.jsonl")
     diagnose: bool = option(False, "with every validation norms, gradients, scales and moments by layer in log.jsonl")
     seed: int = option(1337, "of weights, order of the data, and dropout")
