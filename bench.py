@@ -46,7 +46,7 @@ import subprocess
 import sys
 import time
 import typing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,7 +203,7 @@ class Trainee:
     """A model with its optimizer. `step` takes a training step; returns its seconds and those of project_ in it."""
 
     def __init__(self, config, machine, compiles):
-        self.config, self.machine = config, machine
+        self.config, self.machine = replace(config, total_batch_size=config.batch_size * config.block_size), machine
         torch.manual_seed(config.seed)
         self.model = GPT(config.model_config()).to(machine.device)
         self.optimizer, self.loader = make_optimizer(self.model, config), RandomTokens(config, machine.device)

@@ -280,14 +280,15 @@ class One:
 
 
 def scaled(s, linear, x):
-    """s * linear(x), one factor s (n,) for each output.
+    """s * linear(x), s one factor (n,) for each output, or a number.
 
     With more tokens than channels s multiplies the rows of the matrix and not the outputs: that is less work, and the
     gradient of s does not need linear(x).
     """
     if isinstance(s, One) or x.shape[:-1].numel() < x.shape[-1]:
         return s * linear(x)
-    return F.linear(x, s[:, None] * linear.weight, None if linear.bias is None else s * linear.bias)
+    rows = s[:, None] if torch.is_tensor(s) else s
+    return F.linear(x, rows * linear.weight, None if linear.bias is None else s * linear.bias)
 
 
 def nu_activation(mlp, n_embd):
@@ -620,12 +621,12 @@ class ANGPTBlock(Block):
 
     def forward(self, h, cos, sin, cache=None):
         a, m, nu_a, nu_m = self.constants()
-        qk, v = self.heads(self.nu_qkv * self.w_qkv(h))                              # Table 1, MHA
+        qk, v = self.heads(scaled(self.nu_qkv, self.w_qkv, h))                       # Table 1, MHA
         q, k = unit(rope(qk, cos, sin)).unbind(0)
         y = self.attend(q * self.g, k, v, 1.0, cache)
         h_a = unit(self.drop(self.nu_p * self.w_o(self.join(y))))
         h = lerp(h, h_a, a) * nu_a                                                   # Table 1, Residual
-        u, z = self.branches(self.nu_uz * self.w_up(h))                              # Table 1, MLP
+        u, z = self.branches(scaled(self.nu_uz, self.w_up, h))                       # Table 1, MLP
         z = self.sqrt_d * z                                                          # omitted in Table 1: README
         h_m = unit(self.drop(self.nu_d * self.w_down(self.nu_acf * (u * self.f(z)))))
         return lerp(h, h_m, m) * nu_m                                                # Table 1, Residual
@@ -650,7 +651,7 @@ ARCHS = {
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
+LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32; train.py takes more on GPUs, which have the memory
 
 
 class GPT(nn.Module):
@@ -751,7 +752,8 @@ class GPT(nn.Module):
 
     def __getstate__(self):
         """What a copy or a pickle gets: no compiled methods (see train.compile_), which would use this model's weights."""
-        return {name: x for name, x in super().__getstate__().items() if name not in ("after_embedding", "loss_sum")}
+        compiled = "after_embedding", "loss_sum", "project_"
+        return {name: x for name, x in super().__getstate__().items() if name not in compiled}
 
     def logits(self, h):
         """The head: h (B, T, d) -> (B, T, V), token by token."""
@@ -789,13 +791,15 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(h), None
         counted = (targets >= 0).sum()
-        at_once = max(1, LOGITS_AT_ONCE // (len(h) * self.config.vocab_size))
-        if not loss_only or at_once >= h.shape[1]:
+        T, at_once = h.shape[1], max(1, LOGITS_AT_ONCE // (len(h) * self.config.vocab_size))
+        if not loss_only or at_once >= T:
             logits, total = self.loss_sum(h, targets)
             return None if loss_only else logits, total / counted
-        # The backward makes the logits of a part anew: kept, they would outweigh all else.
-        sums = [checkpoint(lambda *part: self.loss_sum(*part)[1], *part, use_reentrant=False)
-                for part in zip(h.split(at_once, dim=1), targets.split(at_once, dim=1))]
+        least = math.ceil(T / at_once)
+        pieces = next((n for n in range(least, 2 * least) if T % n == 0), least)     # of one size: compiled for each
+        # The backward makes the logits of a piece anew: kept, they would outweigh all else.
+        sums = [checkpoint(lambda *piece: self.loss_sum(*piece)[1], *piece, use_reentrant=False)
+                for piece in zip(h.chunk(pieces, dim=1), targets.chunk(pieces, dim=1))]
         return None, sum(sums) / counted
 
     @torch.inference_mode()

@@ -399,23 +399,23 @@ def test_compiled_attention_takes_values_that_autocast_left_in_float32():
 
 
 @every_arch
-@pytest.mark.parametrize("whole", [True, False], ids=["whole", "parts"])
-def test_loss_only_is_the_same_loss(arch, whole, monkeypatch):
-    """With and without the logits, all at once or a few positions at a time; -1 is no target."""
+@pytest.mark.parametrize("T, at_once, pieces", [(12, 12, [12]), (12, 5, [4, 4, 4]), (11, 5, [4, 4, 3])])
+def test_loss_only_is_the_same_loss(arch, T, at_once, pieces, monkeypatch):
+    """With and without the logits, all at once or a few positions at a time, as many in each piece as can be; -1 is no target."""
     model = rough(build(arch, tie=arch == "rmsnorm"))
-    targets = TARGETS.masked_fill(torch.arange(12) % 5 == 1, -1)
-    logits, loss = model(IDX, targets)
+    idx, targets = IDX[:, :T], TARGETS.masked_fill(torch.arange(12) % 5 == 1, -1)[:, :T]
+    logits, loss = model(idx, targets)
     want = torch.autograd.grad(loss, list(model.parameters()))
-    monkeypatch.setattr(model_py, "LOGITS_AT_ONCE", 2 * 17 * (12 if whole else 5))
+    monkeypatch.setattr(model_py, "LOGITS_AT_ONCE", 2 * 17 * at_once)
     sizes, loss_sum = [], model.loss_sum
     monkeypatch.setattr(model, "loss_sum", lambda h, t: sizes.append(h.shape[1]) or loss_sum(h, t))
-    none, again = model(IDX, targets, loss_only=True)
-    assert none is None and sizes == ([12] if whole else [5, 5, 2])
+    none, again = model(idx, targets, loss_only=True)
+    assert none is None and sizes == pieces
     close(again, loss, 1e-6)  # float32 losses
     for got, other in zip(torch.autograd.grad(again, list(model.parameters())), want):
         close(got, other, 1e-5)
-    assert sorted(sizes) == ([12] if whole else [2, 2, 5, 5, 5, 5])  # the backward makes them anew
-    assert model(IDX, targets)[0].shape == logits.shape
+    assert sorted(sizes) == (pieces if len(pieces) == 1 else sorted(2 * pieces))  # the backward makes them anew
+    assert model(idx, targets)[0].shape == logits.shape
 
 
 def test_gelu_compiles_to_the_same_function(monkeypatch):
@@ -2435,16 +2435,28 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
     assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))
 
 
+def compile_as_for_a_gpu(model, monkeypatch, **options):
+    """train.compile_ as it is where the weights are on a GPU, but for what it sets for all of torch."""
+    config = torch._functorch.config
+    with monkeypatch.context() as gpu, config.patch(ban_recompute_used_far_apart=True, ban_recompute_not_in_allowlist=True):
+        gpu.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+        trainer.compile_(model, **options)
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
 def test_a_copy_of_a_compiled_model_has_weights_of_its_own(duplicate, monkeypatch):
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f: compiled(f, backend="aot_eager"))
     torch._dynamo.reset()
     model, idx = GPT(GPTConfig(arch="ngpt", n_embd=32, n_layer=2, n_head=2)).train(), tokens(2, 9)
-    trainer.compile_(model, whole=True)
+    compile_as_for_a_gpu(model, monkeypatch, whole=True)
+    model.project_()
     before, other = model(idx, idx, loss_only=True)[1].item(), duplicate(model)
     with torch.no_grad():
         other.s_z.weight.zero_()
+        other.wte.weight.mul_(3)
+    other.project_()
+    close(other.wte.weight.norm(dim=1), torch.ones(257), 1e-6)
     close(other(idx, idx, loss_only=True)[1], math.log(257), 1e-6)
     close(model(idx, idx, loss_only=True)[1], before, 1e-6)
 
@@ -2527,31 +2539,34 @@ def test_a_recent_compiler_is_not_tested(says, trusted, monkeypatch, tmp_path):
 
 
 @train_every_arch
-@pytest.mark.parametrize("mlp, parts", [("swiglu", True), ("gelu", False)])
-def test_train_compiled_equals_eager(arch, mlp, parts, monkeypatch):
-    """As one graph, the loss in parts, and block by block as train.py does it."""
+@pytest.mark.parametrize("mlp, how", [("swiglu", "whole"), ("gelu", "cpu"), ("swiglu", "cuda")])
+def test_train_compiled_equals_eager(arch, mlp, how, monkeypatch):
+    """As one graph, the loss in pieces, and as train.py compiles for CPUs (the blocks) and GPUs (loss and project_ too)."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     config = GPTConfig(arch=arch, mlp=mlp, vocab_size=50, n_embd=32, n_layer=2, n_head=2, block_size=32, pn_warmup=1)
     eager, other = GPT(config).train(), GPT(config).train()
     other.load_state_dict(eager.state_dict())
-    if parts:
+    compiled, pieces = other, how != "cpu"
+    if pieces:
         monkeypatch.setattr(model_py, "LOGITS_AT_ONCE", 2 * 50 * 20)
+    if how == "whole":
         compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
     else:
         compile_ = torch.compile
         monkeypatch.setattr(torch, "compile", lambda f: compile_(f, fullgraph=True, backend="aot_eager"))
-        trainer.compile_(other)
-        compiled = other
+        compile_as_for_a_gpu(other, monkeypatch) if how == "cuda" else trainer.compile_(other)
+        assert ("project_" in other.__dict__) == ("loss_sum" in other.__dict__) == (how == "cuda")
     for step in range(3):
         rows = torch.randint(50, (2, 33))
         with torch._dynamo.config.patch(error_on_recompile=step > 0):
-            losses = [model(rows[:, :-1], rows[:, 1:], loss_only=parts)[1] for model in (eager, compiled)]
+            losses = [model(rows[:, :-1], rows[:, 1:], loss_only=pieces)[1] for model in (eager, compiled)]
             for loss in losses:
                 loss.backward()
         train_same(*losses, 1e-6)
         train_same(*([p.grad for p in model.parameters()] for model in (eager, other)), 1e-6)
-        eager.project_(), other.project_()
+        with torch._dynamo.config.patch(error_on_recompile=step > 0):
+            eager.project_(), other.project_()
         train_same(eager.state_dict(), other.state_dict(), 1e-6)
 
 

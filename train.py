@@ -401,6 +401,8 @@ class Machine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")                                # TF32
+            memory = torch.cuda.get_device_properties(self.device).total_memory
+            model_py.LOGITS_AT_ONCE = memory // 128                                   # in bfloat16 a 64th of it
         else:
             keep_freed_memory()
         if self.world_size > 1 and not dist.is_initialized():
@@ -463,17 +465,21 @@ def trust_compiler():
 def compile_(model, whole=False):
     """Compiles the blocks, at the first call in training; all share one machine code.
 
-    On GPUs the loss too: its steps over a large vocabulary are long there. whole: everything behind the embedding as one
-    graph. That takes twice as long to compile, and with several processes no gradient is sent before all are known.
+    On GPUs the loss too, whose steps over a large vocabulary are long there, and `project_`. whole: everything behind the
+    embedding as one graph. That takes twice as long to compile, and with several processes no gradient is sent before all
+    are known.
     """
     trust_compiler()
     if whole:
         model.after_embedding = torch.compile(model.after_embedding)
-        return
-    for block in model.blocks:
-        block.compile()
+    else:
+        for block in model.blocks:
+            block.compile()
     if next(model.parameters()).is_cuda:
-        model.loss_sum = torch.compile(model.loss_sum)
+        model.loss_sum, model.project_ = torch.compile(model.loss_sum), torch.compile(model.project_)
+        # The backward makes anew what is cheap, such as rope and lerp: GPUs would take longer to write and read it.
+        from torch._functorch import config
+        config.ban_recompute_used_far_apart = config.ban_recompute_not_in_allowlist = False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -718,13 +724,12 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
     for group in optimizer.param_groups:
         group["lr"] = rate
     torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))    # dropout
-    batches = list(loader.batches(step, config, machine))
+    micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
-    for i, (x, y) in enumerate(batches):
-        last = i == len(batches) - 1
-        with contextlib.nullcontext() if last or machine.world_size == 1 else forward.no_sync():
+    for i, (x, y) in enumerate(loader.batches(step, config, machine), 1):         # the next is read while a GPU computes
+        with contextlib.nullcontext() if i == micro_steps or machine.world_size == 1 else forward.no_sync():
             with machine.autocast():
-                part = forward(x, y, loss_only=True)[1] / len(batches)
+                part = forward(x, y, loss_only=True)[1] / micro_steps
             part.backward()
         loss += part.detach()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
