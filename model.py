@@ -651,7 +651,7 @@ ARCHS = {
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32; train.py takes more on GPUs, which have the memory
+LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32; on GPUs train.py takes more (compile_)
 
 
 class GPT(nn.Module):

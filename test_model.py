@@ -2440,6 +2440,7 @@ def compile_as_for_a_gpu(model, monkeypatch, **options):
     config = torch._functorch.config
     with monkeypatch.context() as gpu, config.patch(ban_recompute_used_far_apart=True, ban_recompute_not_in_allowlist=True):
         gpu.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
+        gpu.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2 ** 15))
         trainer.compile_(model, **options)
 
 

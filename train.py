@@ -401,8 +401,6 @@ class Machine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")                                # TF32
-            memory = torch.cuda.get_device_properties(self.device).total_memory
-            model_py.LOGITS_AT_ONCE = memory // 128                                   # in bfloat16 a 64th of it
         else:
             keep_freed_memory()
         if self.world_size > 1 and not dist.is_initialized():
@@ -465,9 +463,8 @@ def trust_compiler():
 def compile_(model, whole=False):
     """Compiles the blocks, at the first call in training; all share one machine code.
 
-    On GPUs the loss too, whose steps over a large vocabulary are long there, and `project_`. whole: everything behind the
-    embedding as one graph. That takes twice as long to compile, and with several processes no gradient is sent before all
-    are known.
+    On GPUs loss and `project_` too, where vocabulary and matrices are large. whole: everything behind the embedding as one
+    graph. That takes twice as long to compile, and with several processes no gradient is sent before all are known.
     """
     trust_compiler()
     if whole:
@@ -475,9 +472,13 @@ def compile_(model, whole=False):
     else:
         for block in model.blocks:
             block.compile()
-    if next(model.parameters()).is_cuda:
+    weight = next(model.parameters())
+    if weight.is_cuda:
         model.loss_sum, model.project_ = torch.compile(model.loss_sum), torch.compile(model.project_)
-        # The backward makes anew what is cheap, such as rope and lerp: GPUs would take longer to write and read it.
+        # Compiled, the loss makes no float32 copy of the logits: in bfloat16 they may take a 64th of the memory.
+        memory = torch.cuda.get_device_properties(weight.device).total_memory
+        model_py.LOGITS_AT_ONCE = max(model_py.LOGITS_AT_ONCE, memory // 128)
+        # The backward makes anew what is cheap, such as rope and lerp, which would take longer to write and read.
         from torch._functorch import config
         config.ban_recompute_used_far_apart = config.ban_recompute_not_in_allowlist = False
 
