@@ -2436,9 +2436,8 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
 
 
 def compile_as_for_a_gpu(model, monkeypatch, **options):
-    """train.compile_ as it is where the weights are on a GPU, but for what it sets for all of torch."""
-    config = torch._functorch.config
-    with monkeypatch.context() as gpu, config.patch(ban_recompute_used_far_apart=True, ban_recompute_not_in_allowlist=True):
+    """train.compile_ as it is where the weights are on a GPU."""
+    with monkeypatch.context() as gpu:
         gpu.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
         gpu.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2 ** 15))
         trainer.compile_(model, **options)

@@ -478,9 +478,6 @@ def compile_(model, whole=False):
         # Compiled, the loss makes no float32 copy of the logits: in bfloat16 they may take a 64th of the memory.
         memory = torch.cuda.get_device_properties(weight.device).total_memory
         model_py.LOGITS_AT_ONCE = max(model_py.LOGITS_AT_ONCE, memory // 128)
-        # The backward makes anew what is cheap, such as rope and lerp, which would take longer to write and read.
-        from torch._functorch import config
-        config.ban_recompute_used_far_apart = config.ban_recompute_not_in_allowlist = False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
