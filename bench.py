@@ -203,7 +203,8 @@ class Trainee:
     """A model with its optimizer. `step` takes a training step; returns its seconds and those of project_ in it."""
 
     def __init__(self, config, machine, compiles):
-        self.config, self.machine = replace(config, total_batch_size=config.batch_size * config.block_size), machine
+        tokens = config.batch_size * config.block_size * machine.world_size          # one micro-batch
+        self.config, self.machine = replace(config, total_batch_size=tokens), machine
         torch.manual_seed(config.seed)
         self.model = GPT(config.model_config()).to(machine.device)
         self.optimizer, self.loader = make_optimizer(self.model, config), RandomTokens(config, machine.device)

@@ -279,15 +279,20 @@ class One:
         return x
 
 
-def scaled(s, linear, x):
-    """s * linear(x), s one factor (n,) for each output, or a number.
+def by_matrix(linear, x):
+    """Whether to change linear's matrix in place of x or linear(x): that is less work where x has more tokens than channels.
 
-    With more tokens than channels s multiplies the rows of the matrix and not the outputs: that is less work, and the
-    gradient of s does not need linear(x).
+    Not where somebody wants the call: a map of one's own, or one with hooks.
     """
-    if isinstance(s, One) or x.shape[:-1].numel() < x.shape[-1]:
+    own = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
+    return own and x.shape[:-1].numel() >= x.shape[-1]
+
+
+def scaled(s, linear, x):
+    """s * linear(x), s one factor (n,) for each output, or a number; by the matrix, the gradient of s does not need linear(x)."""
+    if isinstance(s, One) or not by_matrix(linear, x):
         return s * linear(x)
-    rows = s[:, None] if torch.is_tensor(s) else s
+    rows = s[..., None] if torch.is_tensor(s) else s
     return F.linear(x, rows * linear.weight, None if linear.bias is None else s * linear.bias)
 
 
@@ -437,8 +442,8 @@ def with_gain(linear, gain, shift):
 
 
 def after_norm(linear, norm, x):
-    """linear(norm(x)); for speed, with more tokens than channels, a LayerNorm's gain multiplies the matrix, as in `scaled`."""
-    if (type(norm), type(linear)) != (LayerNorm, nn.Linear) or x.shape[:-1].numel() < x.shape[-1]:
+    """linear(norm(x)); for speed a LayerNorm's gain multiplies the matrix, where it can, as in `scaled`."""
+    if type(norm) is not LayerNorm or norm._forward_hooks or norm._forward_pre_hooks or not by_matrix(linear, x):
         return linear(norm(x))
     bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
     return F.linear(bare, *with_gain(linear, norm.weight, norm.bias))
@@ -651,11 +656,12 @@ ARCHS = {
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32; on GPUs train.py takes more (compile_)
+LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
 
 
 class GPT(nn.Module):
     """Token embedding, n_layer blocks, head."""
+    logits_at_once = None           # LOGITS_AT_ONCE, but where train.compile_ takes more
 
     def __init__(self, config):
         super().__init__()
@@ -791,7 +797,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(h), None
         counted = (targets >= 0).sum()
-        T, at_once = h.shape[1], max(1, LOGITS_AT_ONCE // (len(h) * self.config.vocab_size))
+        T, at_once = h.shape[1], max(1, (self.logits_at_once or LOGITS_AT_ONCE) // (len(h) * self.config.vocab_size))
         if not loss_only or at_once >= T:
             logits, total = self.loss_sum(h, targets)
             return None if loss_only else logits, total / counted

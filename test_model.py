@@ -399,7 +399,7 @@ def test_compiled_attention_takes_values_that_autocast_left_in_float32():
 
 
 @every_arch
-@pytest.mark.parametrize("T, at_once, pieces", [(12, 12, [12]), (12, 5, [4, 4, 4]), (11, 5, [4, 4, 3])])
+@pytest.mark.parametrize("T, at_once, pieces", [(12, 12, [12]), (12, 5, [4, 4, 4]), (11, 5, [4, 4, 3]), (10, 4, 5 * [2])])
 def test_loss_only_is_the_same_loss(arch, T, at_once, pieces, monkeypatch):
     """With and without the logits, all at once or a few positions at a time, as many in each piece as can be; -1 is no target."""
     model = rough(build(arch, tie=arch == "rmsnorm"))
@@ -939,6 +939,38 @@ def test_folding_leaves_a_block_of_ones_own_alone(monkeypatch):
     twice = rough(build("angpt"))
     before = twice(IDX, TARGETS)[0]
     close(twice.fold_().fold_()(IDX, TARGETS)[0], before, 1e-12)
+
+
+@pytest.mark.parametrize("arch", ["normformer", "ngpt", "angpt"])
+@pytest.mark.parametrize("T", [1, 12])
+def test_linear_maps_with_hooks_or_of_ones_own_are_called(arch, T):
+    """Though the matrix could be scaled in place of what comes out: with more tokens than channels."""
+    names = "w_qkv", "w_o", "w_up", "w_down"
+
+    class Adapted(torch.nn.Linear):  # a low-rank addition, here of rank d
+        def forward(self, x):
+            return super().forward(x) + x @ self.more
+
+    model, called = rough(build(arch)), []
+    plain = model(IDX[:, :T], TARGETS[:, :T])[0]
+    for name in names:
+        getattr(model.blocks[0], name).register_forward_hook(lambda *_, name=name: called.append(name))
+    close(model(IDX[:, :T], TARGETS[:, :T])[0], plain, 1e-12)
+    assert called == list(names)
+    for name in names:
+        linear = getattr(model.blocks[1], name)
+        linear.__class__, linear.more = Adapted, torch.nn.Parameter(torch.zeros_like(linear.weight.T))
+    logits, loss = model(IDX[:, :T], TARGETS[:, :T])
+    close(logits, plain, 1e-12)
+    more = [getattr(model.blocks[1], name).more for name in names]
+    assert all(g.abs().max() > 0 for g in torch.autograd.grad(loss, more))
+
+
+@pytest.mark.parametrize("factor", [2.0, 2, torch.tensor(2.0)], ids=["float", "int", "0-dim"])
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_scaled_takes_a_number(factor, tokens):
+    linear, x = torch.nn.Linear(8, 5).double(), randn(2, tokens, 8, seed=4)
+    close(model_py.scaled(factor, linear, x), 2 * linear(x), 1e-12)
 
 
 @pytest.mark.parametrize("tokens", [3, 40])
@@ -2439,8 +2471,28 @@ def compile_as_for_a_gpu(model, monkeypatch, **options):
     """train.compile_ as it is where the weights are on a GPU."""
     with monkeypatch.context() as gpu:
         gpu.setattr(torch.nn.Parameter, "is_cuda", True, raising=False)
-        gpu.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2 ** 15))
+        gpu.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2 ** 40))
         trainer.compile_(model, **options)
+    assert model.logits_at_once == 2 ** 33 and {"loss_sum", "project_"} <= set(model.__dict__)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "blocks"])
+def test_diagnosis_of_a_model_compiled_for_a_gpu(whole, monkeypatch):
+    """With the loss in pieces the backward makes logits anew: uncompiled, as the forward did."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f: compiled(f, backend="aot_eager"))
+    torch._dynamo.reset()
+    config = TrainConfig(arch="rmsnorm", n_embd=32, n_layer=2, n_head=2, block_size=32, vocab_size=50, dtype="float32")
+    config = trainer.resolve(config, 50)
+    torch.manual_seed(0)
+    model, idx, machine = GPT(config.model_config()).train(), tokens(2, 32) % 50, trainer.Machine("cpu")
+    machine.dtype = torch.float32
+    optimizer = trainer.make_optimizer(model, config)
+    want = trainer.diagnose(model, optimizer, idx, idx, machine)
+    compile_as_for_a_gpu(model, monkeypatch, whole=whole)
+    model.logits_at_once = 2 * 50 * 8
+    model(idx, idx, loss_only=True)[1].backward()
+    train_same(trainer.diagnose(model, optimizer, idx, idx, machine), want, 1e-5)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
@@ -2556,7 +2608,8 @@ def test_train_compiled_equals_eager(arch, mlp, how, monkeypatch):
         compile_ = torch.compile
         monkeypatch.setattr(torch, "compile", lambda f: compile_(f, fullgraph=True, backend="aot_eager"))
         compile_as_for_a_gpu(other, monkeypatch) if how == "cuda" else trainer.compile_(other)
-        assert ("project_" in other.__dict__) == ("loss_sum" in other.__dict__) == (how == "cuda")
+        other.logits_at_once = None
+        assert how == "cuda" or not {"loss_sum", "project_"} & set(other.__dict__)
     for step in range(3):
         rows = torch.randint(50, (2, 33))
         with torch._dynamo.config.patch(error_on_recompile=step > 0):

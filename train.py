@@ -475,9 +475,10 @@ def compile_(model, whole=False):
     weight = next(model.parameters())
     if weight.is_cuda:
         model.loss_sum, model.project_ = torch.compile(model.loss_sum), torch.compile(model.project_)
-        # Compiled, the loss makes no float32 copy of the logits: in bfloat16 they may take a 64th of the memory.
+        # Compiled, the loss makes no float32 copy of the logits: in bfloat16 they may take a 64th of the memory. Uncompiled,
+        # as in validation, which keeps little else, they take five times that.
         memory = torch.cuda.get_device_properties(weight.device).total_memory
-        model_py.LOGITS_AT_ONCE = max(model_py.LOGITS_AT_ONCE, memory // 128)
+        model.logits_at_once = max(model_py.LOGITS_AT_ONCE, memory // 128)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -541,13 +542,14 @@ def diagnose(model, optimizer, x, y, machine):
 
     hooks = [block.register_forward_hook(watch) for block in model.blocks]
     model.eval()                                   # no dropout, and PowerNorm's running statistics stay as they are
-    with machine.autocast(), torch.compiler.set_stance("force_eager"):
-        loss = model(x, y, loss_only=True)[1]
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
+    with torch.compiler.set_stance("force_eager"):
+        with machine.autocast():
+            loss = model(x, y, loss_only=True)[1]
+        grads = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
     model.train()
     for hook in hooks:
         hook.remove()
-    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
-    grads = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
     with torch.no_grad():
         rows = {name: p.norm(dim=1) for name, p in matrices.items()}
         moments = {name: optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1)) for name, p in matrices.items()}
