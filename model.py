@@ -284,8 +284,8 @@ def by_matrix(linear, x):
 
     Not where somebody wants the call: a map of one's own, or one with hooks.
     """
-    own = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
-    return own and x.shape[:-1].numel() >= x.shape[-1]
+    plain = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
+    return plain and x.shape[:-1].numel() >= x.shape[-1]
 
 
 def scaled(s, linear, x):
