@@ -775,7 +775,7 @@ class GPT(nn.Module):
 
         With targets the logits of all positions, (B, T, V), targets of -1 not counting; without, those of the last
         position, (B, 1, V), and None. caches: one Cache a layer, then idx continues what they hold.
-        loss_only: None in place of the logits, of which no more than LOGITS_AT_ONCE are then made at a time.
+        loss_only: None in place of the logits, of which only some are then made at a time.
         Raises ValueError when more than block_size positions would be used.
         """
         start = caches[0].length if caches else 0
@@ -802,7 +802,7 @@ class GPT(nn.Module):
             logits, total = self.loss_sum(h, targets)
             return None if loss_only else logits, total / counted
         least = math.ceil(T / at_once)
-        pieces = next((n for n in range(least, 2 * least) if T % n == 0), least)     # of one size: compiled for each
+        pieces = next((n for n in range(least, 2 * least) if T % n == 0), least)     # equal: each size is compiled
         # The backward makes the logits of a piece anew: kept, they would outweigh all else.
         sums = [checkpoint(lambda *piece: self.loss_sum(*piece)[1], *piece, use_reentrant=False)
                 for piece in zip(h.chunk(pieces, dim=1), targets.chunk(pieces, dim=1))]

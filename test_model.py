@@ -401,7 +401,7 @@ def test_compiled_attention_takes_values_that_autocast_left_in_float32():
 @every_arch
 @pytest.mark.parametrize("T, at_once, pieces", [(12, 12, [12]), (12, 5, [4, 4, 4]), (11, 5, [4, 4, 3]), (10, 4, 5 * [2])])
 def test_loss_only_is_the_same_loss(arch, T, at_once, pieces, monkeypatch):
-    """With and without the logits, all at once or a few positions at a time, as many in each piece as can be; -1 is no target."""
+    """With and without the logits, all at once or in pieces, of one size where that can be; -1 is no target."""
     model = rough(build(arch, tie=arch == "rmsnorm"))
     idx, targets = IDX[:, :T], TARGETS.masked_fill(torch.arange(12) % 5 == 1, -1)[:, :T]
     logits, loss = model(idx, targets)
@@ -942,27 +942,32 @@ def test_folding_leaves_a_block_of_ones_own_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("arch", ["normformer", "ngpt", "angpt"])
-@pytest.mark.parametrize("T", [1, 12])
-def test_linear_maps_with_hooks_or_of_ones_own_are_called(arch, T):
-    """Though the matrix could be scaled in place of what comes out: with more tokens than channels."""
-    names = "w_qkv", "w_o", "w_up", "w_down"
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_linear_maps_with_hooks_or_of_ones_own_are_called(arch, sequences):
+    """Though the matrix could be scaled in place of what goes in or comes out: with more tokens than channels."""
+    maps = ["w_qkv", "w_o", "w_up", "w_down"]
 
     class Adapted(torch.nn.Linear):  # a low-rank addition, here of rank d
         def forward(self, x):
             return super().forward(x) + x @ self.more
 
-    model, called = rough(build(arch)), []
-    plain = model(IDX[:, :T], TARGETS[:, :T])[0]
-    for name in names:
-        getattr(model.blocks[0], name).register_forward_hook(lambda *_, name=name: called.append(name))
-    close(model(IDX[:, :T], TARGETS[:, :T])[0], plain, 1e-12)
-    assert called == list(names)
-    for name in names:
+    model = rough(build(arch))
+    idx, targets = (x[:1].repeat(sequences, 1) for x in (IDX, TARGETS))
+    assert (idx.numel() >= 4 * model.config.n_embd) == (sequences == 8)
+    plain = model(idx, targets)[0]
+    for kind in ("register_forward_hook", "register_forward_pre_hook"):
+        for name in maps + ["norm_ffn"] * (arch == "normformer"):
+            called = []
+            hook = getattr(getattr(model.blocks[0], name), kind)(lambda *_: called.append(name))
+            close(model(idx, targets)[0], plain, 1e-12)
+            hook.remove()
+            assert called == [name]
+    for name in maps:
         linear = getattr(model.blocks[1], name)
         linear.__class__, linear.more = Adapted, torch.nn.Parameter(torch.zeros_like(linear.weight.T))
-    logits, loss = model(IDX[:, :T], TARGETS[:, :T])
+    logits, loss = model(idx, targets)
     close(logits, plain, 1e-12)
-    more = [getattr(model.blocks[1], name).more for name in names]
+    more = [getattr(model.blocks[1], name).more for name in maps]
     assert all(g.abs().max() > 0 for g in torch.autograd.grad(loss, more))
 
 
