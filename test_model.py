@@ -2592,6 +2592,40 @@ def test_a_recent_compiler_is_not_tested(says, trusted, monkeypatch, tmp_path):
         assert config.cpp.vec_isa_ok is None
 
 
+def test_headers_are_begun_with_the_settings_of_what_follows(monkeypatch):
+    from torch._inductor import codecache, config
+
+    headers, precompile = [], codecache._precompile_header
+
+    def watched(*args, **kwargs):
+        headers.append((config.cpp.vec_isa_ok, precompile(*args, **kwargs)))
+        return headers[-1][1]
+
+    monkeypatch.setattr(codecache, "_precompile_header", watched)
+    codecache.CppPythonBindingsCodeCache.cache_clear()
+    never_seen = float(torch.rand((), dtype=torch.float64))
+    with config.patch({"cpp.vec_isa_ok": True}):
+        trainer.begin_compiling().join()
+        assert len(headers) == 1 and Path(headers[0][1] + ".gch").exists()
+        torch.compile(lambda x: x * never_seen)(torch.ones(4096))
+    assert headers[0][0] is True and headers[1:] == headers[:1]
+
+
+def test_headers_that_fail_stop_nothing(monkeypatch):
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    tried = []
+
+    def fails(*args):
+        tried.append(args)
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(CppPythonBindingsCodeCache, "load_pybinding", fails)
+    thread = trainer.begin_compiling()
+    thread.join()
+    assert tried and thread.daemon
+
+
 # Kernels -------------------------------------------------------------------------------------------------------------
 
 

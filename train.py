@@ -18,6 +18,7 @@ float16, which overflows sooner. --pn_warmup is for powernorm, which otherwise w
 """
 import argparse
 import contextlib
+import contextvars
 import ctypes
 import difflib
 import filecmp
@@ -31,6 +32,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import typing
 import warnings
@@ -460,6 +462,18 @@ def trust_compiler():
                 config.cpp.vec_isa_ok = True
 
 
+def begin_compiling():
+    """Compiles torch's headers for CPUs, where that was never done, while Python still reads the model. Returns the thread."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    def least():
+        with contextlib.suppress(Exception):                                # what is wrong, the model's own code will tell
+            CppPythonBindingsCodeCache.load_pybinding(["float*"], 'extern "C" void kernel(float* x) {}')
+    thread = threading.Thread(target=contextvars.copy_context().run, args=[least], daemon=True)     # with torch's settings
+    thread.start()
+    return thread
+
+
 def compile_(model, whole=False):
     """Compiles the blocks, at the first call in training; all share one machine code.
 
@@ -479,6 +493,8 @@ def compile_(model, whole=False):
         # as in validation, which keeps little else, they take five times that.
         memory = torch.cuda.get_device_properties(weight.device).total_memory
         model.logits_at_once = max(model_py.LOGITS_AT_ONCE, memory // 128)
+    elif weight.device.type == "cpu":
+        begin_compiling()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
