@@ -187,18 +187,6 @@ def machine_for(config):
     return machine
 
 
-class RandomTokens:
-    """Stands for train.py's Loader: one micro-batch, the same at every step."""
-
-    def __init__(self, config, device):
-        generator = torch.Generator().manual_seed(config.seed)
-        rows = torch.randint(config.vocab_size, (config.batch_size, config.block_size + 1), generator=generator)
-        self.pair = rows[:, :-1].contiguous().to(device), rows[:, 1:].contiguous().to(device)
-
-    def batches(self, step, config, machine):
-        yield self.pair
-
-
 class Trainee:
     """A model with its optimizer. `step` takes a training step; returns its seconds and those of project_ in it."""
 
@@ -207,7 +195,11 @@ class Trainee:
         self.config, self.machine = replace(config, total_batch_size=tokens), machine
         torch.manual_seed(config.seed)
         self.model = GPT(config.model_config()).to(machine.device)
-        self.optimizer, self.loader = make_optimizer(self.model, config), RandomTokens(config, machine.device)
+        self.optimizer = make_optimizer(self.model, config)
+        rows = torch.randint(config.vocab_size, (config.batch_size, config.block_size + 1),
+                             generator=torch.Generator().manual_seed(config.seed)).to(machine.device)
+        pair = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        self.loader = SimpleNamespace(batches=lambda *_: [pair])                     # in place of train.py's Loader
         torch._dynamo.config.recompile_limit = 64            # archs of one family share their code
         if compiles:
             compile_(self.model, whole=compiles == "whole")
@@ -383,8 +375,8 @@ def save(name, config, given, found, draw):
     """Writes name.json and name.png into out_dir."""
     path = Path(config.out_dir, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(f"{path}.json", finite({"benchmark": name, "machine": given[0], "options": given[1],
-                                       "baseline": next(iter(found["archs"])), **found}))
+    tree = {"benchmark": name, "machine": given[0], "options": given[1], "baseline": next(iter(found["archs"])), **found}
+    write_json(f"{path}.json", json.loads(json.dumps(tree), parse_constant=lambda _: None))       # null for inf and nan
     draw().savefig(f"{path}.png", dpi=110)
     print(f"\n{path}.json\n{path}.png")
 
@@ -534,12 +526,9 @@ class Race:
 
     def sweep(self, arch):
         """Rate -> loss, None where the run is still to come."""
-        def losses(rates):
-            return {rate: self.losses.get(RaceRun(arch, rate, self.sweep_steps, self.seeds[0])) for rate in rates}
-
-        start = self.configs[arch].learning_rate
-        every = losses([start * 2.0 ** i for i in range(-MOST_RATES, MOST_RATES + 1)])
-        return losses(rates_to_try(start, {rate: loss for rate, loss in every.items() if loss is not None}))
+        known = {run.rate: loss for run, loss in self.losses.items()
+                 if run == (arch, run.rate, self.sweep_steps, self.seeds[0])}
+        return {rate: known.get(rate) for rate in rates_to_try(self.configs[arch].learning_rate, known)}
 
     def best_rate(self, arch):
         """The best of a sweep that is over, else None. Raises Diverged where every rate did."""
@@ -760,15 +749,6 @@ def notes(running, results):
         needed = r["speedup"]["tokens"]
         if math.isfinite(needed) and not running.tokens[0] <= needed <= running.tokens[-1]:
             yield f"{arch}: {needed:,.0f} tokens are beyond its runs' lengths, so extrapolated"
-
-
-def finite(tree):
-    """A nest with null for what JSON has no number for."""
-    if isinstance(tree, dict):
-        return {key: finite(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [finite(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def draw_race(running, results):

@@ -284,13 +284,16 @@ def by_matrix(linear, x):
 
     Not where somebody wants the call: a map of one's own, or one with hooks.
     """
-    plain = type(linear) is nn.Linear and not (linear._forward_hooks or linear._forward_pre_hooks)
-    return plain and x.shape[:-1].numel() >= x.shape[-1]
+    return type(linear) is nn.Linear and not hooked(linear) and x.shape[:-1].numel() >= x.shape[-1]
+
+
+def hooked(module):
+    return module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
 
 
 def scaled(s, linear, x):
     """s * linear(x), s one factor (n,) for each output, or a number; by the matrix, the gradient of s does not need linear(x)."""
-    if isinstance(s, One) or not by_matrix(linear, x):
+    if not by_matrix(linear, x):
         return s * linear(x)
     rows = s[..., None] if torch.is_tensor(s) else s
     return F.linear(x, rows * linear.weight, None if linear.bias is None else s * linear.bias)
@@ -433,20 +436,12 @@ class PowerNorm(nn.Module):
         self.sums.zero_()
 
 
-def with_gain(linear, gain, shift):
-    """Weight and bias of the map x -> linear(gain * x + shift)."""
-    bias = linear.bias
-    if shift is not None:
-        bias = linear.weight @ shift + (0 if bias is None else bias)
-    return linear.weight * gain, bias
-
-
 def after_norm(linear, norm, x):
     """linear(norm(x)); for speed a LayerNorm's gain multiplies the matrix, where it can, as in `scaled`."""
-    if type(norm) is not LayerNorm or norm._forward_hooks or norm._forward_pre_hooks or not by_matrix(linear, x):
+    if type(norm) is not LayerNorm or hooked(norm) or not by_matrix(linear, x):
         return linear(norm(x))
     bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
-    return F.linear(bare, *with_gain(linear, norm.weight, norm.bias))
+    return F.linear(bare, linear.weight * norm.weight, linear.bias if norm.bias is None else linear(norm.bias))
 
 
 def mean_over_ranks(x):
@@ -656,12 +651,9 @@ ARCHS = {
 
 # ---------------------------------------------------------------------------------------------------------------------
 
-LOGITS_AT_ONCE = 2 ** 26            # a quarter of a GB in float32
-
-
 class GPT(nn.Module):
     """Token embedding, n_layer blocks, head."""
-    logits_at_once = None           # LOGITS_AT_ONCE, but where train.compile_ takes more
+    logits_at_once = 2 ** 26        # a quarter of a GB in float32; train.compile_ may take more
 
     def __init__(self, config):
         super().__init__()
@@ -712,9 +704,8 @@ class GPT(nn.Module):
         """(weight, axis) of every weight whose norm the architecture fixes or bounds."""
         axes = self.blocks[0].axes
         if axes:
-            embeddings = [self.wte.weight] + ([self.wpe.weight] if self.config.pos == "learned" else [])
-            embeddings += [] if self.config.tie else [self.lm_head.weight]
-            yield from ((weight, 1) for weight in embeddings)
+            embeddings = (getattr(self, name).weight for name in ("wte", "wpe", "lm_head") if hasattr(self, name))
+            yield from dict.fromkeys(embeddings, 1).items()                          # once where two are tied
         for block in self.blocks:
             yield from ((getattr(block, name).weight, axis) for name, axis in axes.items())
 
@@ -740,16 +731,14 @@ class GPT(nn.Module):
         blocks or linear maps of one's own, or with a forward that was changed, stays as it is; norms of one's own keep
         their gains.
         """
-        if not foldable(self):                         # or folded already: its layers are functions then
-            return self
         idx = torch.arange(min(8, self.config.block_size), device=self.cos.device)[None] % self.config.vocab_size
         try:
             folded = copy.deepcopy(self).eval()        # not compiled, even if this model is
             logits = folded(idx, idx)[0]
             fold_parts_(folded)
             room = 5e-3 * logits.abs().max().item()    # for the rounding of products that GPUs make in TF32
-            same = torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=room)
-        except Exception:                              # whatever a changed forward does with parts that are gone
+            same = logits.dtype.itemsize >= 4 and torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=room)
+        except Exception:                              # what is not of this file, or folded already, lacks parts
             same = False
         if same:
             training, self.__dict__ = self.training, folded.__dict__
@@ -797,7 +786,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(h), None
         counted = (targets >= 0).sum()
-        T, at_once = h.shape[1], max(1, (self.logits_at_once or LOGITS_AT_ONCE) // (len(h) * self.config.vocab_size))
+        T, at_once = h.shape[1], max(1, self.logits_at_once // (len(h) * self.config.vocab_size))
         if not loss_only or at_once >= T:
             logits, total = self.loss_sum(h, targets)
             return None if loss_only else logits, total / counted
@@ -856,16 +845,12 @@ def pick(logits, temperature, top_k, top_p, generator):
 # Folding, for GPT.fold_: constant factors move into the weights. A token takes about fifty small operations a layer, each
 # of about a microsecond whatever it does, so that every one less counts.
 
-def foldable(gpt):
-    """Whether gpt has blocks of this file, torch's linear maps, nothing used twice, and float32 or better."""
-    every = [id(module) for _, module in gpt.named_modules(remove_duplicate=False)]
-    linear = [gpt.lm_head, *(getattr(block, name) for block in gpt.blocks for name in ("w_qkv", "w_o", "w_up", "w_down"))]
-    return (all(type(block) in FOLDS for block in gpt.blocks) and all(type(layer) is nn.Linear for layer in linear)
-            and len(set(every)) == len(every) and gpt.cos.dtype.itemsize >= 4)
-
-
 def fold_parts_(gpt):
-    fold_ending_(gpt)
+    if hasattr(gpt, "norm_f"):
+        fold_norm_(gpt.norm_f, gpt.lm_head)
+    else:
+        fold_rows_(gpt.lm_head, gpt.s_z())
+        gpt.__dict__["s_z"] = One
     for block in gpt.blocks:
         FOLDS[type(block)](block)
     for module in (gpt, *gpt.blocks):
@@ -893,10 +878,9 @@ def fold_rows_(linear, factors):
         linear.bias = nn.Parameter(linear.bias * factors)
 
 
-def fold_gain_(linear, gain, shift=None):
-    """Has linear(x) give what linear(gain * x + shift) gave."""
-    weight, bias = with_gain(linear, gain, shift)
-    linear.weight, linear.bias = nn.Parameter(weight), None if bias is None else nn.Parameter(bias)
+def fold_gain_(linear, gain):
+    """Has linear(x) give what linear(gain * x) gave."""
+    linear.weight = nn.Parameter(linear.weight * gain)
 
 
 def bare_rms_norm(like, n, eps):
@@ -906,20 +890,17 @@ def bare_rms_norm(like, n, eps):
 
 
 def fold_norm_(norm, linear):
-    """Moves gain and shift of a norm into the linear map behind it; a norm of one's own stays as it is."""
-    if type(norm) is LayerNorm:
-        fold_gain_(linear, norm.weight, norm.bias)
-        norm.weight = norm.bias = None
-    elif type(norm) is RMSNorm:
+    """Moves the norm's gain into the linear map behind it; LayerNorm is one operation with its gain as without."""
+    if type(norm) is RMSNorm:
         n = norm.weight.numel()
         fold_gain_(linear, norm.weight * n ** 0.5)
         norm.forward = bare_rms_norm(norm.weight, n, norm.eps)
-    elif type(norm) is PowerNorm:
+    elif type(norm) is PowerNorm and norm.bias is None:
         n = norm.weight.numel() // norm.groups
-        fold_gain_(linear, norm.constants() * n ** 0.5, norm.bias)
+        fold_gain_(linear, norm.constants() * n ** 0.5)
         bare = bare_rms_norm(norm.weight, n, norm.eps)
         norm.group_scale = lambda x: bare(x.unflatten(-1, (norm.groups, -1))).flatten(-2)
-        norm.constants, norm.bias = One, None
+        norm.constants = One
 
 
 def fold_pre_norm_(block):
@@ -934,7 +915,6 @@ def fold_pre_norm_(block):
 def fold_normformer_(block):
     fold_pre_norm_(block)
     fold_gain_(block.w_o, block.head_scale.repeat_interleave(block.d_k))
-    fold_norm_(block.norm_ffn, block.w_down)
     block.gamma = One
     if not isinstance(block.resid_scale, nn.Parameter):
         block.resid_scale = One()
@@ -952,14 +932,6 @@ def fold_angpt_(block):
     fold_rows_(block.w_qkv, block.w_qkv.weight.new_full((1,), block.nu_qkv))
     fold_gain_(block.w_down, block.nu_acf)
     block.nu_qkv = block.nu_p = block.nu_uz = block.nu_acf = block.nu_d = block.sqrt_d = One()     # norms undo nu_p, nu_d
-
-
-def fold_ending_(gpt):
-    if hasattr(gpt, "norm_f"):
-        fold_norm_(gpt.norm_f, gpt.lm_head)
-    else:
-        fold_rows_(gpt.lm_head, gpt.s_z())
-        gpt.__dict__["s_z"] = One
 
 
 FOLDS = {PreNormBlock: fold_pre_norm_, NormFormerBlock: fold_normformer_, NGPTBlock: fold_ngpt_, ANGPTBlock: fold_angpt_}

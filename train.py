@@ -492,7 +492,7 @@ def compile_(model, whole=False):
         # Compiled, the loss makes no float32 copy of the logits: in bfloat16 they may take a 64th of the memory. Uncompiled,
         # as in validation, which keeps little else, they take five times that.
         memory = torch.cuda.get_device_properties(weight.device).total_memory
-        model.logits_at_once = max(model_py.LOGITS_AT_ONCE, memory // 128)
+        model.logits_at_once = max(model.logits_at_once, memory // 128)
     elif weight.device.type == "cpu":
         begin_compiling()
 
