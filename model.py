@@ -10,8 +10,8 @@ Six ways to normalize a GPT, each written out as its paper's equations.
   ngpt         h <- unit(h + |a|(unit(Attn(h)) - h)); the same with the MLP           nGPT eq. 10-11, 15-16, 20-21
   angpt        h <- (h + |a|(unit(Attn(h)) - h)) nu(a); the same with the MLP         anGPT Table 1
 
-Read from top to bottom: the config, small functions, three norm layers, the blocks, GPT; at the end what makes decoding
-faster, which a first reading can leave out.
+Read from top to bottom: the config, small functions, three norm layers, the blocks, GPT. Behind it stands what only makes
+training and decoding faster, which a first reading can leave out.
 Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
 
     from model import GPT, GPTConfig
@@ -209,45 +209,6 @@ def masked_softmax(scores):
     return (scores + future).softmax(-1)
 
 
-class CompiledAttention(torch.autograd.Function):
-    """y = p v, p = masked softmax(q k^T) as above, with the backward by hand, which makes compiled code faster on CPUs.
-
-    Autograd would keep p in float32 and pass over T x S once more. With dp = dL/dp, the gradient before the softmax is
-    p (dp - sum_j p_j dp_j), and since y = p v that sum is y . dL/dy, of d_k products in place of S (FlashAttention, Dao et
-    al. 2022). Uncompiled, torch's own softmax backward is the faster one. A first reading can leave this class out.
-    """
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        heads = q.shape[:2]
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))                            # (B H, T, d_k)
-        ys, saved = [], []
-        for q_, end in parts(q):
-            q_, k_, v_ = (x.contiguous() for x in (q_, k[:, :end], v[:, :end]))   # here, or each product would copy them
-            p = masked_softmax(q_ @ k_.transpose(1, 2)).type_as(v)                # (B H, PART, end)
-            ys.append(p @ v_)
-            saved += [q_, k_, v_, p]
-        y = torch.cat(ys, dim=1)
-        ctx.save_for_backward(y, *saved)
-        return y.unflatten(0, heads)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        heads = g.shape[:2]
-        (y, *saved), g = ctx.saved_tensors, g.flatten(0, 1)                       # (B H, T, d_k)
-        sums = (wide(g) * y).sum(-1, keepdim=True)                                # (B H, T, 1), y . dL/dy
-        dq, dk, dv = [], [], []
-        for i, (g_, end) in enumerate(parts(g)):
-            q_, k_, v_, p = saved[4 * i:4 * i + 4]
-            ds = (p * (g_ @ v_.transpose(1, 2) - sums[:, end - g_.shape[1]:end])).type_as(p)    # p (dp - sum_j p_j dp_j)
-            later = (0, 0, 0, g.shape[1] - end)
-            dq.append(ds @ k_)
-            dk.append(F.pad(ds.transpose(1, 2) @ q_, later))
-            dv.append(F.pad(p.transpose(1, 2) @ g_, later))
-        return tuple(x.unflatten(0, heads) for x in (torch.cat(dq, dim=1), sum(dk), sum(dv)))
-
-
 class Cache:
     """Keys and values (B, H, block_size, d_k) of one layer, of which the first `length` positions are filled."""
 
@@ -272,27 +233,8 @@ def gelu(x):
 ACTIVATIONS = {"swiglu": F.silu, "gelu": gelu}
 
 
-class One:
-    """In place of a factor that folding has moved into a weight: One() * x is x."""
-
-    def __mul__(self, x):
-        return x
-
-
-def by_matrix(linear, x):
-    """Whether to change linear's matrix in place of x or linear(x): that is less work where x has more tokens than channels.
-
-    Not where somebody wants the call: a map of one's own, or one with hooks.
-    """
-    return type(linear) is nn.Linear and not hooked(linear) and x.shape[:-1].numel() >= x.shape[-1]
-
-
-def hooked(module):
-    return module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-
-
 def scaled(s, linear, x):
-    """s * linear(x), s one factor (n,) for each output, or a number; by the matrix, the gradient of s does not need linear(x)."""
+    """s * linear(x), s one factor (n,) for each output, or a number; where it is less work, by the rows of the matrix."""
     if not by_matrix(linear, x):
         return s * linear(x)
     rows = s[..., None] if torch.is_tensor(s) else s
@@ -436,14 +378,6 @@ class PowerNorm(nn.Module):
         self.sums.zero_()
 
 
-def after_norm(linear, norm, x):
-    """linear(norm(x)); for speed a LayerNorm's gain multiplies the matrix, where it can, as in `scaled`."""
-    if type(norm) is not LayerNorm or hooked(norm) or not by_matrix(linear, x):
-        return linear(norm(x))
-    bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
-    return F.linear(bare, linear.weight * norm.weight, linear.bias if norm.bias is None else linear(norm.bias))
-
-
 def mean_over_ranks(x):
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return x
@@ -478,7 +412,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)                          # (d, 4d)   ngpt 0, angpt 1
 
     def heads(self, qkv):
-        """(B, T, 3d) -> q and k, stacked (2, B, H, T, d_k), and v (B, H, T, d_k)"""
+        """(B, T, 3d) -> q and k (2, B, H, T, d_k), stacked for one rope and one norm, and v (B, H, T, d_k)"""
         B, T, _ = qkv.shape
         qkv = qkv.view(B, T, 3, self.n_head, self.d_k).permute(2, 0, 3, 1, 4)        # (3, B, H, T, d_k)
         qk, v = qkv.split((2, 1))
@@ -562,7 +496,7 @@ class NGPTBlock(Block):
 
     def __init__(self, config):
         super().__init__(config)
-        self.small = self.d ** -0.5                                                  # section 2.6, steps 3-6
+        self.small = self.d ** -0.5                                                  # stored size: section 2.6, steps 3-6
         self.s_qk = Scale(self.d, 1.0, self.small)
         self.s_u = Scale(4 * self.d, 1.0, 1.0)
         self.s_v = Scale(4 * self.d, 1.0, 1.0)
@@ -577,8 +511,8 @@ class NGPTBlock(Block):
         weight.div_(norms(weight, axis).clamp(min=1e-30))                            # section 2.6, step 2
 
     def constants(self):
-        """What `forward` computes from parameters alone: GPT.fold_ computes it once."""
-        s_qk, s_v = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d
+        """What `forward` computes from parameters alone: |alpha| of attention and of the MLP, and the scales."""
+        s_qk, s_v = self.s_qk().view(self.n_head, 1, self.d_k), self.s_v() * self.sqrt_d     # s_v, sqrt(d): (21)
         s_uz = torch.cat((self.s_u(), s_v)) if self.gated else s_v                   # one factor a row of w_up
         return self.alpha_a().abs(), self.alpha_m().abs(), s_qk, s_uz
 
@@ -598,17 +532,21 @@ class NGPTBlock(Block):
 
 
 class ANGPTBlock(Block):
-    """nGPT with factors nu in place of most norms (anGPT Table 1; "Where the papers leave room" in the README)."""
+    """nGPT without norms of h: factors nu bring it back to its size (anGPT Table 1; the README says where it leaves room).
+
+    q, k and what a branch gives still have exact norms. Those undo nu_qkv, nu_p, nu_acf and nu_d, which only keep what is
+    before them near size 1.
+    """
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                    # the input axis: section 4.2
 
     def __init__(self, config):
         super().__init__(config)
         d, d_h, d_f = self.d, self.d_k, 4 * self.d
-        self.small = 0.01                                                            # Table F.2, Param. Scale Init
+        self.small = 0.01                                                            # stored size: Table F.2
         self.nu_qkv, self.nu_p = (d / d_h) ** 0.5, (d_h / d) ** 0.5                  # section 4.3
         self.nu_uz, self.nu_d = (d / d_f) ** 0.5, (d_f / d) ** 0.5
         self.nu_acf = nu_activation(config.mlp, d)
-        self.g = nn.Parameter(torch.tensor(d_h ** 0.5))
+        self.g = nn.Parameter(torch.tensor(d_h ** 0.5))                              # shape and start: README
         self.alpha_a = Scale(d, config.alpha_init, config.alpha_scale or self.small)
         self.alpha_m = Scale(d, config.alpha_init, config.alpha_scale or self.small)
 
@@ -616,6 +554,7 @@ class ANGPTBlock(Block):
         return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                              # section 4.2, Residual update
 
     def constants(self):
+        """As nGPT's, with nu of both."""
         a, m = self.alpha_a().abs(), self.alpha_m().abs()
         return a, m, self.nu(a), self.nu(m)
 
@@ -623,11 +562,11 @@ class ANGPTBlock(Block):
         a, m, nu_a, nu_m = self.constants()
         qk, v = self.heads(scaled(self.nu_qkv, self.w_qkv, h))                       # Table 1, MHA
         q, k = unit(rope(qk, cos, sin)).unbind(0)
-        y = self.attend(q * self.g, k, v, 1.0, cache)
+        y = self.attend(q * self.g, k, v, 1.0, cache)                                # Table 1, MHA
         h_a = unit(self.drop(self.nu_p * self.w_o(self.join(y))))
         h = lerp(h, h_a, a) * nu_a                                                   # Table 1, Residual
         u, z = self.branches(scaled(self.nu_uz, self.w_up, h))                       # Table 1, MLP
-        z = self.sqrt_d * z                                                          # omitted in Table 1: README
+        z = self.sqrt_d * z                                                          # nGPT (21); not in Table 1: README
         h_m = unit(self.drop(self.nu_d * self.w_down(self.nu_acf * (u * self.f(z)))))
         return lerp(h, h_m, m) * nu_m                                                # Table 1, Residual
 
@@ -842,8 +781,78 @@ def pick(logits, temperature, top_k, top_p, generator):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Faster: a first reading can stop here.
+
+def by_matrix(linear, x):
+    """Whether a gain should multiply linear's matrix, not x or linear(x).
+
+    That is less work where x has more tokens than channels, and the gain's gradient does not need linear(x). Not where
+    somebody wants the call: a map of one's own, or one with hooks.
+    """
+    return type(linear) is nn.Linear and not hooked(linear) and x.shape[:-1].numel() >= x.shape[-1]
+
+
+def hooked(module):
+    return module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+
+
+def after_norm(linear, norm, x):
+    """linear(norm(x)), the gain of a LayerNorm multiplying the matrix where `by_matrix` says so."""
+    if type(norm) is not LayerNorm or hooked(norm) or not by_matrix(linear, x):
+        return linear(norm(x))
+    bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
+    return F.linear(bare, linear.weight * norm.weight, linear.bias if norm.bias is None else linear(norm.bias))
+
+
+class CompiledAttention(torch.autograd.Function):
+    """y = p v, p = masked softmax(q k^T) as above, with the backward by hand, which makes compiled code faster on CPUs.
+
+    Autograd would keep p in float32 and pass over T x S once more. With dp = dL/dp, the gradient before the softmax is
+    p (dp - sum_j p_j dp_j), and since y = p v that sum is y . dL/dy, of d_k products in place of S (FlashAttention, Dao et
+    al. 2022). Uncompiled, torch's own softmax backward is the faster one.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        heads = q.shape[:2]
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))                            # (B H, T, d_k)
+        ys, saved = [], []
+        for q_, end in parts(q):
+            q_, k_, v_ = (x.contiguous() for x in (q_, k[:, :end], v[:, :end]))   # here, or each product would copy them
+            p = masked_softmax(q_ @ k_.transpose(1, 2)).type_as(v)                # (B H, PART, end)
+            ys.append(p @ v_)
+            saved += [q_, k_, v_, p]
+        y = torch.cat(ys, dim=1)
+        ctx.save_for_backward(y, *saved)
+        return y.unflatten(0, heads)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        heads = g.shape[:2]
+        (y, *saved), g = ctx.saved_tensors, g.flatten(0, 1)                       # (B H, T, d_k)
+        sums = (wide(g) * y).sum(-1, keepdim=True)                                # (B H, T, 1), y . dL/dy
+        dq, dk, dv = [], [], []
+        for i, (g_, end) in enumerate(parts(g)):
+            q_, k_, v_, p = saved[4 * i:4 * i + 4]
+            ds = (p * (g_ @ v_.transpose(1, 2) - sums[:, end - g_.shape[1]:end])).type_as(p)    # p (dp - sum_j p_j dp_j)
+            later = (0, 0, 0, g.shape[1] - end)
+            dq.append(ds @ k_)
+            dk.append(F.pad(ds.transpose(1, 2) @ q_, later))
+            dv.append(F.pad(p.transpose(1, 2) @ g_, later))
+        return tuple(x.unflatten(0, heads) for x in (torch.cat(dq, dim=1), sum(dk), sum(dv)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Folding, for GPT.fold_: constant factors move into the weights. A token takes about fifty small operations a layer, each
 # of about a microsecond whatever it does, so that every one less counts.
+
+class One:
+    """In place of a factor that folding has moved into a weight: One() * x is x."""
+
+    def __mul__(self, x):
+        return x
+
 
 def fold_parts_(gpt):
     if hasattr(gpt, "norm_f"):

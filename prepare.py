@@ -207,8 +207,9 @@ def source_files(source, seed):
         for path in paths:
             expect(path.suffix.lower() in ENDINGS, f"{path}: ends in {path.suffix!r}, expected {', '.join(ENDINGS)}")
     paths = sorted(path for path in paths if path.is_file() and path.stat().st_size)
+    near = difflib.get_close_matches(source, SOURCES, 1)
     expect(paths, f"--source={source}: no text found, expected files ending in {', '.join(ENDINGS)}, or one of "
-                  f"{', '.join(SOURCES)} (the nearest is {nearest(source, SOURCES)})")
+                  f"{', '.join(SOURCES)}" + (f"; the nearest is {near[0]}" if near else ""))
     random.Random(seed).shuffle(paths)
     return paths
 

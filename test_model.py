@@ -4,6 +4,7 @@ Every equation of model.py meets a second, slow implementation: NumPy, float64, 
 written from the papers and sharing no code with the model. The rest holds properties, for every architecture.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -1156,7 +1157,7 @@ def test_generation_in_a_window_of_one_token():
         token = new[:, None]
 
 
-def test_the_seventh_arch_of_the_readme_runs(tmp_path):
+def test_the_seventh_arch_of_the_readme_runs(tmp_path, capsys):
     readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
     code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "ARCHS[" in block)
     assert len(code[code.index("class ") :].strip().splitlines()) <= 10
@@ -1168,9 +1169,10 @@ def test_the_seventh_arch_of_the_readme_runs(tmp_path):
         'block_size=16, dtype="float32", compile="false"'
     )
     try:
-        exec(code.replace("max_steps=200", small), {})
+        exec(code.replace("max_steps=200", small).replace("out/scalenorm", f"{tmp_path}/out"), {})
     finally:
         ARCHS.pop("scalenorm", None)
+    assert capsys.readouterr().out.split("bits/byte")[-1].strip()  # text
     assert '"step": 2' in (tmp_path / "out" / "log.jsonl").read_text()
 
 
@@ -2142,6 +2144,15 @@ def test_a_new_run_keeps_what_it_finds(train_run, tmp_path, monkeypatch):
         assert found(run / "before") == earlier and (run / "ckpt.pt").read_bytes() == earlier[0]
     log, _ = start(max_steps=4, resume="true")  # so it is the last run that goes on
     assert found() == earlier and log[-1]["step"] == 4
+    shorter = [start(max_steps=2) and found() for _ in range(3)]  # a longer run is not lost to tries
+    assert found(run / "before") == shorter[1] and found(run / "before/before") == earlier
+    start(max_steps=5)
+    assert found(run / "before") == shorter[2] and found(run / "before/before") == earlier
+    start(max_steps=1)
+    assert not (run / "before/before/before").exists() and found(run / "before/before") == earlier
+    (run / "log.jsonl").write_text('{"ste')  # nobody knows how long it was
+    start(max_steps=1)
+    assert trainer.last_step(run / "before") == -1 and trainer.last_step(run / "before/before") == 5
 
 
 def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
@@ -3354,6 +3365,21 @@ def test_race_remembers_a_divergence_and_ends_with_a_failure(race_config, race_i
     ]
     with pytest.raises(DataError, match="exit code 2: train.py: vocab_size=99: the corpus needs at least 257"):
         bench.race(race_config(archs="layernorm", vocab_size=99))
+
+
+@pytest.mark.parametrize("number, rank, ends", [("SIGINT", None, True), ("SIGTERM", None, False), ("SIGINT", "0", False)])
+def test_a_second_ctrl_c_ends_a_step_at_once(number, rank, ends, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("RANK", rank) if rank else monkeypatch.delenv("RANK", raising=False)
+    with trainer.Interrupts() as interrupts:
+        for later in (0, 0.5, 0.4):  # `timeout` sends two, one right after the other
+            now[0] += later
+            signal.raise_signal(getattr(signal, number))
+        assert interrupts.asked
+        now[0] += 0.2
+        with pytest.raises(KeyboardInterrupt) if ends else contextlib.nullcontext():
+            signal.raise_signal(getattr(signal, number))
 
 
 def test_race_goes_on_where_it_was_stopped(race_config, monkeypatch, capsys, tmp_path, request):

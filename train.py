@@ -323,13 +323,13 @@ def evaluate(model, tokens, config, machine, token_bytes):
 # ---------------------------------------------------------------------------------------------------------------------
 # Machine
 
-def matmul_flops(device, dtype):
-    """Floating-point operations a second of a large square matrix product, the best within a fifth of a second."""
+def matmul_flops(device, dtype, seconds=0.2):
+    """Floating-point operations a second of a large square matrix product, the best within so many seconds."""
     n = 8192 if device.type == "cuda" else 1024
     a, best = torch.randn(n, n, device=device).to(dtype), math.inf
     (a @ a)[0, 0].item()
     begin = time.perf_counter()
-    while time.perf_counter() - begin < 0.2:
+    while time.perf_counter() - begin < seconds:
         start = time.perf_counter()
         (a @ a)[0, 0].item()                                                          # .item() waits for the device
         best = min(best, time.perf_counter() - start)
@@ -412,8 +412,10 @@ class Machine:
     def fast_dtype(self):
         """bfloat16 where GPUs have it, and on CPUs where it multiplies matrices much faster; else float32."""
         if self.device.type == "cpu":
-            gain = matmul_flops(self.device, torch.bfloat16) / matmul_flops(self.device, torch.float32)
-            return "float32" if self.any(gain < 1.5) else "bfloat16"
+            tries = [[matmul_flops(self.device, dtype, 0.05) for dtype in (torch.bfloat16, torch.float32)]
+                     for _ in range(4)]                                              # other work disturbs both alike
+            half, single = map(max, zip(*tries))
+            return "float32" if self.any(half < 1.5 * single) else "bfloat16"
         return "bfloat16" if self.device.type == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else "float32"
 
     def use(self, dtype):
@@ -650,19 +652,23 @@ class Diverged(Exception):
 
 
 class Interrupts:
-    """Within it SIGINT and SIGTERM only set `asked`, so that a step can end and be saved."""
+    """Within it SIGINT and SIGTERM only set `asked`, so that a step can end and be saved; a later Ctrl-C ends it at once."""
 
     def __enter__(self):
-        self.asked, self.before = False, {}
+        self.asked, self.since, self.before = False, math.inf, {}
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError):                                     # not in the main thread
                 self.before[number] = signal.signal(number, self.ask)
         return self
 
     def ask(self, number, frame):
-        self.asked = True
-        if int(os.environ.get("RANK", 0)) == 0:
-            os.write(1, b"\nStopping after this step\n")                              # print is not safe in a handler
+        # Not within a second: `timeout` signals twice. Nor under torchrun, which does so later.
+        if number == signal.SIGINT and time.monotonic() > self.since + 1 and "RANK" not in os.environ:
+            raise KeyboardInterrupt
+        if int(os.environ.get("RANK", 0)) == 0 and not self.asked:
+            again = b" (Ctrl-C again: at once, unsaved)" if number == signal.SIGINT else b""
+            os.write(1, b"\nStopping after this step" + again + b"\n")                # print is not safe in a handler
+        self.asked, self.since = True, min(self.since, time.monotonic())
 
     def __exit__(self, *_):
         for number, handler in self.before.items():
@@ -674,7 +680,7 @@ class Log:
 
     def __init__(self, config, writes, say, step):
         """Takes over the records up to `step` of an interrupted run; later ones will be made again."""
-        self.config, self.writes, self.records = config, writes, []
+        self.config, self.writes, self.records, self.told = config, writes, [], time.monotonic()
         self.say = say if writes and say else lambda *_, **__: None
         self.path = Path(config.out_dir, "log.jsonl")
         if step and self.path.exists():
@@ -701,8 +707,9 @@ class Log:
             line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
         if sys.stdout.isatty():                          # one line that changes, kept where it tells the held-out loss
             self.say(f"\r{line:<110}", end="\n" if "val_loss" in record else "", flush=True)
-        elif "val_loss" in record:
+        elif "val_loss" in record or time.monotonic() > self.told + 10:
             self.say(line, flush=True)
+            self.told = time.monotonic()
 
 
 def find_corpus(data, machine):
@@ -775,13 +782,26 @@ def move(source, target):
             os.replace(source / name, target / name)
 
 
+def last_step(folder):
+    """The last step in a folder's log, -1 where there is none."""
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        return max((json.loads(line)["step"] for line in (folder / "log.jsonl").open()), default=-1)
+    return -1
+
+
 def set_aside(folder):
-    """Keeps a run's results in its folder `before`, in place of older ones; the checkpoint also stays, until the next."""
+    """Keeps a run's results in its folder `before`, those of a longer run found there one deeper; others are replaced.
+
+    The checkpoint also stays, until the next.
+    """
     if unsaved(folder):
         return
     before = folder / "before"
-    shutil.rmtree(before, ignore_errors=True)
-    before.mkdir()
+    before.mkdir(exist_ok=True)
+    if (before / "ckpt.pt").exists() and last_step(before) > last_step(folder):
+        set_aside(before)
+    for name in ("ckpt.pt", "log.jsonl", "loss.png"):
+        (before / name).unlink(missing_ok=True)
     move(folder, before)
     try:
         os.link(folder / "ckpt.pt", before / "ckpt.pt")
@@ -814,6 +834,7 @@ class Run:
             self.best_val_loss = self.begun["best_val_loss"]
             if self.machine.rank == 0 and unsaved(self.path.parent):
                 move(self.path.parent / "before", self.path.parent)                   # it is that run which goes on
+                (self.path.parent / "before/ckpt.pt").unlink()
         self.replaces = self.begun["step"] == 0 and self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.started = time.perf_counter() - self.begun["seconds"]
@@ -954,4 +975,4 @@ if __name__ == "__main__":
     except Diverged as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
     except KeyboardInterrupt:
-        sys.exit(print("train.py: stopped outside of training; nothing new to save", file=sys.stderr) or 130)
+        sys.exit(print("train.py: stopped at once; nothing new is saved", file=sys.stderr) or 130)
