@@ -730,7 +730,8 @@ def describe(run):
     parameters = sum(p.numel() for p in run.model.parameters())
     micro = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     kernel = attention_kernel(machine.device.type, machine.dtype, config.block_size)
-    begins = f"goes on after step {done}" if done else "a new run" + f"; the last one is in {config.out_dir}/before" * run.replaces
+    begins = f"goes on after step {done}" if done else "a new run"
+    begins += f"; the last one is in {config.out_dir}/before" * run.replaces
     compiling = "" if config.compile == "false" else " (the first step takes a while)"
     return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
