@@ -534,8 +534,8 @@ class NGPTBlock(Block):
 class ANGPTBlock(Block):
     """nGPT without norms of h: factors nu bring it back to its size (anGPT Table 1; the README says where it leaves room).
 
-    q, k and what a branch gives still have exact norms. Those undo nu_qkv, nu_p, nu_acf and nu_d, which only keep what is
-    before them near size 1.
+    q, k and what a branch gives still have exact norms. Without biases those undo nu_qkv, nu_p, nu_acf and nu_d, which only
+    keep what is before them near size 1.
     """
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                    # the input axis: section 4.2
 
@@ -670,14 +670,16 @@ class GPT(nn.Module):
         blocks or linear maps of one's own, or with a forward that was changed, stays as it is; norms of one's own keep
         their gains.
         """
+        if not foldable(self):                         # or folded already: its layers are functions then
+            return self
         idx = torch.arange(min(8, self.config.block_size), device=self.cos.device)[None] % self.config.vocab_size
         try:
             folded = copy.deepcopy(self).eval()        # not compiled, even if this model is
             logits = folded(idx, idx)[0]
             fold_parts_(folded)
             room = 5e-3 * logits.abs().max().item()    # for the rounding of products that GPUs make in TF32
-            same = logits.dtype.itemsize >= 4 and torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=room)
-        except Exception:                              # what is not of this file, or folded already, lacks parts
+            same = torch.allclose(folded(idx, idx)[0], logits, rtol=0, atol=room)
+        except Exception:                              # whatever a changed forward does with parts that are gone
             same = False
         if same:
             training, self.__dict__ = self.training, folded.__dict__
@@ -793,7 +795,9 @@ def by_matrix(linear, x):
 
 
 def hooked(module):
-    return module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    """Whether somebody hooked into the module's call, or put another forward into it."""
+    return (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+            or "forward" in vars(module))
 
 
 def after_norm(linear, norm, x):
@@ -852,6 +856,14 @@ class One:
 
     def __mul__(self, x):
         return x
+
+
+def foldable(gpt):
+    """Whether gpt has blocks of this file, torch's linear maps, nothing used twice, and float32 or better."""
+    every = [id(module) for _, module in gpt.named_modules(remove_duplicate=False)]
+    linear = [gpt.lm_head, *(getattr(block, name) for block in gpt.blocks for name in ("w_qkv", "w_o", "w_up", "w_down"))]
+    return (all(type(block) in FOLDS for block in gpt.blocks) and all(type(layer) is nn.Linear for layer in linear)
+            and len(set(every)) == len(every) and gpt.cos.dtype.itemsize >= 4)
 
 
 def fold_parts_(gpt):

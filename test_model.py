@@ -970,6 +970,12 @@ def test_linear_maps_with_hooks_or_of_ones_own_are_called(arch, sequences):
             model(idx, targets)[1].backward()
             hook.remove()
             assert called == [name]
+    for name in maps + ["norm_ffn"] * (arch == "normformer"):
+        module, called = getattr(model.blocks[0], name), []
+        module.forward = lambda x, usual=module.forward: called.append(name) or usual(x)
+        close(model(idx, targets)[0], plain, 1e-12)
+        del module.forward
+        assert called == [name]
     for name in maps:
         linear = getattr(model.blocks[1], name)
         linear.__class__, linear.more = Adapted, torch.nn.Parameter(torch.zeros_like(linear.weight.T))
@@ -2150,9 +2156,17 @@ def test_a_new_run_keeps_what_it_finds(train_run, tmp_path, monkeypatch):
     assert found(run / "before") == shorter[2] and found(run / "before/before") == earlier
     start(max_steps=1)
     assert not (run / "before/before/before").exists() and found(run / "before/before") == earlier
-    (run / "log.jsonl").write_text('{"ste')  # nobody knows how long it was
-    start(max_steps=1)
-    assert trainer.last_step(run / "before") == -1 and trainer.last_step(run / "before/before") == 5
+    for folder, length in ((run / "before", 640), (run, 128)):  # a killed run's last line may be cut
+        assert trainer.length(folder) == length
+        with (folder / "log.jsonl").open("a") as file:
+            file.write('{"ste')
+        assert trainer.length(folder) == length
+    (run / "before/before/log.jsonl").unlink()
+    assert trainer.length(run / "before/before") == -1
+    five = found(run / "before")
+    for _ in range(3):
+        start(max_steps=1)
+    assert found(run / "before/before") == five and trainer.length(run / "before") == 128
 
 
 def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
@@ -2485,6 +2499,16 @@ def test_train_checkpoint_is_plain_and_whole(train_run, train_corpus, tmp_path, 
 
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(prep.DataError, match="ckpt.pt: cannot be written, .* MB are free there.*No space left"):
+        train_run(**options)
+
+    def stopped(state, file):  # as torch.save ends where a signal raises in it
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("unexpected pos 12 vs 34")
+
+    monkeypatch.setattr(torch, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
         train_run(**options)
     monkeypatch.setattr(torch, "save", save)
     assert path.read_bytes() == before and not list(path.parent.glob("*.tmp"))

@@ -599,6 +599,8 @@ def save_checkpoint(path, model, optimizer, config, **state):
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
                         "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
     except (OSError, RuntimeError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):                          # torch.save goes on to the file's end
+            raise KeyboardInterrupt from None
         free = shutil.disk_usage(Path(path).parent).free / 1e6
         raise DataError(f"{path}: cannot be written, {free:,.0f} MB are free there; the one before it is intact "
                         f"({str(error).splitlines()[0]})") from None
@@ -777,37 +779,45 @@ def unsaved(folder):
 
 
 def move(source, target):
-    """Moves log and picture, where they are there, from one folder to another."""
+    """Moves log and picture from one folder to another, in place of what is there."""
     for name in ("log.jsonl", "loss.png"):
+        (target / name).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.replace(source / name, target / name)
 
 
-def last_step(folder):
-    """The last step in a folder's log, -1 where there is none."""
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        return max((json.loads(line)["step"] for line in (folder / "log.jsonl").open()), default=-1)
-    return -1
+def keep(folder):
+    """Puts a run's results into its folder `before`; the checkpoint also stays, until the next."""
+    before = folder / "before"
+    before.mkdir(exist_ok=True)
+    new = before / "ckpt.new"
+    new.unlink(missing_ok=True)
+    try:
+        os.link(folder / "ckpt.pt", new)
+    except OSError:                                                                   # some file systems have no links
+        shutil.copy2(folder / "ckpt.pt", new)
+    os.replace(new, before / "ckpt.pt")
+    move(folder, before)
+
+
+def length(folder):
+    """Tokens of the run in a folder, by its log; -1 where there is none."""
+    tokens = -1
+    if (folder / "ckpt.pt").exists():
+        with contextlib.suppress(OSError, json.JSONDecodeError):                      # the last line may be cut
+            for line in (folder / "log.jsonl").open():
+                tokens = json.loads(line)["tokens"]
+    return tokens
 
 
 def set_aside(folder):
-    """Keeps a run's results in its folder `before`, those of a longer run found there one deeper; others are replaced.
-
-    The checkpoint also stays, until the next.
-    """
+    """Keeps a run's results in `before`, and in `before/before` those of the longest run that it finds there."""
     if unsaved(folder):
         return
     before = folder / "before"
-    before.mkdir(exist_ok=True)
-    if (before / "ckpt.pt").exists() and last_step(before) > last_step(folder):
-        set_aside(before)
-    for name in ("ckpt.pt", "log.jsonl", "loss.png"):
-        (before / name).unlink(missing_ok=True)
-    move(folder, before)
-    try:
-        os.link(folder / "ckpt.pt", before / "ckpt.pt")
-    except OSError:                                                                   # some file systems have no links
-        shutil.copy2(folder / "ckpt.pt", before / "ckpt.pt")
+    if length(before) > length(folder) and length(before) >= length(before / "before"):
+        keep(before)
+    keep(folder)
 
 
 class Run:
@@ -976,4 +986,4 @@ if __name__ == "__main__":
     except Diverged as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
     except KeyboardInterrupt:
-        sys.exit(print("train.py: stopped at once; nothing new is saved", file=sys.stderr) or 130)
+        sys.exit(print("train.py: stopped at once; what was saved before is intact", file=sys.stderr) or 130)
