@@ -809,7 +809,7 @@ def after_norm(linear, norm, x):
 
 
 class CompiledAttention(torch.autograd.Function):
-    """y = p v, p = masked softmax(q k^T) as above, with the backward by hand, which makes compiled code faster on CPUs.
+    """attend_plainly, y = p v with p = masked softmax(q k^T), its backward by hand: compiled, that is faster on CPUs.
 
     Autograd would keep p in float32 and pass over T x S once more. With dp = dL/dp, the gradient before the softmax is
     p (dp - sum_j p_j dp_j), and since y = p v that sum is y . dL/dy, of d_k products in place of S (FlashAttention, Dao et
