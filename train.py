@@ -845,7 +845,7 @@ class Run:
             self.best_val_loss = self.begun["best_val_loss"]
             if self.machine.rank == 0 and unsaved(self.path.parent):
                 move(self.path.parent / "before", self.path.parent)                   # it is that run which goes on
-                (self.path.parent / "before/ckpt.pt").unlink()
+                (self.path.parent / "before/ckpt.pt").unlink()                              # else its results would pass for kept
         self.replaces = self.begun["step"] == 0 and self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.started = time.perf_counter() - self.begun["seconds"]
