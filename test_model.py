@@ -2653,6 +2653,24 @@ def test_headers_are_begun_with_the_settings_of_what_follows(monkeypatch):
     assert headers[0][0] is True and headers[1:] == headers[:1]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's compiler
+def test_compiled_graphs_with_a_backward_by_hand_are_kept_for_later_runs():
+    from torch._dynamo.utils import counters
+
+    idx, grads = torch.arange(12).view(1, 12), []
+    model = GPT(GPTConfig(arch="powernorm", n_layer=1, n_head=2, n_embd=16, block_size=12))  # PowerScale, CompiledAttention
+    for stance in ("force_eager", "default", "default"):
+        torch.compiler.reset()
+        counters.clear()
+        trainer.compile_(model)
+        with torch.compiler.set_stance(stance):
+            grads.append(torch.autograd.grad(model(idx, idx, loss_only=True)[1], list(model.parameters())))
+    assert dict(counters["aot_autograd"]) == {"total": 1, "autograd_cache_hit": 1, "ok": 1}
+    for eager, compiled, kept in zip(*grads):
+        close(compiled, eager, 1e-5)
+        assert torch.equal(kept, compiled)
+
+
 def test_headers_that_fail_stop_nothing(monkeypatch):
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 

@@ -482,7 +482,9 @@ def compile_(model, whole=False):
     On GPUs loss and `project_` too, where vocabulary and matrices are large. whole: everything behind the embedding as one
     graph. That takes twice as long to compile, and with several processes no gradient is sent before all are known.
     """
+    from torch._functorch import config
     trust_compiler()
+    config.autograd_cache_allow_custom_autograd_functions = True     # CompiledAttention's graphs too are kept for later runs
     if whole:
         model.after_embedding = torch.compile(model.after_embedding)
     else:
