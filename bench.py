@@ -201,6 +201,7 @@ class Trainee:
         pair = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         self.loader = SimpleNamespace(batches=lambda *_: [pair])                     # in place of train.py's Loader
         torch._dynamo.config.recompile_limit = 64            # archs of one family share their code
+        torch._dynamo.config.specialize_float = True         # but not their constants
         if compiles:
             compile_(self.model, whole=compiles == "whole")
         self.project_, self.model.project_ = self.model.project_, self.marked_project_

@@ -3122,6 +3122,20 @@ def test_bench_speed_compiles_as_asked(how, told, wholes, tmp_path, monkeypatch)
     assert report["machine"]["compile"] == told and asked == wholes
 
 
+def test_bench_speed_compiles_each_arch_as_train_would(tmp_path, monkeypatch):
+    """Numbers like 1e-5 and Scale's init / scale are constants, though several archs take turns at one piece of code."""
+    compiled, inputs = torch.compile, []
+
+    def backend(graph, given):
+        inputs.extend(given)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model: compiled(model, backend=backend))
+    torch.compiler.reset()
+    bench_run(tmp_path, "speed", "--archs=ngpt,angpt", "--steps=1", "--warmup=1", "--compile=whole", "--dtype=float32")
+    assert inputs and all(isinstance(x, torch.Tensor) and (x.dim() or x.requires_grad) for x in inputs)
+
+
 def test_bench_speed_compares_kernels_of_attention(tmp_path, monkeypatch):
     before, used = bench.optimizer_step, []
     monkeypatch.setattr(bench, "optimizer_step", lambda *a: used.append(model_py.ATTENTION) or before(*a))
