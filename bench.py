@@ -785,7 +785,7 @@ def main(argv):
         return
     choose("benchmark", argv[0], BENCHMARKS)
     cls, run = BENCHMARKS[argv[0]]
-    config = parse(cls, argv[1:], __doc__)
+    config = parse(cls, argv[1:], f"{run.__doc__} How it is measured: python bench.py --help")
     if config.threads:
         torch.set_num_threads(config.threads)
     run(config)

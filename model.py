@@ -82,8 +82,9 @@ class GPTConfig:
             fit = max(1, round(self.n_embd / PowerNorm.groups)) * PowerNorm.groups
             raise ConfigError(f"n_embd={self.n_embd}: powernorm needs a multiple of {PowerNorm.groups}, such as {fit}")
         if self.rotary_channels % 2:
-            raise ConfigError(f"rope_fraction={self.rope_fraction} turns {self.rotary_channels} of a head's {self.head_dim} "
-                             f"channels, which do not pair up: the nearest is {(self.rotary_channels - 1) / self.head_dim:g}")
+            raise ConfigError(f"rope_fraction={self.rope_fraction} turns {self.rotary_channels} of a head's n_embd / n_head = "
+                              f"{self.head_dim} channels, which do not pair up: the nearest is "
+                              f"{(self.rotary_channels - 1) / self.head_dim:g}, unless another n_head leaves an even number")
 
     @property
     def head_dim(self):
@@ -239,6 +240,14 @@ def scaled(s, linear, x):
         return s * linear(x)
     rows = s[..., None] if torch.is_tensor(s) else s
     return F.linear(x, rows * linear.weight, None if linear.bias is None else s * linear.bias)
+
+
+def after_norm(linear, norm, x):
+    """linear(norm(x)), the gain of a LayerNorm multiplying the matrix where `by_matrix` says so."""
+    if type(norm) is not LayerNorm or hooked(norm) or not by_matrix(linear, x):
+        return linear(norm(x))
+    bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
+    return F.linear(bare, linear.weight * norm.weight, linear.bias if norm.bias is None else linear(norm.bias))
 
 
 def nu_activation(mlp, n_embd):
@@ -798,14 +807,6 @@ def hooked(module):
     """Whether somebody hooked into the module's call, or put another forward into it."""
     return (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
             or "forward" in vars(module))
-
-
-def after_norm(linear, norm, x):
-    """linear(norm(x)), the gain of a LayerNorm multiplying the matrix where `by_matrix` says so."""
-    if type(norm) is not LayerNorm or hooked(norm) or not by_matrix(linear, x):
-        return linear(norm(x))
-    bare = F.layer_norm(wide(x), x.shape[-1:], eps=norm.eps).type_as(x)
-    return F.linear(bare, linear.weight * norm.weight, linear.bias if norm.bias is None else linear(norm.bias))
 
 
 class CompiledAttention(torch.autograd.Function):

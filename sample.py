@@ -75,7 +75,9 @@ def main(argv):
         model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
         model.fold_()
         if len(folders) > 1:
-            print(f"--- {folder}: {model.config.arch}, step {state['step']}, best held-out loss {state['best_val_loss']:.3f}")
+            validated = state["step"] >= min(state["config"][name] for name in ("eval_interval", "max_steps"))
+            best = f", best held-out loss {state['best_val_loss']:.3f}" * validated
+            print(f"--- {folder}: {model.config.arch}, step {state['step']}{best}")
         for i in range(config.num_samples):
             if i:
                 print("---")

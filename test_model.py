@@ -1817,6 +1817,8 @@ def test_train_derived_values_follow_what_was_given():
         ("--learning_rate=fast", "learning_rate: expected a number"),
         ("--bias=maybe", "bias: expected true or false"),
         ("--max_steps", "max_steps: expected one argument"),
+        ("--diagnose --resume nowhere", "resume='nowhere': expected one of auto, true, false"),
+        ("--n_embd=129 --n_head=3", "turns 43 of a head's n_embd / n_head = 43 channels"),
         ("--max_steps=0", "max_steps=0"),
         ("--warmup_ratio=2", "warmup_ratio=2"),
         ("--arch=angptt", "did you mean angpt?"),
@@ -1855,6 +1857,7 @@ def test_train_bad_files_are_one_line(train_run, train_command, train_corpus, tm
     refused("made with arch=ngpt, now arch=angpt", arch="angpt", resume="true", max_steps=2)
     refused("made with max_steps=2, now max_steps=3", arch="ngpt", resume="true", max_steps=3)
     refused("made with seed=1337, now seed=1", arch="ngpt", resume="auto", max_steps=2, seed=1)
+    refused("mlp=swiglu, now mlp=gelu; max_steps=2, now max_steps=3; give", arch="ngpt", resume="auto", max_steps=3, mlp="gelu")
     state = torch.load(path, weights_only=True)
     torch.save({**state, "tokenizer": "gpt2"}, path)
     refused("tokenizer", arch="ngpt", resume="true", max_steps=2)
@@ -2423,6 +2426,42 @@ def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, tr
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+@pytest.mark.parametrize("log_interval, seconds", [(2, [1, 1]), (1, [100, 1, 1, 1]), (4, [1])])
+def test_the_first_step_tells_no_speed_but_its_own(train_run, monkeypatch, log_interval, seconds):
+    clock, before = itertools.count(step=0.001), trainer.optimizer_step
+    steps = itertools.chain([100], itertools.repeat(1))  # seconds; the first compiles
+
+    def optimizer_step(*args):
+        nonlocal clock
+        clock = itertools.count(next(clock) + next(steps), 0.001)
+        return before(*args)
+
+    monkeypatch.setattr(trainer, "optimizer_step", optimizer_step)
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: next(clock), monotonic=time.monotonic))
+    log, state = train_run(max_steps=4, log_interval=log_interval)
+    tokens = state["config"]["total_batch_size"]
+    assert [tokens / r["tokens_per_s"] for r in log[1:] if "mfu" in r] == pytest.approx(seconds, abs=0.01)
+
+
+@pytest.mark.parametrize("size, says", [(None, ""), (300, ""), (600, " (--vocab_size=257 is enough, and makes a smaller model)")])
+def test_train_tells_of_rows_that_no_token_uses(train_corpus, tmp_path, size, says):
+    config = TrainConfig(**{**TRAIN_TINY, "data": str(train_corpus), "out_dir": str(tmp_path), "vocab_size": size})
+    assert f"tokens to train on{says}; " in trainer.describe(trainer.Run(config))
+
+
+def out_of_memory(*_, **__):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("fails", [out_of_memory, lambda *_, **__: torch.empty(2**50)])
+def test_out_of_memory_is_one_line(train_command, train_corpus, tmp_path, monkeypatch, fails):
+    monkeypatch.setattr(torch.optim, "AdamW", fails)
+    words = train_words({**TRAIN_TINY, "data": train_corpus, "out_dir": tmp_path / "run"})
+    code, _, err = train_command("train.py", *words)
+    assert code == 2 and err.startswith("train.py: out of memory: a smaller --batch_size")
+    assert "llocate" in err and err.count("\n") == 1
+
+
 def test_train_remembers_its_best_held_out_loss(train_run, train_at, monkeypatch):
     losses = iter([(3.0, 3.0), (1.0, 1.0), (2.0, 2.0), (1.5, 1.5)])
     monkeypatch.setattr(trainer, "evaluate", lambda *_: next(losses))
@@ -2842,7 +2881,11 @@ def test_sample_command(train_trained, train_command, tmp_path):
     _, third, _ = train_command("sample.py", f"--out_dir={other}", *options, "--seed=1338")
     assert both.endswith(f"{second}---\n{third}") and third != second
     assert code == 0 and 0 <= both.find(first) < both.find(other) < both.find(second) and both.count("3+4=") == 4
-    assert "ngpt, step 80" in both and "rmsnorm, step 80" in both
+    assert "ngpt, step 80, best held-out loss " in both and "rmsnorm, step 80, best held-out loss " in both
+    state = torch.load(Path(one, "ckpt.pt"), weights_only=True)
+    state |= {"step": 7, "config": state["config"] | {"eval_interval": 8}}  # stopped early: only its beginning was validated
+    torch.save(state, tmp_path / "ckpt.pt")
+    assert "ngpt, step 7\n" in train_command("sample.py", f"--out_dir={tmp_path},{other}", *options)[1]
     (tmp_path / "ckpt.pt").write_bytes(b"garbage")
     (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
     for words, says in (

@@ -227,8 +227,10 @@ def parse(cls, argv, description):
     for f in fields(cls):
         kind = next(t for t in READERS if t in (types[f.name], *typing.get_args(types[f.name])))
         default = "" if f.default is None else f" [{f.default}]"
+        about = f.metadata["help"]
+        alone = dict(nargs="?", const="true") if kind is bool or "true" in about.split(" | ") else {}         # --resume
         parser.add_argument(f"--{f.name}", type=reader(kind), metavar=kind.__name__.upper(), default=argparse.SUPPRESS,
-                            help=f.metadata["help"].replace("%", "%%") + default)
+                            help=about.replace("%", "%%") + default, **alone)
     given, unknown = parser.parse_known_args(argv)
     for word in unknown:
         key = word.split("=")[0].lstrip("-")
@@ -634,10 +636,10 @@ def load_model(path, device="cpu"):
 def resume_from(path, model, optimizer, config, tokenizer, machine):
     """Loads model and optimizer; returns the checkpoint dict. Raises DataError when it is of another run."""
     state = read_checkpoint(path)
-    for name, now in asdict(config).items():
-        then = state["config"].get(name)
-        expect(name in FREE or then == now, f"{path}: made with {name}={then}, now {name}={now}; give the options of "
-                                            "the first run, or another --out_dir")
+    then = state["config"]
+    other = [f"{name}={then.get(name)}, now {name}={now}" for name, now in asdict(config).items()
+             if name not in FREE and then.get(name) != now]
+    expect(not other, f"{path}: made with {'; '.join(other)}; give the options of the first run, or another --out_dir")
     expect(state["tokenizer"] == tokenizer, f"{path}: made with tokenizer {state['tokenizer']}, the corpus has {tokenizer}")
     with blame(f"{path}: weights and config do not fit each other"):
         model.load_state_dict(state.pop("model"))
@@ -736,11 +738,14 @@ def describe(run):
     kernel = attention_kernel(machine.device.type, machine.dtype, config.block_size)
     begins = f"goes on after step {done}" if done else "a new run"
     begins += f"; the last one is in {config.out_dir}/before" * run.replaces
+    vocab = run.tokenizer.n_vocab
+    padded = f" (--vocab_size={vocab} is enough, and makes a smaller model)" * (config.vocab_size > 2 * vocab)
     compiling = "" if config.compile == "false" else " (the first step takes a while)"
     return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
             f"{config.batch_size} sequences x {config.block_size} tokens)\n"
-            f"{config.data}: {run.train_tokens.windows * config.block_size:,} tokens to train on; {config.out_dir}: {begins}\n"
+            f"{config.data}: {run.train_tokens.windows * config.block_size:,} tokens to train on{padded}; "
+            f"{config.out_dir}: {begins}\n"
             f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}{compiling}, "
             f"threads={torch.get_num_threads()}, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
             f"torch {torch.__version__}")
@@ -929,6 +934,8 @@ def train(config, say=print):
                 record |= run.validation()
             if len(record) > 3:
                 log.add(record, seconds_a_step)
+            if step == run.begun["step"] + 1:                    # it may have compiled, and is no measure of speed
+                busy, steps = 0.0, 0
             asked = machine.any(interrupts.asked)
             if step % config.checkpoint_interval == 0 or ends or asked:
                 run.save(step)
@@ -987,5 +994,10 @@ if __name__ == "__main__":
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 2)
     except Diverged as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
+    except RuntimeError as error:
+        if "allocate" not in str(error):                         # what torch says of CPUs' memory and of GPUs'
+            raise
+        sys.exit(print(f"train.py: out of memory: a smaller --batch_size takes less, and leaves steps and data as they are "
+                       f"({str(error).splitlines()[0]})", file=sys.stderr) or 2)
     except KeyboardInterrupt:
         sys.exit(print("train.py: stopped at once; what was saved before is intact", file=sys.stderr) or 130)
