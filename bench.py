@@ -66,7 +66,7 @@ EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 class BenchConfig:
     """Options of every benchmark. None stands for what train.py would use."""
 
-    archs: str = option(EVERY_ARCH, "what to compare, the baseline first; +name turns on a switch of the model")
+    archs: str = option(EVERY_ARCH, "what to compare, the baseline first; +name turns on a switch: bias, tie, qk_norm, resid_scale")
     size: str = option("laptop", "preset: " + ", ".join(SIZES))
     block_size: int | None = option(None, "context length in tokens (by size)")
     n_layer: int | None = option(None, "blocks (by size)")
