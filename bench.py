@@ -57,7 +57,8 @@ from tqdm import tqdm
 from model import GPT, KERNELS, ConfigError, GPTConfig, attention_kernel, choose, option
 from prepare import DataError, read_meta, write_json
 from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, attention, check_attention,
-                   compile_, find_corpus, flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, resolve)
+                   compile_, find_corpus, flops_per_token, make_optimizer, matmul_flops, optimizer_step, out_of_memory, parse,
+                   resolve)
 
 EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 
@@ -66,7 +67,8 @@ EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 class BenchConfig:
     """Options of every benchmark. None stands for what train.py would use."""
 
-    archs: str = option(EVERY_ARCH, "what to compare, the baseline first; +name turns on a switch: bias, tie, qk_norm, resid_scale")
+    archs: str = option(EVERY_ARCH, "what to compare, the baseline first; +name turns on a switch: bias, tie, qk_norm, "
+                        "resid_scale")
     size: str = option("laptop", "preset: " + ", ".join(SIZES))
     block_size: int | None = option(None, "context length in tokens (by size)")
     n_layer: int | None = option(None, "blocks (by size)")
@@ -114,7 +116,7 @@ class DecodeConfig(BenchConfig):
 
 @dataclass
 class RaceConfig(BenchConfig):
-    archs: str = option("rmsnorm+qk_norm,ngpt,angpt", "who runs, the baseline first; +name turns on a model's switch")
+    archs: str = option("rmsnorm+qk_norm,ngpt,angpt", "who runs, the baseline first; +name turns on a switch, such as qk_norm")
     tokens: int = option(2 ** 21, "of the longest runs")
     lengths: int = option(3, "how many: all of --tokens, half, a quarter, ...")
     seeds: int = option(3, "runs of each length: with --seed, --seed + 1, ...")
@@ -796,7 +798,9 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except (ConfigError, DataError, OSError) as error:
         sys.exit(print(f"bench.py: {error}", file=sys.stderr) or 2)
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         message = "bench.py: out of memory; all archs are held at once: fewer --archs or a smaller --batch_size may fit"
         sys.exit(print(message, file=sys.stderr) or 2)
     except Diverged as error:

@@ -84,7 +84,7 @@ class GPTConfig:
         if self.rotary_channels % 2:
             raise ConfigError(f"rope_fraction={self.rope_fraction} turns {self.rotary_channels} of a head's n_embd / n_head = "
                               f"{self.head_dim} channels, which do not pair up: the nearest is "
-                              f"{(self.rotary_channels - 1) / self.head_dim:g}, unless another n_head leaves an even number")
+                              f"{(self.rotary_channels - 1) / self.head_dim:g}; or take another n_head")
 
     @property
     def head_dim(self):

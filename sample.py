@@ -75,8 +75,8 @@ def main(argv):
         model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
         model.fold_()
         if len(folders) > 1:
-            validated = state["step"] >= min(state["config"][name] for name in ("eval_interval", "max_steps"))
-            best = f", best held-out loss {state['best_val_loss']:.3f}" * validated
+            loss = state["best_val_loss"]                                          # inf where it was never validated
+            best = f", best held-out loss {loss:.3f}" * math.isfinite(loss)
             print(f"--- {folder}: {model.config.arch}, step {state['step']}{best}")
         for i in range(config.num_samples):
             if i:

@@ -739,13 +739,13 @@ def describe(run):
     begins = f"goes on after step {done}" if done else "a new run"
     begins += f"; the last one is in {config.out_dir}/before" * run.replaces
     vocab = run.tokenizer.n_vocab
-    padded = f" (--vocab_size={vocab} is enough, and makes a smaller model)" * (config.vocab_size > 2 * vocab)
+    padded = f" (of {config.vocab_size} tokens {vocab} can occur: --vocab_size={vocab} makes a smaller model)"
+    padded *= config.vocab_size > 2 * vocab and not done
     compiling = "" if config.compile == "false" else " (the first step takes a while)"
-    return (f"{config.arch}: {parameters:,} parameters, {config.max_steps} steps of {config.total_batch_size:,} tokens "
+    return (f"{config.arch}: {parameters:,} parameters{padded}, {config.max_steps} steps of {config.total_batch_size:,} tokens "
             f"({machine.world_size} process{'es' * (machine.world_size > 1)} x {micro} micro-step{'s' * (micro > 1)} x "
             f"{config.batch_size} sequences x {config.block_size} tokens)\n"
-            f"{config.data}: {run.train_tokens.windows * config.block_size:,} tokens to train on{padded}; "
-            f"{config.out_dir}: {begins}\n"
+            f"{config.data}: {run.train_tokens.windows * config.block_size:,} tokens to train on; {config.out_dir}: {begins}\n"
             f"{machine.device}: {config.dtype}, {kernel} attention, compile={config.compile}{compiling}, "
             f"threads={torch.get_num_threads()}, matrix products at {machine.peak / 1e9:,.0f} GFLOP/s, "
             f"torch {torch.__version__}")
@@ -921,6 +921,7 @@ def train(config, say=print):
             at_the_end.callback(draw, log.records, run.path.parent / "loss.png")
         if run.begun["step"] == 0:
             log.add(run.here(0) | run.validation() | {"config": asdict(config)}, 0)
+            run.best_val_loss = math.inf                         # nothing was learnt yet
         for step in range(run.begun["step"] + 1, config.max_steps + 1):
             begin = time.perf_counter()
             loss, norm = optimizer_step(step - 1, run.forward, run.model, run.optimizer, run.loader, config, machine)
@@ -934,7 +935,7 @@ def train(config, say=print):
                 record |= run.validation()
             if len(record) > 3:
                 log.add(record, seconds_a_step)
-            if step == run.begun["step"] + 1:                    # it may have compiled, and is no measure of speed
+            if step == run.begun["step"] + 1:                    # it may have compiled: no measure of the next
                 busy, steps = 0.0, 0
             asked = machine.any(interrupts.asked)
             if step % config.checkpoint_interval == 0 or ends or asked:
@@ -942,6 +943,11 @@ def train(config, say=print):
             if asked:
                 break
     return log.records
+
+
+def out_of_memory(error):
+    """Whether an exception says so; torch's class for it is for GPUs alone."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in ("tried to allocate", "out of memory"))
 
 
 def draw(records, path):
@@ -975,7 +981,8 @@ def main(argv):
     model.fold_()
     if state["step"] < state["config"]["max_steps"]:
         ranks = os.environ.get("LOCAL_WORLD_SIZE")
-        words = [word for word in argv if not word.startswith("--resume=")] + ["--resume=true"]
+        words = [word for word in argv if not word.startswith("--resume=")]
+        words += ["--resume=true"] * ("--resume" not in words)
         run = f"torchrun --nproc_per_node={ranks}" if ranks else "python"
         print(f"\nStopped and saved at step {state['step']}. To go on: {run} train.py {shlex.join(words)}")
         return
@@ -994,10 +1001,9 @@ if __name__ == "__main__":
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 2)
     except Diverged as error:
         sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
-    except RuntimeError as error:
-        if "allocate" not in str(error):                         # what torch says of CPUs' memory and of GPUs'
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
             raise
-        sys.exit(print(f"train.py: out of memory: a smaller --batch_size takes less, and leaves steps and data as they are "
-                       f"({str(error).splitlines()[0]})", file=sys.stderr) or 2)
+        sys.exit(print(f"train.py: out of memory; a smaller --batch_size takes less ({error!s:.200})", file=sys.stderr) or 2)
     except KeyboardInterrupt:
         sys.exit(print("train.py: stopped at once; what was saved before is intact", file=sys.stderr) or 130)
