@@ -2459,7 +2459,7 @@ def test_train_tells_of_rows_that_no_token_uses(train_corpus, tmp_path, size, sa
 
 
 def out_of_memory(*_, **__):
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
 
 
 @pytest.mark.parametrize("fails", [out_of_memory, lambda *_, **__: torch.empty(2**50)])

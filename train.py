@@ -1004,6 +1004,7 @@ if __name__ == "__main__":
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        sys.exit(print(f"train.py: out of memory; a smaller --batch_size takes less ({error!s:.200})", file=sys.stderr) or 2)
+        sys.exit(print(f"train.py: out of memory; a smaller --batch_size takes less ({' '.join(str(error).split()):.200})",
+                       file=sys.stderr) or 2)
     except KeyboardInterrupt:
         sys.exit(print("train.py: stopped at once; what was saved before is intact", file=sys.stderr) or 130)
