@@ -2434,8 +2434,18 @@ def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, tr
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_an_option_alone_is_true():
+    config = parse(TrainConfig, ["--compile", "--resume", "--bias", "--diagnose", "--arch=ngpt", "--tie"], "")
+    assert config.compile == config.resume == "true" and config.bias is config.diagnose is config.tie is True
+    assert parse(TrainConfig, ["--resume=auto", "--bias", "false"], "") == TrainConfig(resume="auto")
+
+
 @pytest.mark.parametrize("log_interval, seconds", [(2, [1, 1]), (1, [100, 1, 1, 1]), (4, [1])])
-def test_the_first_step_tells_no_speed_but_its_own(train_run, monkeypatch, log_interval, seconds):
+def test_the_first_step_tells_no_speed_but_its_own(train_run, train_at, monkeypatch, log_interval, seconds):
+    usual = trainer.optimizer_step
+    train_at(1, train_terminate)
+    train_run("resumed", max_steps=5, log_interval=5)
+    monkeypatch.setattr(trainer, "optimizer_step", usual)
     clock, before = itertools.count(step=0.001), trainer.optimizer_step
     steps = itertools.chain([100], itertools.repeat(1))  # seconds; the first compiles
 
@@ -2449,6 +2459,9 @@ def test_the_first_step_tells_no_speed_but_its_own(train_run, monkeypatch, log_i
     log, state = train_run(max_steps=4, log_interval=log_interval)
     tokens = state["config"]["total_batch_size"]
     assert [tokens / r["tokens_per_s"] for r in log[1:] if "mfu" in r] == pytest.approx(seconds, abs=0.01)
+    steps = itertools.chain([100], itertools.repeat(1))
+    log, _ = train_run("resumed", max_steps=5, log_interval=5, resume="true")
+    assert tokens / log[-1]["tokens_per_s"] == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("size, says", [(None, ""), (300, ""), (600, " (of 600 tokens 257 can occur: --vocab_size=257 ")])

@@ -228,7 +228,8 @@ def parse(cls, argv, description):
         kind = next(t for t in READERS if t in (types[f.name], *typing.get_args(types[f.name])))
         default = "" if f.default is None else f" [{f.default}]"
         about = f.metadata["help"]
-        alone = dict(nargs="?", const="true") if kind is bool or "true" in about.split(" | ") else {}         # --resume
+        # --resume alone is --resume=true, and so with whatever may be true.
+        alone = dict(nargs="?", const="true") if kind is bool or "true" in about.split(" | ") else {}
         parser.add_argument(f"--{f.name}", type=reader(kind), metavar=kind.__name__.upper(), default=argparse.SUPPRESS,
                             help=about.replace("%", "%%") + default, **alone)
     given, unknown = parser.parse_known_args(argv)
