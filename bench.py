@@ -721,8 +721,8 @@ def race_tables(running, results):
     print(f"\nFinal held-out loss, nats/token: mean and standard deviation over {len(running.seeds)} seeds")
     lines = [["arch", *(f"{n:,} tokens" for n in running.tokens)]]
     for arch, r in results.items():
-        stds = r["std"] or [math.nan] * len(running.tokens)
-        lines.append([arch, *(f"{mean:.4f} +- {std:.4f}" for mean, std in zip(r["mean"], stds))])
+        stds = [f" +- {std:.4f}" for std in r["std"] or ()] or [""] * len(running.tokens)
+        lines.append([arch, *(f"{mean:.4f}{std}" for mean, std in zip(r["mean"], stds))])
     print_table(lines)
     print(f"\nTo the loss of {first} after {running.tokens[-1]:,} tokens")
     lines = [["arch", "tokens", "steps", "fewer tokens", "interval", "time ratio", "less time", "interval"]]

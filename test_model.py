@@ -3473,8 +3473,10 @@ def test_race_report(race_config, race_inside, tmp_path, train_corpus, monkeypat
     monkeypatch.setattr(bench, "draw_race", lambda *_: SimpleNamespace(savefig=lambda *_, **__: None))
     bench.race(race_config(**{**options, "timing": False}))
     assert len(race_inside) == 16  # all was there
+    capsys.readouterr()
     bench.race(race_config(**{**options, "timing": False, "archs": "angpt", "seeds": 1, "lengths": 1}))
     assert len(race_inside) == 16 and "No intervals" in (out := capsys.readouterr().out) and "No speed-up" in out
+    assert "+-" not in out and "nan" not in out
     bench.race(race_config(**{**options, "timing": False, "archs": "angpt", "seeds": 1, "lengths": 1, "mlp": "gelu"}))
     assert len(race_inside) == 19  # other options, other runs
     bench.race(race_config(**{**options, "timing": False}))
