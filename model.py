@@ -200,8 +200,8 @@ def parts(q):
 def attend_plainly(q, k, v, scale, dropout):
     """attend by its formula: queries (B, H, T, d_k) at the last T of the S positions of k and v (B, H, S, d_k)."""
     T, S = q.shape[2], k.shape[2]
-    scores = wide(scale * q @ k.transpose(-2, -1))                                # (B, H, T, S)
-    future = torch.full((T, S), -torch.inf, device=scores.device).triu(1 + S - T)
+    scores = scale * q @ k.transpose(-2, -1)                                      # (B, H, T, S)
+    future = torch.full((T, S), -torch.inf, device=q.device).triu(1 + S - T)      # float32, and so is the softmax
     return F.dropout((scores + future).softmax(-1), dropout).type_as(v) @ v
 
 
@@ -810,55 +810,55 @@ def hooked(module):
 
 
 class CompiledAttention(torch.autograd.Function):
-    """attend_plainly, its softmax taken apart and its backward by hand: compiled, that is faster on CPUs.
+    """attend_plainly, y = p v with p = masked softmax(q k^T), its backward by hand: compiled, that is faster on CPUs.
 
-    With e = exp(q k^T - its largest entry), 0 where masked, and n = sum_j e_j the value is y = (e v) / n: T x S numbers are
-    written once, and divided never. Backward, with g = dL/dy / n, the gradient of the scores is e (g v^T - g . y), where
-    autograd would keep softmax's float32 and pass over T x S twice more (FlashAttention, Dao et al. 2022).
+    Autograd would keep p in float32 and pass over T x S once more. With dp = dL/dp, the gradient before the softmax is
+    p (dp - sum_j p_j dp_j), and since y = p v that sum is y . dL/dy, of d_k products in place of S (FlashAttention, Dao et
+    al. 2022). Uncompiled, torch's own softmax backward is the faster one.
     """
 
     @staticmethod
     def forward(ctx, q, k, v):
         heads = q.shape[:2]
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))                            # (B H, T, d_k)
-        ys, ns, saved = [], [], []
+        ys, saved = [], []
         for q_, end in parts(q):
             q_, k_, v_ = (x.contiguous() for x in (q_, k[:, :end], v[:, :end]))   # here, or each product would copy them
-            e, n = masked_exp(q_ @ k_.transpose(1, 2))                            # (B H, PART, end), (B H, PART, 1)
-            ys.append((e @ v_ / n).type_as(v))
-            ns.append(n)
-            saved += [q_, k_, v_, e]
+            p = masked_softmax(q_ @ k_.transpose(1, 2)).type_as(v)                # (B H, PART, end)
+            ys.append(p @ v_)
+            saved += [q_, k_, v_, p]
         y = torch.cat(ys, dim=1)
-        ctx.save_for_backward(y, torch.cat(ns, dim=1), *saved)
+        ctx.save_for_backward(y, *saved)
         return y.unflatten(0, heads)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g):
         heads = g.shape[:2]
-        y, n, *saved = ctx.saved_tensors
-        wider = g.flatten(0, 1) / n                                               # (B H, T, d_k)
-        sums = (wider * y).sum(-1, keepdim=True)                                  # (B H, T, 1), g . y
-        g = wider.type_as(y)
+        (y, *saved), g = ctx.saved_tensors, g.flatten(0, 1)                       # (B H, T, d_k)
+        sums = (wide(g) * y).sum(-1, keepdim=True)                                # (B H, T, 1), y . dL/dy
         dq, dk, dv = [], [], []
         for i, (g_, end) in enumerate(parts(g)):
-            q_, k_, v_, e = saved[4 * i:4 * i + 4]
-            ds = (e * (g_ @ v_.transpose(1, 2) - sums[:, end - g_.shape[1]:end])).type_as(e)    # e (g v^T - g . y)
+            q_, k_, v_, p = saved[4 * i:4 * i + 4]
+            ds = (p * (g_ @ v_.transpose(1, 2) - sums[:, end - g_.shape[1]:end])).type_as(p)    # p (dp - sum_j p_j dp_j)
             later = (0, 0, 0, g.shape[1] - end)
             dq.append(ds @ k_)
             dk.append(F.pad(ds.transpose(1, 2) @ q_, later))
-            dv.append(F.pad(e.transpose(1, 2) @ g_, later))
+            dv.append(F.pad(p.transpose(1, 2) @ g_, later))
         return tuple(x.unflatten(0, heads) for x in (torch.cat(dq, dim=1), sum(dk), sum(dv)))
 
 
-def masked_exp(scores):
-    """exp(scores - the row's largest) of (N, T, S), 0 for keys after the query, and the sums over keys, (N, T, 1)."""
+def masked_softmax(scores):
+    """softmax of (N, T, S) over the keys up to the query's own place, in float32 or better, for CompiledAttention.
+
+    The rows stand in one dimension: so a row's largest, its exponentials, their sum and the quotients compile to one loop
+    that has a row in the nearest cache, where a mask of (T, S) takes two loops over all rows.
+    """
     N, T, S = scores.shape
-    place = torch.arange(N * T, dtype=torch.int32, device=scores.device)[:, None] % T + S - T    # one loop over all rows
+    rows = torch.arange(N * T, dtype=torch.int32, device=scores.device)[:, None]
     keys = torch.arange(S, dtype=torch.int32, device=scores.device)
-    rows = torch.where(keys <= place, wide(scores).flatten(0, 1), -torch.inf)                    # (N T, S)
-    e = (rows - rows.amax(-1, keepdim=True)).exp().type_as(scores)
-    return e.view(N, T, S), wide(e).sum(-1).view(N, T, 1)
+    seen = keys <= rows % T + S - T                                               # (N T, S)
+    return torch.where(seen, wide(scores).flatten(0, 1), -torch.inf).softmax(-1).view(N, T, S)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

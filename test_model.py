@@ -369,6 +369,20 @@ def test_compiled_code_has_an_attention_with_its_own_backward(monkeypatch):
         slope.sum().backward()
 
 
+def test_compiled_attention_sees_the_past_alone_however_large_its_scores(monkeypatch):
+    monkeypatch.setattr(model_py, "PART", 4)
+    q, k, v, g = (randn(1, 2, 7, 4, seed=s) for s in range(4))
+    q[..., 0], k[..., 0] = 1.0, torch.tensor([-3e4, -3e4, 0.0, 1.0, 0.0, 1e4, 3e4])
+    results = []
+    for how in (model_py.CompiledAttention.apply, lambda *x: formula_of_attention(*x, 1.0)):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        y = how(*inputs)
+        results.append((y, *torch.autograd.grad(y, inputs, g)))
+    for got, want in zip(*results):
+        assert torch.isfinite(got).all()
+        close(got, want, 1e-7)
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0])
 def test_compiled_attention_in_half_precision_is_about_as_exact_as_autograd_on_its_formula(scale):
     q, k, v, g = (randn(2, 2, 200, 16, seed=s).bfloat16() for s in range(4))
