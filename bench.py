@@ -56,9 +56,9 @@ from tqdm import tqdm
 
 from model import GPT, KERNELS, ConfigError, GPTConfig, attention_kernel, choose, option
 from prepare import DataError, read_meta, write_json
-from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, attention, check_attention,
-                   compile_, find_corpus, flops_per_token, make_optimizer, matmul_flops, optimizer_step, out_of_memory, parse,
-                   resolve)
+from train import (DEFAULT_DATA, SIZES, Diverged, Interrupts, Machine, TrainConfig, attention, check_attention, compile_,
+                   find_corpus, flops_per_token, make_optimizer, matmul_flops, optimizer_step, parse, read_log, resolve,
+                   run_script, words)
 
 EVERY_ARCH = "rmsnorm+qk_norm,layernorm,rmsnorm,powernorm,normformer,ngpt,angpt"
 
@@ -184,6 +184,7 @@ def train_configs(config):
 
 
 def machine_for(config):
+    choose("dtype", config.dtype, ("auto", "float32", "bfloat16"))
     machine = Machine(config.device)
     machine.use(machine.fast_dtype() if config.dtype == "auto" else config.dtype)
     return machine
@@ -555,10 +556,7 @@ class Race:
         """Whether a run has ended, by its folder; if so, notes its loss (inf: diverged) and lets its checkpoint go."""
         config = self.train_config(run)
         folder = Path(config.out_dir)
-        try:
-            records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        except (OSError, json.JSONDecodeError):                                      # not begun, or cut off
-            return False
+        records = read_log(folder)
         if not records or records[0].get("config") != asdict(config):
             return False
         last, diverged = records[-1], (folder / "diverged.txt").exists()
@@ -615,7 +613,7 @@ class Race:
                     if not todo and not going:
                         return True
                     idle = [worker for worker in range(self.workers) if worker not in self.running]
-                    found = [self.look(run) for run in todo[:len(idle)]]
+                    found = [self.look(run) for run in todo[:len(idle)]]         # their losses may change what is wanted
                     for worker, run in zip(idle, todo if not any(found) else []):
                         self.start(worker, run)
                     self.tell()
@@ -646,11 +644,6 @@ class Race:
             print(f"\r{line:<110}", end="\n" if ended else "", flush=True)
         elif ended:
             print(line, flush=True)
-
-
-def words(config):
-    """The options of a config that are not its class's defaults, as on a command line."""
-    return [f"--{f.name}={getattr(config, f.name)}" for f in fields(config) if getattr(config, f.name) != f.default]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -794,16 +787,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ConfigError, DataError, OSError) as error:
-        sys.exit(print(f"bench.py: {error}", file=sys.stderr) or 2)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        message = "bench.py: out of memory; all archs are held at once: fewer --archs or a smaller --batch_size may fit"
-        sys.exit(print(message, file=sys.stderr) or 2)
-    except Diverged as error:
-        sys.exit(print(f"bench.py: {error}", file=sys.stderr) or 3)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_script(main, less="all archs are held at once: fewer --archs or a smaller --batch_size may fit")

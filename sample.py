@@ -7,15 +7,14 @@ Text from checkpoints.
 """
 import codecs
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from model import ConfigError, check, choose, option
+from model import check, option
 from prepare import DataError, encode
-from train import find_device, load_model, parse
+from train import find_device, load_model, parse, run_script
 
 
 @dataclass
@@ -31,7 +30,6 @@ class SampleConfig:
     device: str = option("auto", "auto | cpu | cuda | mps")
 
     def __post_init__(self):
-        choose("device", self.device, ("auto", "cpu", "cuda", "mps"))
         check(self, "num_samples max_new_tokens top_k", lambda x: x >= 1, "at least 1")
         check(self, "temperature", lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")
         check(self, "seed", lambda x: 0 <= x < 2 ** 32, "0 to 2 ** 32 - 1")
@@ -86,9 +84,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ConfigError, DataError, OSError, UnicodeError) as error:
-        sys.exit(print(f"sample.py: {error}", file=sys.stderr) or 2)
-    except KeyboardInterrupt:
-        sys.exit(print() or 130)
+    run_script(main, less="the model does not fit")

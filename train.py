@@ -242,6 +242,30 @@ def parse(cls, argv, description):
     return cls(**vars(given))
 
 
+def words(config):
+    """The options of a config that are not its class's defaults, as on a command line."""
+    return [f"--{f.name}={getattr(config, f.name)}" for f in fields(config) if getattr(config, f.name) != f.default]
+
+
+def run_script(main, less="a smaller --batch_size takes less"):
+    """Calls main with the command line. What a user can mend ends in one line and an exit code in place of a traceback."""
+    try:
+        return main(sys.argv[1:])
+    except (ConfigError, DataError, OSError, UnicodeError) as error:
+        code, said = 2, error
+    except Diverged as error:
+        code, said = 3, error
+    except KeyboardInterrupt:
+        print(file=sys.stderr)                                       # behind ^C, or a text that was being written
+        code, said = 130, "stopped at once; what was saved before is intact"
+    except (RuntimeError, MemoryError) as error:
+        # torch's class for lack of memory is for GPUs alone.
+        if not isinstance(error, MemoryError) and not any(x in str(error) for x in ("tried to allocate", "out of memory")):
+            raise
+        code, said = 2, f"out of memory; {less} ({' '.join(str(error).split()):.200})"
+    sys.exit(print(f"{Path(sys.argv[0]).name}: {said}", file=sys.stderr) or code)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Data
 
@@ -355,6 +379,7 @@ def keep_freed_memory():
 
 def find_device(name):
     """The device that --device asks for. Raises ConfigError when it is not there."""
+    choose("device", name, ("auto", "cpu", "cuda", "mps"))
     name = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available() or name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"device={name} is not available here; cpu is")
@@ -469,10 +494,9 @@ def trust_compiler():
 
 def begin_compiling():
     """Compiles torch's headers for CPUs, where that was never done, while Python still reads the model. Returns the thread."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
-
     def least():
         with contextlib.suppress(Exception):                                # what is wrong, the model's own code will tell
+            from torch._inductor.codecache import CppPythonBindingsCodeCache
             CppPythonBindingsCodeCache.load_pybinding(["float*"], 'extern "C" void kernel(float* x) {}')
     thread = threading.Thread(target=contextvars.copy_context().run, args=[least], daemon=True)     # with torch's settings
     thread.start()
@@ -589,7 +613,7 @@ def diagnose(model, optimizer, x, y, machine):
 # ---------------------------------------------------------------------------------------------------------------------
 # Checkpoints
 
-# What may differ between a run and its continuation
+# What may differ between a run and its continuation: the machine, what is reported, and what may help after a divergence
 FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "attention", "batch_size", "log_interval",
         "eval_interval", "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "diagnose"}
 
@@ -682,6 +706,18 @@ class Interrupts:
             signal.signal(number, handler)
 
 
+def read_log(folder):
+    """The records of folder/log.jsonl up to the first that cannot be read: the last line of a killed run may be cut."""
+    records = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(folder, "log.jsonl").open("rb"):
+            record = json.loads(line)
+            if not isinstance(record, dict) or not {"step", "tokens"} <= record.keys():
+                break
+            records.append(record)
+    return records
+
+
 class Log:
     """The run's records: a list of dicts, the file log.jsonl, and lines on the screen."""
 
@@ -690,11 +726,8 @@ class Log:
         self.config, self.writes, self.records, self.told = config, writes, [], time.monotonic()
         self.say = say if writes and say else lambda *_, **__: None
         self.path = Path(config.out_dir, "log.jsonl")
-        if step and self.path.exists():
-            with contextlib.suppress(json.JSONDecodeError):                           # the last line may be cut
-                for line in self.path.open():
-                    if (record := json.loads(line))["step"] <= step:
-                        self.records.append(record)
+        if step:
+            self.records = [record for record in read_log(config.out_dir) if record["step"] <= step]
         if writes:
             with atomic(self.path) as file:
                 file.write("".join(json.dumps(r) + "\n" for r in self.records).encode())
@@ -753,7 +786,7 @@ def describe(run):
 
 
 def optimizer_step(step, forward, model, optimizer, loader, config, machine):
-    """Step number `step`: returns (this rank's mean loss, norm of the gradient). Raises Diverged, changing nothing."""
+    """Step number `step`: returns (this rank's mean loss, norm of the gradient). Raises Diverged before weights change."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -810,12 +843,7 @@ def keep(folder):
 
 def length(folder):
     """Tokens of the run in a folder, by its log; -1 where there is none."""
-    tokens = -1
-    if (folder / "ckpt.pt").exists():
-        with contextlib.suppress(OSError, json.JSONDecodeError):                      # the last line may be cut
-            for line in (folder / "log.jsonl").open():
-                tokens = json.loads(line)["tokens"]
-    return tokens
+    return max((record["tokens"] for record in read_log(folder)), default=-1) if (folder / "ckpt.pt").exists() else -1
 
 
 def set_aside(folder):
@@ -848,7 +876,8 @@ class Run:
         self.optimizer = make_optimizer(self.model, config)
         self.path = Path(config.out_dir, "ckpt.pt")
         self.begun, self.best_val_loss = {"step": 0, "seconds": 0.0, "config": {}}, math.inf
-        if config.resume == "true" or config.resume == "auto" and self.path.exists():
+        # auto: not from the run before, where one begun after it was killed without a checkpoint
+        if config.resume == "true" or config.resume == "auto" and self.path.exists() and not unsaved(self.path.parent):
             self.begun = resume_from(self.path, self.model, self.optimizer, config, self.tokenizer.name, self.machine)
             self.best_val_loss = self.begun["best_val_loss"]
             if self.machine.rank == 0 and unsaved(self.path.parent):
@@ -934,7 +963,7 @@ def train(config, say=print):
                            "lr": learning_rate(config, step - 1), **run.speed(seconds_a_step)}
             if step % config.eval_interval == 0 or ends:
                 record |= run.validation()
-            if len(record) > 3:
+            if {"loss", "val_loss"} & record.keys():
                 log.add(record, seconds_a_step)
             if step == run.begun["step"] + 1:                    # it may have compiled: no measure of the next
                 busy, steps = 0.0, 0
@@ -944,11 +973,6 @@ def train(config, say=print):
             if asked:
                 break
     return log.records
-
-
-def out_of_memory(error):
-    """Whether an exception says so; torch's class for it is for GPUs alone."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in ("tried to allocate", "out of memory"))
 
 
 def draw(records, path):
@@ -982,10 +1006,9 @@ def main(argv):
     model.fold_()
     if state["step"] < state["config"]["max_steps"]:
         ranks = os.environ.get("LOCAL_WORLD_SIZE")
-        words = [word for word in argv if not word.startswith("--resume=")]
-        words += ["--resume=true"] * ("--resume" not in words)
         run = f"torchrun --nproc_per_node={ranks}" if ranks else "python"
-        print(f"\nStopped and saved at step {state['step']}. To go on: {run} train.py {shlex.join(words)}")
+        again = shlex.join(words(replace(config, resume="true")))
+        print(f"\nStopped and saved at step {state['step']}. To go on: {run} train.py {again}")
         return
     print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (python sample.py --out_dir={shlex.quote(out)}):\n")
     from sample import write
@@ -993,19 +1016,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-        if "RANK" in os.environ:                 # a thread of torch's that still runs would abort the usual way out
-            sys.stdout.flush()
-            os._exit(0)
-    except (ConfigError, DataError, OSError) as error:
-        sys.exit(print(f"train.py: {error}", file=sys.stderr) or 2)
-    except Diverged as error:
-        sys.exit(print(f"train.py: {error}", file=sys.stderr) or 3)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        sys.exit(print(f"train.py: out of memory; a smaller --batch_size takes less ({' '.join(str(error).split()):.200})",
-                       file=sys.stderr) or 2)
-    except KeyboardInterrupt:
-        sys.exit(print("train.py: stopped at once; what was saved before is intact", file=sys.stderr) or 130)
+    run_script(main)
+    if "RANK" in os.environ:                     # a thread of torch's that still runs would abort the usual way out
+        sys.stdout.flush()
+        os._exit(0)
