@@ -502,7 +502,7 @@ class NormFormerBlock(PreNormBlock):
 
 class NGPTBlock(Block):
     """Every vector on the unit sphere; the block walks on it (nGPT sections 2.2-2.4, equation numbers are its)."""
-    axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                    # along h, which w_o and w_down give: section 2.6
+    axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                    # the axis on h's side: section 2.6
 
     def __init__(self, config):
         super().__init__(config)
