@@ -13,7 +13,7 @@ Importing this file registers them:
   ngpt_riemann      the step is projected on the tangent space          nGPT eq. 28-30
   ngpt_corrected    nu(alpha) in place of the norm after the step       anGPT Fig. 5, "with LERP correction"
   ngpt_bounded      and weights bounded in place of normalized          anGPT Fig. 5, "with param. bounding"
-  powernorm_plain   PowerNorm without GroupScaling1D: diverges if deep    README, PowerNorm's divergence
+  powernorm_plain   PowerNorm without GroupScaling1D: diverges if deep  README, PowerNorm's divergence
 """
 import functools
 
