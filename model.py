@@ -82,9 +82,9 @@ class GPTConfig:
             fit = max(1, round(self.n_embd / PowerNorm.groups)) * PowerNorm.groups
             raise ConfigError(f"n_embd={self.n_embd}: powernorm needs a multiple of {PowerNorm.groups}, such as {fit}")
         if self.rotary_channels % 2:
+            fit = 2 * min(math.ceil((self.rope_fraction * self.head_dim - 1) / 2), self.head_dim // 2) / self.head_dim
             raise ConfigError(f"rope_fraction={self.rope_fraction} turns {self.rotary_channels} of a head's n_embd / n_head = "
-                              f"{self.head_dim} channels, which do not pair up: the nearest is "
-                              f"{(self.rotary_channels - 1) / self.head_dim:g}; or take another n_head")
+                              f"{self.head_dim} channels, which do not pair up: the nearest is {fit:g}; or take another n_head")
 
     @property
     def head_dim(self):
@@ -783,7 +783,8 @@ def pick(logits, temperature, top_k, top_p, generator):
         return logits.argmax(-1)
     logits = logits / temperature
     if top_k is not None:
-        logits = logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1])).values[:, -1:], -torch.inf)
+        kept = logits.topk(min(top_k, logits.shape[-1]))        # of equal ones no more than k
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
     if top_p is not None:
         ordered, order = logits.softmax(-1).sort(descending=True)
         before = ordered.cumsum(-1) - ordered                   # probability of everything more likely

@@ -125,8 +125,13 @@ def read_shard(path):
     return np.memmap(path, "<u2", mode="r", offset=start, shape=(count,))
 
 def read_meta(folder):
-    """meta.json of a complete corpus. Bits per byte = nats per token * val_tokens / val_bytes / ln 2."""
+    """meta.json of a complete corpus. Bits per byte = nats per token * val_tokens / val_bytes / ln 2.
+
+    Shards that others made, for llm.c or modded-nanogpt, have none: they are taken to be of GPT-2's tokens.
+    """
     path = Path(folder, "meta.json")
+    if not path.exists() and not Path(folder, ".lock").exists() and [*Path(folder).glob("*_train_*.bin")]:
+        return {"tokenizer": "gpt2", "vocab_size": 50257}
     meta = read_json(path)
     for key, kind in META.items():
         found = meta.get(key)
@@ -152,15 +157,20 @@ def document(text, where):
     expect(isinstance(text, str), f"{where}: `text` is {type(text).__name__}, expected a string")
     return True, text.encode("utf-8", errors="replace")
 
-def read_text(path, alone):
-    """A file as one document. If it is the only one, its last 5% come first, as another, to be held out."""
+def cut(text, low, high, find):
+    """Where to cut text from low to high: behind the line that `find` finds, or where there is none before a character."""
+    characters = (i for i in range(high, max(low, high - 4), -1) if text[i] & 0xC0 != 0x80)  # of UTF-8
+    return find(b"\n", low, high) + 1 or next(characters, high)
+
+def read_text(path, held):
+    """A file as one document; its last `held` bytes, or a line more, come first as another, to be held out."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         size = len(text)
-        middle = (text.rfind(b"\n", 0, size * 95 // 100) + 1 or size * 95 // 100) if alone else size
+        middle = cut(text, max(size // 4, size - held - max(held, 4096)), size - held, text.rfind) if held else size
         for start, end in (middle, size), (0, middle):
             new = True
             while start < end:
-                stop = text.find(b"\n", start + PIECE, end) + 1 or end
+                stop = cut(text, start + PIECE, start + 2 * PIECE, text.find) if end - start > 2 * PIECE else end
                 yield new, text[start:stop]
                 new, start = False, stop
 
@@ -187,10 +197,21 @@ def read_fineweb(subset, skip):
         rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=subset, split="train", streaming=True)
         yield from (document(row["text"], "HuggingFaceFW/fineweb") for row in rows.skip(skip))
 
-def read_files(paths):
+TABLES = {".jsonl": read_jsonl, ".parquet": read_parquet}
+
+def read_files(paths, held=0):
     for path in paths:
-        read = {".jsonl": read_jsonl, ".parquet": read_parquet}.get(path.suffix.lower())
-        yield from read(path) if read else read_text(path, alone=len(paths) == 1)
+        read = TABLES.get(path.suffix.lower())
+        yield from read(path) if read else read_text(path, held)
+
+def text_bytes(paths):
+    """Bytes of text in the files, which may hold more than that or compress it; beyond 2 GB any number will do."""
+    total = sum(path.stat().st_size for path in paths if path.suffix.lower() not in TABLES)
+    for _, data in read_files([path for path in paths if path.suffix.lower() in TABLES]):
+        total += len(data)
+        if total > 2e9:
+            break
+    return total
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
@@ -206,7 +227,7 @@ def source_files(source, seed):
         paths = [Path(path) for path in ([source] if os.path.isfile(source) else glob.glob(source, recursive=True))]
         for path in paths:
             expect(path.suffix.lower() in ENDINGS, f"{path}: ends in {path.suffix!r}, expected {', '.join(ENDINGS)}")
-    paths = sorted(path for path in paths if path.is_file() and path.stat().st_size)
+    paths = sorted({path for path in paths if path.is_file() and path.stat().st_size})
     near = difflib.get_close_matches(source, SOURCES, 1)
     expect(paths, f"--source={source}: no text found, expected files ending in {', '.join(ENDINGS)}, or one of "
                   f"{', '.join(SOURCES)}" + (f"; the nearest is {near[0]}" if near else ""))
@@ -243,7 +264,7 @@ class Writer:
     def __init__(self, folder, identity):
         self.folder, self.state, self.held = folder, folder / "state.json", bytearray()
         self.at = {"identity": identity, "pieces": 0, "shards": 0, "tokens": [0, 0], "bytes": [0, 0]}
-        if self.state.exists() and (at := read_json(self.state))["shards"]:
+        if self.state.exists() and (at := read_json(self.state)).get("shards"):
             check_same(self.state, at["identity"], identity)
             self.at = at
         expect(self.state.exists() or not [*folder.glob("*.bin")],
@@ -254,6 +275,8 @@ class Writer:
         limits, (val_tokens, _), (val_bytes, _) = self.at["identity"], self.at["tokens"], self.at["bytes"]
         if self.at["shards"]:
             return len(self.held) >= 2 * limits["shard_tokens"]
+        if limits["held"]:
+            return val_tokens > 0
         if limits["val_tokens"]:
             return val_tokens >= limits["val_tokens"]
         return val_tokens >= 10_000_000 or 0 < limits["text_bytes"] <= 20 * val_bytes
@@ -276,11 +299,15 @@ class Writer:
 
 def tokenize(folder, options, tokenizer, identity, paths):
     """Write the shards of a source of text; returns the bytes of text held out and to train on."""
-    listing = [(str(path), path.stat().st_size) for path in paths]
-    writer = Writer(folder, identity | {"text_bytes": sum(size for _, size in listing),
+    listing, size, held = [(str(path), path.stat().st_size) for path in paths], text_bytes(paths), 0
+    if len(paths) == 1 and paths[0].suffix.lower() not in TABLES:  # a lone text: its end, as so many bytes
+        a_token = 1 if options.tokenizer == "bytes" else 4  # bytes, about
+        share = options.val_tokens * a_token if options.val_tokens else min(math.ceil(size / 20), 10_000_000 * a_token)
+        held = max(1, min(share, size // 2))
+    writer = Writer(folder, identity | {"text_bytes": size, "held": held,
                                         "files": hashlib.sha256(repr(listing).encode()).hexdigest()})
     at, done = writer.at, writer.at["pieces"]
-    pieces = islice(read_files(paths), done, None) if paths else read_fineweb(options.subset, done)
+    pieces = islice(read_files(paths, held), done, None) if paths else read_fineweb(options.subset, done)
     with tqdm(total=options.tokens, initial=at["tokens"][1], unit=" tokens", unit_scale=True, disable=None) as bar:
         for new, size, tokens in encoded(pieces, tokenizer, options.workers):
             if at["tokens"][1] >= (options.tokens or math.inf):
@@ -293,10 +320,10 @@ def tokenize(folder, options, tokenizer, identity, paths):
         writer.close()
     return at["bytes"]
 
-def download(folder, options, tokenizer):
+def download(folder, options, tokenizer, identity):
     """Fetch shards of 100M tokens that others made; returns the bytes of text held out and to train on."""
     import huggingface_hub
-    lengths, size = bytes_per_token(tokenizer), [0, 0]
+    lengths, size, writer = bytes_per_token(tokenizer), [0, 0], Writer(folder, identity)
     for number in tqdm(range(1 + min(103, math.ceil((options.tokens or 1e12) / 1e8))), unit="shard", disable=None):
         path = shard_path(folder, options.name, number)
         if not path.exists():
@@ -305,6 +332,8 @@ def download(folder, options, tokenizer):
                     "kjj0/fineweb10B-gpt2", shard_path(folder, "fineweb", number).name, repo_type="dataset", local_dir=folder)
             read_shard(fetched)
             os.replace(fetched, path)
+            writer.at["shards"] = number + 1
+            write_json(writer.state, writer.at)
         tokens = read_shard(path)
         expect(tokens.max() < len(lengths), f"{path}: token {tokens.max()}, expected at most {len(lengths) - 1}")
         size[number > 0] += sum(int(lengths[tokens[i:i + PIECE]].sum()) for i in range(0, len(tokens), PIECE))
@@ -336,6 +365,7 @@ def parse(argv):
     for key in ("tokens", "val_tokens", "shard_tokens", "workers"):
         value = getattr(options, key)
         expect(value is None or value > 0, f"--{key}={value}, expected at least 1")
+    expect(options.shard_tokens < 2 ** 31, f"--shard_tokens={options.shard_tokens}, expected less than 2 ** 31")
     fixed = [part for part in Path(options.source).parts if not re.search(r"[*?\[]", part)] or ["text"]    # of a glob
     options.name = options.name or re.sub(r"\W+", "-", Path(fixed[-1]).stem).strip("-") or "text"
     expect(re.fullmatch(r"\w[\w.-]*", options.name), f"--name={options.name}, expected letters, digits, _, - and .")
@@ -363,7 +393,7 @@ def prepare(source="stdlib", **options):
             for path in [folder / "meta.json", folder / "state.json", *folder.glob("*.bin")]:
                 path.unlink(missing_ok=True)
         if source == "fineweb10B-gpt2":
-            val_bytes, train_bytes = download(folder, options, tokenizer)
+            val_bytes, train_bytes = download(folder, options, tokenizer, identity)
         else:
             val_bytes, train_bytes = tokenize(folder, options, tokenizer, identity, paths)
         shards = {path.name: len(read_shard(path)) for path in sorted(folder.glob(f"{options.name}_*.bin"))}

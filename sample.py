@@ -64,11 +64,11 @@ def main(argv):
     prompt = config.prompt
     if prompt.startswith("FILE:"):
         try:
-            prompt = Path(prompt[5:]).read_text(encoding="utf-8")
+            prompt = Path(prompt[5:]).read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{prompt[5:]}: cannot be read as text ({error})") from None
     device = find_device(config.device)
-    folders = config.out_dir.split(",")
+    folders = [config.out_dir] if Path(config.out_dir, "ckpt.pt").exists() else config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
         model.fold_()

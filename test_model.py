@@ -19,6 +19,7 @@ import random
 import re
 import runpy
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -600,6 +601,12 @@ def test_samples_follow_the_softmax():
         assert np.abs(frequency - want).max() < 0.03 and (frequency > 0).sum() == (want > 0).sum()
 
 
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_of_equally_likely_tokens_no_more_than_top_k_are_kept(k):
+    drawn = model_py.pick(torch.tensor([[0.0, 2.0, 2.0, 2.0]]).expand(500, 4), 1.0, k, None, None)
+    assert len(drawn.unique()) == k and drawn.min() > 0
+
+
 # Constraints ---------------------------------------------------------------------------------------------------------
 
 
@@ -799,6 +806,7 @@ def test_a_seventh_arch_is_one_assignment(arch, monkeypatch):
         (dict(n_embd=64, n_head=7), "7 64 8"),
         (dict(n_embd=64, n_head=40), "40 64 32"),
         (dict(rope_fraction=0.375), "rope_fraction 0.375 0.25"),
+        (dict(rope_fraction=0.39), "rope_fraction 0.39 0.5"),
         (dict(rope_fraction=1.5), "rope_fraction 1.5 1"),
         (dict(dropout=-0.5), "dropout 0.5 0"),
         *[({key: bad}, f"{key} {abs(bad)} 1") for key in TINY for bad in (0, -3)],
@@ -1421,6 +1429,76 @@ def test_prepare_single_text_holds_out_its_end(tmp_path):
     assert train + val == lines and train.endswith(b"\n") and 0.05 <= len(val) / len(lines) < 0.051
 
 
+def test_prepare_holds_out_what_was_asked_for_of_a_single_text(tmp_path, prep_gpt2):
+    lines = "".join(f"line {i} in thé inn\n" for i in range(40_000)).encode()
+    (tmp_path / "one.txt").write_bytes(lines)
+    for tokenizer, wanted in itertools.product(("bytes", "gpt2"), (1, 20_000, 10**7)):
+        options = dict(name=f"{tokenizer}{wanted}", tokenizer=tokenizer, val_tokens=wanted, data_dir=str(tmp_path))
+        folder = prep.prepare(str(tmp_path / "one.txt"), **options)
+        (val,), (train,) = prep_read(folder).values()
+        assert train + val == lines and train.endswith(b"\n")
+        if tokenizer == "bytes":
+            assert len(val) - 30 <= min(wanted, len(lines) // 2) <= len(val)
+        elif wanted == 20_000:  # about, since nobody knows the bytes of a token beforehand
+            assert wanted / 2 < prep.read_meta(folder)["val_tokens"] < 4 * wanted
+    for name, text in {"early": b"Title\n" + b"x" * 500_000, "none": b"x" + "字仮名é".encode() * 70_000}.items():
+        (tmp_path / f"{name}.txt").write_bytes(text)
+        for tokenizer in ("bytes", "gpt2"):
+            folder = prep.prepare(str(tmp_path / f"{name}.txt"), data_dir=str(tmp_path), tokenizer=tokenizer, force=True)
+            (val,), (train,) = prep_read(folder).values()  # nor is a character cut, which gpt2 would show as U+FFFD
+            assert train + val == text and 0.05 <= len(val) / len(text) < 0.0501
+
+
+def test_prepare_cuts_a_text_without_lines(tmp_path):
+    text = b"one two three " * 150_000
+    (tmp_path / "one.txt").write_bytes(text)
+    folder = prep.prepare(str(tmp_path / "one.txt"), data_dir=str(tmp_path), tokens=1000, shard_tokens=5000)
+    assert prep.read_meta(folder)["train_tokens"] <= 2 * prep.PIECE + 1 < len(text) / 2
+
+
+def test_prepare_holds_out_a_share_of_the_text_not_of_the_file(tmp_path):
+    texts = [f"{i} is a number, and {i + 1} the next one.\n" * 5 for i in range(1000)]
+    rows = [json.dumps({"text": text, "meta": "x" * 1000}) for text in texts]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    pq.write_table(pa.table({"text": texts, "blob": [random.Random(i).randbytes(2000) for i in range(1000)]}), tmp_path / "blob.parquet")
+    pq.write_table(pa.table({"text": ["the same\n" * 20] * 2000}), tmp_path / "same.parquet")
+    for name in ("rows.jsonl", "blob.parquet", "same.parquet"):
+        meta = prep.read_meta(prep.prepare(str(tmp_path / name), data_dir=str(tmp_path)))
+        assert 0.05 <= meta["val_bytes"] / (meta["val_bytes"] + meta["train_bytes"]) < 0.052
+
+
+def test_prepare_reads_a_file_once(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for i in range(20):
+        (tmp_path / "a" / "b" / f"{i}.txt").write_text(f"text {i}")
+    found = prep_read(prep.prepare(str(tmp_path / "**" / "**" / "*.txt"), name="all", data_dir=str(tmp_path)))
+    assert sorted(found["val"] + found["train"]) == sorted(b"text %d" % i for i in range(20))
+
+
+@pytest.mark.parametrize("name", ["wiki_train", "my_val", "a_val_000000", "train_val"])
+def test_a_corpus_may_have_any_name(tmp_path, name):
+    (tmp_path / f"{name}.txt").write_text("".join(f"line {i}\n" for i in range(2000)))
+    folder = prep.prepare(str(tmp_path / f"{name}.txt"), data_dir=str(tmp_path))
+    meta = prep.read_meta(folder)
+    for split in ("train", "val"):
+        (path,) = trainer.Tokens(folder, split, 16, 257).paths
+        assert len(prep.read_shard(path)) == meta[f"{split}_tokens"]
+
+
+def test_shards_of_others_need_no_meta(tmp_path, prep_gpt2, monkeypatch):
+    monkeypatch.setattr(prep_gpt2.__class__, "n_vocab", 50257)
+    monkeypatch.setattr(trainer, "bytes_per_token", lambda _: np.ones(50257, dtype=np.int64))
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name in ("fineweb_val_000000.bin", "fineweb_train_000001.bin"):
+        prep.write_shard(folder / name, np.random.default_rng(0).integers(50257, size=2000))
+    options = {**TRAIN_TINY, "data": str(folder), "out_dir": str(tmp_path / "out"), "max_steps": 2}
+    assert train(TrainConfig(**options), say=None)[-1]["step"] == 2
+    (folder / ".lock").touch()  # prepare.py was at work here, and has not ended
+    with pytest.raises(DataError, match="meta.json: no such file"):
+        train(TrainConfig(**options), say=None)
+
+
 def test_prepare_fineweb(tmp_path, monkeypatch, prep_gpt2):
     datasets = pytest.importorskip("datasets")
     texts = prep_documents(500)
@@ -1482,6 +1560,8 @@ def test_prepare_pretokenized(tmp_path, monkeypatch, prep_gpt2):
         prep_read(folder)["train"] == [b"the inn " * 50] * 2 and meta["shards"][0] == "fineweb10B-gpt2_train_000001.bin"
     )
     (folder / "meta.json").unlink()  # as if stopped before the end: nothing is fetched twice
+    with pytest.raises(prep.DataError, match="made with tokens=150000000, now tokens=100000000"):
+        prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=100_000_000)
     prep.prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
     assert len(asked) == 3 and prep.read_meta(folder) == meta
     prep.write_shard(folder / "fineweb10B-gpt2_train_000002.bin", [prep_gpt2.eot_token + 1])
@@ -1995,6 +2075,17 @@ def test_train_loader_visits_every_window_once_an_epoch_whoever_reads(train_coun
         assert [sorted(seen) for seen in epochs(world_size, batch_size)] == [sorted(seen) for seen in one]
     assert list(epochs(1, 8, steps=[17, 3])) == [one[17], one[3]]  # of the step alone
     assert list(epochs(1, 8, seed=2)) != one
+
+
+def test_validation_without_a_byte_of_text_has_no_bits_per_byte(train_corpus, monkeypatch):
+    tokens, model = trainer.Tokens(train_corpus, "val", 8, 257), GPT(GPTConfig(n_layer=1, n_embd=16, n_head=2, block_size=8))
+    monkeypatch.setattr(tokens, "window", lambda i: np.full(9, 256))  # empty documents
+    config = TrainConfig(block_size=8, batch_size=2, eval_tokens=32)
+    lengths = torch.from_numpy(trainer.bytes_per_token(prep.get_tokenizer("bytes")))
+    machine = trainer.Machine("cpu")
+    machine.use("float32")
+    nats, bits = trainer.evaluate(model, tokens, config, machine, lengths)
+    assert 0 < nats < 10 and math.isnan(bits)
 
 
 @train_every_arch
@@ -2944,6 +3035,10 @@ def test_sample_command(train_trained, train_command, tmp_path):
     assert train_command("sample.py", f"--out_dir={one}", *options)[1] == first
     assert train_command("sample.py", f"--out_dir={one}", *options, "--seed=5")[1] != first
     (tmp_path / "story.txt").write_text("3+4=")
+    (tmp_path / "crlf.txt").write_bytes(b"3\r\n")
+    assert "3\r\n" in train_command("sample.py", f"--out_dir={one}", *options, f"--prompt=FILE:{tmp_path / 'crlf.txt'}")[1]
+    shutil.copytree(one, tmp_path / "a, b")
+    assert train_command("sample.py", f"--out_dir={tmp_path / 'a, b'}", *options)[1] == first
     assert (
         train_command("sample.py", f"--out_dir={one}", *options, f"--prompt=FILE:{tmp_path / 'story.txt'}")[1] == first
     )

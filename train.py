@@ -273,7 +273,7 @@ class Tokens:
     """One split of a corpus as one long sequence, cut into windows of `length` tokens, each followed by its target."""
 
     def __init__(self, folder, split, length, vocab_size):
-        paths = sorted(Path(folder).glob(f"*_{split}_*.bin"))
+        paths = sorted(path for path in Path(folder).glob("*.bin") if re.fullmatch(rf".*_{split}_\d+\.bin", path.name))
         expect(paths, f"{folder}: no {split} shards (*_{split}_*.bin); prepare.py makes them")
         self.paths, self.shards = paths, [read_shard(path) for path in paths]
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
@@ -344,7 +344,7 @@ def evaluate(model, tokens, config, machine, token_bytes):
         total += torch.tensor([loss * y.numel(), y.numel(), token_bytes[y.cpu()].sum()], dtype=torch.float64)
     model.train()
     nats, n, size = machine.sum(total).tolist()
-    return nats / n, nats / math.log(2) / size
+    return nats / n, nats / math.log(2) / size if size else math.nan
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -759,7 +759,8 @@ def find_corpus(data, machine):
         prepare()
     machine.sum(torch.zeros(1))                                                       # the others wait
     made = sorted(str(path.parent) for path in Path("data").glob("*/meta.json"))
-    expect(Path(data, "meta.json").exists(), f"{data}: no corpus here (no meta.json); make one with prepare.py "
+    shards = any(Path(data).glob("*_train_*.bin"))
+    expect(shards or Path(data, "meta.json").exists(), f"{data}: no corpus here (no meta.json); make one with prepare.py "
                                              f"--source=...; there is {', '.join(made) or 'none yet'}")
     return data
 
