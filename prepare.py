@@ -301,9 +301,9 @@ def tokenize(folder, options, tokenizer, identity, paths):
     """Write the shards of a source of text; returns the bytes of text held out and to train on."""
     listing, size, held = [(str(path), path.stat().st_size) for path in paths], text_bytes(paths), 0
     if len(paths) == 1 and paths[0].suffix.lower() not in TABLES:  # a lone text: its end, as so many bytes
-        a_token = 1 if options.tokenizer == "bytes" else 4  # bytes, about
-        share = options.val_tokens * a_token if options.val_tokens else min(math.ceil(size / 20), 10_000_000 * a_token)
-        held = max(1, min(share, size // 2))
+        token_size = 1 if options.tokenizer == "bytes" else 4  # about
+        most = token_size * (options.val_tokens or 10_000_000)
+        held = max(1, min(most, size // 2 if options.val_tokens else math.ceil(size / 20)))
     writer = Writer(folder, identity | {"text_bytes": size, "held": held,
                                         "files": hashlib.sha256(repr(listing).encode()).hexdigest()})
     at, done = writer.at, writer.at["pieces"]
