@@ -496,7 +496,9 @@ class Race:
         self.config, self.machine = config, machine_for(config)
         vocab = read_meta(find_corpus(config.data, self.machine))["vocab_size"]
         self.dtype = str(self.machine.dtype).removeprefix("torch.")
-        self.options = {**vars(config), "dtype": self.dtype, "vocab_size": config.vocab_size or vocab}
+        choose("size", config.size, SIZES)
+        vocab = config.vocab_size or SIZES[config.size].get("vocab_size", vocab)
+        self.options = {**vars(config), "dtype": self.dtype, "vocab_size": vocab}
         self.configs = train_configs(SimpleNamespace(**self.options))                # as train.py alone would run them
         batch = next(iter(self.configs.values())).total_batch_size
         self.steps = [round(config.tokens / 2 ** i / batch) for i in reversed(range(config.lengths))]

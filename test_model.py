@@ -2301,6 +2301,9 @@ def test_a_new_run_keeps_what_it_finds(train_run, tmp_path, monkeypatch):
     for _ in range(3):
         start(max_steps=1)
     assert found(run / "before/before") == five and trainer.length(run / "before") == 128
+    for name in ("ckpt.pt", "log.jsonl"):  # someone goes back to the run before: it is no leftover
+        shutil.copy(run / "before" / name, run)
+    assert not trainer.unsaved(run)
 
 
 def test_train_says_where_it_is(train_corpus, tmp_path, monkeypatch, capsys):
@@ -2556,6 +2559,23 @@ def test_train_ends_a_step_on_ctrl_c_and_draws_new_dropout_in_each(train_run, tr
         pytest.fail("not caught")
     assert state["step"] == 7 and len(set(seeds)) == len(seeds) == 7
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_ctrl_c_in_the_first_step_spares_the_compilers(train_run, train_at):
+    """A terminal sends it to all its processes; with a compiler dead the step would fail, and nothing be saved."""
+    made = []
+
+    def compiling(_):
+        code = "import time; time.sleep(0.5); print('made')"
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        child.send_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        made.append(child.communicate()[0])
+
+    train_at(1, compiling)
+    _, state = train_run()
+    assert state["step"] == 1 and made == ["made\n"]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
 
 
 def test_an_option_alone_is_true():
@@ -3547,6 +3567,8 @@ def test_race_plans_sweeps_then_every_length_and_seed(race_config, monkeypatch):
     monkeypatch.setattr(bench, "read_meta", lambda folder: {**meta(folder), "vocab_size": 300})
     race = bench.Race(race_config(archs="rmsnorm+qk_norm,angpt", lengths=3, seeds=2, seed=7))
     assert {c.vocab_size for c in race.configs.values()} == {300}
+    paper = bench.Race(race_config(archs="angpt", size="32m", batch_size=1))
+    assert paper.configs["angpt"].vocab_size == 50304  # as train.py would have it
     start = {arch: c.learning_rate for arch, c in race.configs.items()}
     assert start == pytest.approx({"rmsnorm+qk_norm": 2e-3 * 8**0.5, "angpt": 4e-3 * 8**0.5})
     best, asked = {"rmsnorm+qk_norm": 4 * start["rmsnorm+qk_norm"], "angpt": start["angpt"]}, []

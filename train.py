@@ -492,10 +492,23 @@ def trust_compiler():
                 config.cpp.vec_isa_ok = True
 
 
+@contextlib.contextmanager
+def spared():
+    """Spares compilers that are started within it a terminal's Ctrl-C, which the step would not survive, nor their files."""
+    if not hasattr(signal, "pthread_sigmask"):                                        # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})                # they inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def begin_compiling():
     """Compiles torch's headers for CPUs, where that was never done, while Python still reads the model. Returns the thread."""
     def least():
-        with contextlib.suppress(Exception):                                # what is wrong, the model's own code will tell
+        with spared(), contextlib.suppress(Exception):                      # what is wrong, the model's own code will tell
             from torch._inductor.codecache import CppPythonBindingsCodeCache
             CppPythonBindingsCodeCache.load_pybinding(["float*"], 'extern "C" void kernel(float* x) {}')
     thread = threading.Thread(target=contextvars.copy_context().run, args=[least], daemon=True)     # with torch's settings
@@ -817,7 +830,10 @@ def optimizer_step(step, forward, model, optimizer, loader, config, machine):
 
 def unsaved(folder):
     """Whether the last start in a folder wrote no checkpoint, so that the one there is still that of the run in `before`."""
-    return (folder / "before/ckpt.pt").exists() and filecmp.cmp(folder / "ckpt.pt", folder / "before/ckpt.pt")
+    def same(name):
+        pair = folder / name, folder / "before" / name
+        return all(path.exists() for path in pair) and filecmp.cmp(*pair)
+    return same("ckpt.pt") and not same("log.jsonl")             # not where someone copied that run back
 
 
 def move(source, target):
@@ -954,8 +970,9 @@ def train(config, say=print):
             log.add(run.here(0) | run.validation() | {"config": asdict(config)}, 0)
             run.best_val_loss = math.inf                         # nothing was learnt yet
         for step in range(run.begun["step"] + 1, config.max_steps + 1):
-            begin = time.perf_counter()
-            loss, norm = optimizer_step(step - 1, run.forward, run.model, run.optimizer, run.loader, config, machine)
+            begin, first = time.perf_counter(), step == run.begun["step"] + 1
+            with spared() if first else contextlib.nullcontext():
+                loss, norm = optimizer_step(step - 1, run.forward, run.model, run.optimizer, run.loader, config, machine)
             busy, steps, record = busy + time.perf_counter() - begin, steps + 1, run.here(step)
             ends = step == config.max_steps
             if step % config.log_interval == 0 or ends:
@@ -966,7 +983,7 @@ def train(config, say=print):
                 record |= run.validation()
             if {"loss", "val_loss"} & record.keys():
                 log.add(record, seconds_a_step)
-            if step == run.begun["step"] + 1:                    # it may have compiled: no measure of the next
+            if first:                                            # it may have compiled: no measure of the next
                 busy, steps = 0.0, 0
             asked = machine.any(interrupts.asked)
             if step % config.checkpoint_interval == 0 or ends or asked:

@@ -89,9 +89,9 @@ def answers(function, exercise):
             parts = [number(x) for x in given] if isinstance(given, (tuple, list)) else [number(given)]
             numbers = isinstance(given, (tuple, list)) and parts and all(part.dim() == 0 for part in parts)
             found[label] = [torch.stack(parts)] if numbers else parts
-        except NotImplementedError:
-            raise
         except Exception as error:
+            if isinstance(error, NotImplementedError) and not error.args:       # a stub's; torch's own come with words
+                raise
             found[label] = error
     return found
 
