@@ -494,7 +494,7 @@ def trust_compiler():
 
 @contextlib.contextmanager
 def spared():
-    """Spares compilers that are started within it a terminal's Ctrl-C, which the step would not survive, nor their files."""
+    """Compilers that are started within it do not get a terminal's Ctrl-C: the step would fail, and leave half-written files."""
     if not hasattr(signal, "pthread_sigmask"):                                        # Windows
         yield
         return
@@ -893,7 +893,7 @@ class Run:
         self.optimizer = make_optimizer(self.model, config)
         self.path = Path(config.out_dir, "ckpt.pt")
         self.begun, self.best_val_loss = {"step": 0, "seconds": 0.0, "config": {}}, math.inf
-        # auto: not from the run before, where one begun after it was killed without a checkpoint
+        # auto: not with the run before, if one begun after it was killed without a checkpoint
         if config.resume == "true" or config.resume == "auto" and self.path.exists() and not unsaved(self.path.parent):
             self.begun = resume_from(self.path, self.model, self.optimizer, config, self.tokenizer.name, self.machine)
             self.best_val_loss = self.begun["best_val_loss"]
