@@ -494,7 +494,7 @@ def trust_compiler():
 
 @contextlib.contextmanager
 def spared():
-    """Compilers that are started within it do not get a terminal's Ctrl-C: the step would fail, and leave half-written files."""
+    """Compilers started within it do not get a terminal's Ctrl-C: the step would fail, and leave half-written files."""
     if not hasattr(signal, "pthread_sigmask"):                                        # Windows
         yield
         return
