@@ -1,47 +1,36 @@
-"""Turn text into shards of tokens for train.py.
+"""Turn text into shards of tokens for train.py; and the reader of every script's options.
 
     python prepare.py                                                    # the Python standard library's source
     python prepare.py --source="books/*.txt" --tokenizer=gpt2            # your own .txt, .jsonl or .parquet
     python prepare.py --source=fineweb --tokens=1_000_000_000            # FineWeb, streamed
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb, tokenized by others
 
-The first needs no download: it reads the .py files of the Python that runs it (without test folders, which some
-installations lack), a byte a token. Files are read in a seeded order, and the first documents, 5% of the text
-but at most 10M tokens, are held out: of a lone text its last lines. Each corpus is a folder data/<name>/ with
-
-    <name>_val_000000.bin, <name>_train_000001.bin, ...    llm.c's format: 256 int32, then uint16 tokens
-    meta.json        tokenizer, counts, source; it is written last and means "complete"
-
-End-of-text precedes each document. The shards depend on text and options, not on --workers or interruptions:
-stop at any moment, and the same command goes on from the last whole shard.
+A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out, <name>_train_000001.bin
+and so on to train on, and of meta.json, written last. Files come in a seeded order. The first are held out: 5% of the
+text, at most 10M tokens, whole documents or a lone text's first lines. Stopped, it goes on from the last whole shard.
 """
-import argparse, difflib, functools, glob, hashlib, json, math, mmap, os, platform, random, re, shutil, sys, sysconfig
-from collections import deque
+import argparse, contextlib, dataclasses, difflib, glob, json, os, random, sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import tiktoken
+from filelock import FileLock
 from tqdm import tqdm
+from model import ConfigError, option
 
 MAGIC, VERSION, HEADER = 20240520, 1, 256
-PIECE = 1 << 18  # a longer document is read and encoded in pieces of about this size
-FINEWEB = ["fineweb", "fineweb10B-gpt2"]
-SOURCES = ["stdlib", *FINEWEB]
-ENDINGS = [".txt", ".jsonl", ".parquet"]
-META = {"tokenizer": str, "source": str, "vocab_size": int, "train_tokens": int, "val_tokens": int, "train_bytes": int,
-        "val_bytes": int, "versions": dict, "options": dict, "complete": bool}
+PIECE = 900_000  # bytes of a text that are read and encoded at a time; a million spaces are too many for tiktoken
+TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # tiktoken's others do not fit in uint16
 
 class DataError(Exception):
-    """A fault of the data or of the options, told in one line."""
+    """A fault of files or of what they hold, told in one line."""
 
 def expect(condition, message):
     if not condition:
         raise DataError(message)
 
-@contextmanager
+@contextlib.contextmanager
 def blame(message):
     """Turn whatever a library raises into one line."""
     try:
@@ -51,41 +40,85 @@ def blame(message):
     except Exception as error:
         raise DataError(f"{message} ({type(error).__name__}: {' '.join(str(error).split())[:200]})") from error
 
-def nearest(word, choices):
-    return difflib.get_close_matches(word, choices, n=1, cutoff=0)[0]
+def choose(name, given, valid, hint=""):
+    """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
+    if given not in valid:
+        near = "".join(f"; did you mean {x}?" for x in difflib.get_close_matches(str(given).lower(), valid, 1, 0.4))
+        raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{near}{hint}")
 
-# ---------------------------------------------------------------------------------------------- tokenizers
-@functools.cache
+def check(config, names, holds, expected):
+    """Raises ConfigError unless `holds` is true of the options of those names; None, which is not set yet, passes."""
+    for name in names.split():
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise ConfigError(f"{name}={value}: expected {expected}")
+
+def parse(cls, argv, description):
+    """An instance of cls, a dataclass of model.option's, from words: --key=value, --key value, or --key alone for true.
+    Raises ConfigError, one line, for what it can't take; --help prints `description` and the options, and exits."""
+    def fail(message):
+        raise ConfigError(message)
+
+    def boolean(text):
+        return ["false", "true"].index(text.lower()) == 1
+
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error, groups, names = fail, {"options": parser}, [f.name for f in dataclasses.fields(cls)]
+    for f in dataclasses.fields(cls):
+        kind = next(t for t in (bool, int, float, str) if t in (f.type, *getattr(f.type, "__args__", ())))
+        about, title = f.metadata["help"].replace("%", "%%"), f.metadata.get("group", "options")
+        groups[title] = groups.get(title) or parser.add_argument_group(title)
+        bare = dict(nargs="?", const=kind("true")) if kind is bool or "true" in about.split(":")[0].split(" | ") else {}
+        groups[title].add_argument(f"--{f.name}", type=boolean if kind is bool else kind, default=f.default, **bare,
+                                   metavar=kind.__name__, help=about + " [%(default)s]" * (f.default is not None))
+    given, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        key = word.split("=")[0].lstrip("-")
+        near = ([name for name in names if "".join(part[0] for part in name.split("_")) == key]  # lr: learning_rate
+                or [name for name in names if key in name.split("_")]  # steps: max_steps
+                or difflib.get_close_matches(key, names, 1, 0.7))
+        fail(f"unknown option {word}; " + (f"did you mean --{' or --'.join(near)}?" if near else "--help lists them"))
+    return cls(**vars(given))
+
+def run_script(main):
+    """Calls main with the command line's words. What a user can mend ends in one line on stderr and exit code 2, or the
+    exception's own `exit_code`; Ctrl-C in 130. Only other exceptions, which are bugs, show a traceback."""
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `| head`, has had enough; at its exit Python would flush once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (Exception, KeyboardInterrupt) as error:
+        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", None)
+        said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
+        if isinstance(error, MemoryError) or "tried to allocate" in said or "out of memory" in said:
+            said = f"out of memory; a smaller model or batch takes less ({said:.200})"
+        elif code is None and not isinstance(error, (ConfigError, DataError, OSError, UnicodeError)):
+            raise
+        print(f"{Path(sys.argv[0]).name}: {' '.join(said.split()) or 'stopped; saved work is intact'}", file=sys.stderr)
+        sys.exit(code or 2)
+
 def get_tokenizer(name):
     """The tiktoken.Encoding of that name; "bytes" is a token for each byte, and end-of-text = 256."""
     if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
         return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
-    known = ["bytes", *tiktoken.list_encoding_names()]
-    expect(name in known, f"--tokenizer={name} is unknown, the nearest is {nearest(str(name), known)}")
-    with blame(f"--tokenizer={name}: download failed; TIKTOKEN_CACHE_DIR may point at a local copy"):
-        tokenizer = tiktoken.get_encoding(name)
-    expect(tokenizer.n_vocab <= 65536, f"--tokenizer={name} has {tokenizer.n_vocab} tokens, expected at most 65536 "
-                                       "since shards are uint16; the nearest is gpt2")
-    return tokenizer
+    with blame(f"tokenizer={name}: unknown, or not to be downloaded; TIKTOKEN_CACHE_DIR may point at a local copy"):
+        return tiktoken.get_encoding(name)
 
 def bytes_per_token(tokenizer):
     """(n_vocab,) length of each token's text; end-of-text has none."""
-    lengths = [len(tokenizer.decode_single_token_bytes(token)) for token in range(tokenizer.n_vocab)]
-    lengths[tokenizer.eot_token] = 0
-    return np.array(lengths)
+    eot, tokens = tokenizer.eot_token, range(tokenizer.n_vocab)
+    return np.array([0 if token == eot else len(tokenizer.decode_single_token_bytes(token)) for token in tokens])
 
-def encode(tokenizer, data):
-    """A document's bytes as uint16 tokens after end-of-text; an "<|endoftext|>" inside it is mere text."""
-    if tokenizer.name == "bytes":
-        slices = [np.frombuffer(data, np.uint8)]
-    else:  # in slices, for tiktoken overflows its stack on a million spaces in a row
-        text, size = data.decode("utf-8", errors="replace"), 2 * PIECE
-        slices = [tokenizer.encode_to_numpy(text[i:i + size], disallowed_special=()) for i in range(0, len(text), size)]
-    return np.concatenate([[tokenizer.eot_token], *slices]).astype(np.uint16)
+def encode(tokenizer, data, new=True):
+    """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; an "<|endoftext|>" inside it is mere text."""
+    tokens = (np.frombuffer(data, np.uint8) if tokenizer.name == "bytes" else
+              tokenizer.encode_to_numpy(data.decode("utf-8", errors="replace"), disallowed_special=()))
+    return np.append(np.full(int(new), tokenizer.eot_token, np.uint16), tokens.astype(np.uint16))
 
-# --------------------------------------------------------------------------------------------------- files
-@contextmanager
+@contextlib.contextmanager
 def atomic(path):
     """A file to write that gets its name only once it is whole and on the disk."""
     try:
@@ -94,326 +127,154 @@ def atomic(path):
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{path}.tmp", path)
-    except BaseException:
+    finally:
         Path(f"{path}.tmp").unlink(missing_ok=True)
-        raise
 
 def write_json(path, value):
     with atomic(path) as file:
         file.write(json.dumps(value, indent=2).encode())
 
 def read_json(path):
-    expect(os.path.isfile(path), f"{path}: no such file, expected a corpus made by prepare.py")
-    with open(path, "rb") as file, blame(f"{path}: not a JSON object"):
-        return dict(json.load(file))
+    with blame(f"{path}: expected a JSON object, made by prepare.py"):
+        return dict(json.loads(Path(path).read_bytes()))
 
 def write_shard(path, tokens):
-    header = np.zeros(HEADER, "<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
     with atomic(path) as file:
-        file.writelines([header, np.ascontiguousarray(tokens, "<u2")])
+        file.write(np.array([MAGIC, VERSION, len(tokens)] + [0] * (HEADER - 3), "<i4"))
+        file.write(np.ascontiguousarray(tokens, "<u2"))
 
 def read_shard(path):
-    """The tokens of a shard, as a read-only np.memmap."""
-    expect(os.path.isfile(path), f"{path}: no such file, expected a shard made by prepare.py")
-    size, start = os.path.getsize(path), 4 * HEADER
-    expect(size > start, f"{path}: {size} bytes, expected a header of {start} bytes and at least one token")
-    magic, version, count = np.fromfile(path, "<i4", count=3).tolist()
-    expect(magic == MAGIC, f"{path}: magic number {magic}, expected {MAGIC}")
-    expect(version == VERSION, f"{path}: version {version}, expected {VERSION}")
-    expect(size == start + 2 * count, f"{path}: {size} bytes, expected {start + 2 * count} for {count} tokens")
-    return np.memmap(path, "<u2", mode="r", offset=start, shape=(count,))
+    """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is whole."""
+    *kind, count = np.fromfile(path, "<i4", count=3).tolist() or [0]
+    found, whole = [*kind, os.path.getsize(path)], [MAGIC, VERSION, 4 * HEADER + 2 * max(1, count)]
+    expect(found == whole, f"{path}: magic number, version and bytes are {found}, expected {whole} for {count} tokens")
+    return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
-    """meta.json of a complete corpus. Bits per byte = nats per token * val_tokens / val_bytes / ln 2.
-
-    Shards that others made, for llm.c or modded-nanogpt, have none: they are taken to be of GPT-2's tokens.
-    """
-    path = Path(folder, "meta.json")
-    if not path.exists() and not Path(folder, ".lock").exists() and [*Path(folder).glob("*_train_*.bin")]:
+    """meta.json of a whole corpus. Shards that others made, for llm.c, have none: they are taken to be GPT-2's."""
+    if not any(Path(folder, f"{x}.json").exists() for x in ("meta", "state")) and [*Path(folder).glob("*_train_*.bin")]:
         return {"tokenizer": "gpt2", "vocab_size": 50257}
-    meta = read_json(path)
-    for key, kind in META.items():
-        found = meta.get(key)
-        expect(type(found) is kind and found, f"{path}: {key!r} is {found!r}, expected {kind.__name__}, not empty")
+    meta = read_json(Path(folder, "meta.json"))
+    for key, kind in dict(tokenizer=str, vocab_size=int, complete=bool).items():
+        expect(type(meta.get(key)) is kind, f"{folder}/meta.json: {key} is {meta.get(key)!r}, expected {kind.__name__}")
     return meta
 
-@contextmanager
-def locked(folder):
-    with open(folder / ".lock", "w") as file:
-        try:
-            import fcntl
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows
-            pass
-        except BlockingIOError:
-            raise DataError(f"{folder}: another prepare.py is at work here; wait for it, or give another --name")
-        yield
+@dataclasses.dataclass
+class PrepareConfig:
+    source: str = option("stdlib", "stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob", "options")
+    name: str | None = option(None, "of the corpus (from the source)", "options")
+    data_dir: str = option("data", "folder of all corpora", "options")
+    tokenizer: str | None = option(None, " | ".join(TOKENIZERS) + " (bytes; for fineweb gpt2)", "options")
+    subset: str = option("sample-10BT", "of fineweb", "options")
+    tokens: int | None = option(None, "stop after that many to train on (all)", "options")
+    val_tokens: int | None = option(None, "hold out that many (5% of the text, at most 10M)", "options")
+    shard_tokens: int = option(100_000_000, "in a file, about", "options")
+    workers: int = option(os.cpu_count() or 1, "threads that encode", "options")
+    seed: int = option(1337, "of the order of files", "options")
+    force: bool = option(False, "start over, replacing what is there", "options")
 
-# ----------------------------------------------------------------------------------------------- documents
-# Every source is a stream of pieces (begins a document?, bytes), the same each time it is read.
-def document(text, where):
-    """A text from a row, as a piece of its own."""
-    expect(isinstance(text, str), f"{where}: `text` is {type(text).__name__}, expected a string")
-    return True, text.encode("utf-8", errors="replace")
-
-def cut(text, low, high, find):
-    """Where to cut text from low to high: behind the line that `find` finds, or where there is none before a character."""
-    characters = (i for i in range(high, max(low, high - 4), -1) if text[i] & 0xC0 != 0x80)  # of UTF-8
-    return find(b"\n", low, high) + 1 or next(characters, high)
-
-def read_text(path, held):
-    """A file as one document; its last `held` bytes, or a line more, come first as another, to be held out."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        size = len(text)
-        middle = cut(text, max(size // 4, size - held - max(held, 4096)), size - held, text.rfind) if held else size
-        for start, end in (middle, size), (0, middle):
-            new = True
-            while start < end:
-                stop = cut(text, start + PIECE, start + 2 * PIECE, text.find) if end - start > 2 * PIECE else end
-                yield new, text[start:stop]
-                new, start = False, stop
-
-def read_jsonl(path):
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                with blame(f"{path}, line {number}: not JSON"):
-                    row = json.loads(line)
-                expect(isinstance(row, dict) and "text" in row, f"{path}, line {number}: expected a field `text`")
-                yield document(row["text"], f"{path}, line {number}")
-
-def read_parquet(path):
-    from pyarrow.parquet import ParquetFile
-    with blame(f"{path}: not readable as parquet"), ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        expect("text" in names, f"{path}: columns {', '.join(names)}, expected a column `text`")
-        for batch in file.iter_batches(batch_size=1000, columns=["text"]):
-            yield from (document(text, path) for text in batch.column("text").to_pylist())
-
-def read_fineweb(subset, skip):
-    import datasets
-    with blame("HuggingFaceFW/fineweb: download failed; the same command goes on from the last whole shard"):
-        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=subset, split="train", streaming=True)
-        yield from (document(row["text"], "HuggingFaceFW/fineweb") for row in rows.skip(skip))
-
-TABLES = {".jsonl": read_jsonl, ".parquet": read_parquet}
-
-def read_files(paths, held=0):
-    for path in paths:
-        read = TABLES.get(path.suffix.lower())
-        yield from read(path) if read else read_text(path, held)
-
-def text_bytes(paths):
-    """Bytes of text in the files, which may hold more than that or compress it; beyond 2 GB any number will do."""
-    total = sum(path.stat().st_size for path in paths if path.suffix.lower() not in TABLES)
-    for _, data in read_files([path for path in paths if path.suffix.lower() in TABLES]):
-        total += len(data)
-        if total > 2e9:
-            break
-    return total
+    def __post_init__(self):
+        check(self, "tokens val_tokens shard_tokens workers", lambda x: x >= 1, "at least 1")
+        self.name = (Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem).strip(".") or "text"
+        self.tokenizer = self.tokenizer or ("gpt2" if self.source in ("fineweb", "fineweb10B-gpt2") else "bytes")
+        choose("tokenizer", self.tokenizer, ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
-    if source == "stdlib":
-        paths = []
-        for folder, inside, names in os.walk(sysconfig.get_paths()["stdlib"]):
-            inside[:] = set(inside) - {"site-packages", "dist-packages", "__pycache__", "test", "tests"}
-            paths += [Path(folder, name) for name in names if name.endswith(".py")]
-        paths = {path.read_bytes(): path for path in sorted(paths) if path.is_file()}.values()  # each text once
-    elif os.path.isdir(source):
-        paths = [path for path in Path(source).rglob("*") if path.suffix.lower() in ENDINGS]
+    if source == "stdlib":  # without test folders, which some installations lack
+        root, other = Path(os.__file__).parent, {"site-packages", "dist-packages", "test", "tests"}
+        found = [path for path in sorted(root.rglob("*.py")) if not other & {*path.relative_to(root).parts}]
+        found = {path.read_bytes(): path for path in found}.values()  # each text once
     else:
-        paths = [Path(path) for path in ([source] if os.path.isfile(source) else glob.glob(source, recursive=True))]
-        for path in paths:
-            expect(path.suffix.lower() in ENDINGS, f"{path}: ends in {path.suffix!r}, expected {', '.join(ENDINGS)}")
-    paths = sorted({path for path in paths if path.is_file() and path.stat().st_size})
-    near = difflib.get_close_matches(source, SOURCES, 1)
-    expect(paths, f"--source={source}: no text found, expected files ending in {', '.join(ENDINGS)}, or one of "
-                  f"{', '.join(SOURCES)}" + (f"; the nearest is {near[0]}" if near else ""))
+        here = [*Path(source).rglob("*")] or map(Path, glob.glob(source, recursive=True) or [source])
+        found = [path for path in here if path.suffix.lower() in (".txt", ".jsonl", ".parquet")]
+    paths = sorted({path for path in found if path.stat().st_size})
+    expect(paths, f"--source={source}: {'empty' if found else 'no .txt, .jsonl, .parquet file, nor stdlib or fineweb'}")
     random.Random(seed).shuffle(paths)
     return paths
 
-# -------------------------------------------------------------------------------------------------- shards
-def encoded(pieces, tokenizer, workers):
-    """Yield (begins a document?, bytes, tokens) in the order of `pieces`, of which few are held at a time."""
-    def work(new, data):
-        return new, len(data), encode(tokenizer, data)[0 if new else 1:]
+def read_files(paths, size=PIECE):
+    """Yields (bytes, begins a document?): rows of .jsonl and .parquet files, texts in pieces of about `size` bytes."""
+    for path in paths:
+        with open(path, "rb") as file, blame(f"{path}: expected rows with a string `text`"):
+            if path.suffix.lower() == ".jsonl":
+                for number, line in enumerate(filter(bytes.strip, file), 1):
+                    with blame(f"{path}, row {number}: expected JSON with a string `text`"):
+                        yield json.loads(line)["text"].encode("utf-8", errors="replace"), True
+            elif path.suffix.lower() == ".parquet":
+                from pyarrow.parquet import ParquetFile
+                for batch in ParquetFile(file).iter_batches(batch_size=1000, columns=["text"]):
+                    yield from ((text.encode(), True) for text in batch["text"].to_pylist())
+            else:
+                while data := file.read(size) + file.readline(min(size, 50_000)):  # whole lines, if not overlong
+                    yield data, file.tell() == len(data)
 
-    waiting = deque()
-    with ThreadPoolExecutor(workers) as pool:  # threads suffice: tiktoken releases the GIL
-        for piece in pieces:
-            waiting.append(pool.submit(work, *piece))
-            if len(waiting) > 16 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-def check_same(path, then, now):
-    for key in now:
-        expect(then.get(key) == now[key], f"{path}: made with {key}={then.get(key)}, now {key}={now[key]}; go back "
-                                          "to the former, give another --name, or start over with --force")
-
-def shard_path(folder, name, number):
-    return folder / f"{name}_{'train' if number else 'val'}_{number:06d}.bin"
-
-class Writer:
-    """Cuts a stream of documents into shards: number 0 to hold out, the others to train on. After each of them,
-    state.json takes down how much of the stream they hold."""
-
-    def __init__(self, folder, identity):
-        self.folder, self.state, self.held = folder, folder / "state.json", bytearray()
-        self.at = {"identity": identity, "pieces": 0, "shards": 0, "tokens": [0, 0], "bytes": [0, 0]}
-        if self.state.exists() and (at := read_json(self.state)).get("shards"):
-            check_same(self.state, at["identity"], identity)
-            self.at = at
-        expect(self.state.exists() or not [*folder.glob("*.bin")],
-               f"{folder}: holds shards of unknown origin; give another --name, or --force to replace them")
-        write_json(self.state, self.at)
-
-    def full(self):
-        limits, (val_tokens, _), (val_bytes, _) = self.at["identity"], self.at["tokens"], self.at["bytes"]
-        if self.at["shards"]:
-            return len(self.held) >= 2 * limits["shard_tokens"]
-        if limits["held"]:
-            return val_tokens > 0
-        if limits["val_tokens"]:
-            return val_tokens >= limits["val_tokens"]
-        return val_tokens >= 10_000_000 or 0 < limits["text_bytes"] <= 20 * val_bytes
-
-    def add(self, new, size, tokens):
-        if self.full() and (new or self.at["shards"]):
-            self.close()
-        split = min(1, self.at["shards"])
-        self.at["pieces"] += 1
-        self.at["tokens"][split] += len(tokens)
-        self.at["bytes"][split] += size
-        self.held += tokens.tobytes()
-
-    def close(self):
-        path = shard_path(self.folder, self.at["identity"]["name"], self.at["shards"])
-        write_shard(path, np.frombuffer(self.held, np.uint16))
-        self.at["shards"] += 1
-        self.held = bytearray()
-        write_json(self.state, self.at)
-
-def tokenize(folder, options, tokenizer, identity, paths):
-    """Write the shards of a source of text; returns the bytes of text held out and to train on."""
-    listing, size, held = [(str(path), path.stat().st_size) for path in paths], text_bytes(paths), 0
-    if len(paths) == 1 and paths[0].suffix.lower() not in TABLES:  # a lone text: its end, as so many bytes
-        token_size = 1 if options.tokenizer == "bytes" else 4  # about
-        most = token_size * (options.val_tokens or 10_000_000)
-        held = max(1, min(most, size // 2 if options.val_tokens else math.ceil(size / 20)))
-    writer = Writer(folder, identity | {"text_bytes": size, "held": held,
-                                        "files": hashlib.sha256(repr(listing).encode()).hexdigest()})
-    at, done = writer.at, writer.at["pieces"]
-    pieces = islice(read_files(paths, held), done, None) if paths else read_fineweb(options.subset, done)
-    with tqdm(total=options.tokens, initial=at["tokens"][1], unit=" tokens", unit_scale=True, disable=None) as bar:
-        for new, size, tokens in encoded(pieces, tokenizer, options.workers):
-            if at["tokens"][1] >= (options.tokens or math.inf):
+def tokenize(folder, options, tokenizer, paths):
+    """Writes a source's shards that are not there yet. Where they end is a matter of bytes, known without encoding."""
+    total, left = sum(len(data) for data, _ in read_files(paths)), options.val_tokens or 10_000_000
+    width, number = 1 if options.tokenizer == "bytes" else 5, 0  # more bytes than most tokens have
+    size = left * width if options.val_tokens or not paths else min(left * width, -(-total // 20))
+    pieces = read_files(paths, min(size, PIECE) if len(paths) == 1 else PIECE)
+    if not paths:
+        import datasets
+        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train", streaming=True)
+        pieces = ((row["text"].encode(), True) for row in rows)
+    with ThreadPoolExecutor(options.workers) as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        while left > 0:
+            shard, waiting = bytearray(), []  # threads suffice: tiktoken releases the GIL
+            path = folder / f"{options.name}_{'train' if number else 'val'}_{number:06d}.bin"
+            while size > 0 and (piece := next(pieces, None)):
+                size -= len(piece[0])
+                bar.update(len(piece[0]))
+                waiting += [] if path.exists() else [pool.submit(encode, tokenizer, *piece)]
+                if len(waiting) > 16 * options.workers:
+                    shard += waiting.pop(0).result().tobytes()
+            shard += b"".join(future.result().tobytes() for future in waiting)
+            if shard:
+                write_shard(path, np.frombuffer(shard, np.uint16)[:left])
+            elif not path.exists():
                 break
-            writer.add(new, size, tokens)
-            bar.update(len(tokens))
-    expect(at["shards"], f"--source={options.source}: all {at['tokens'][0]} tokens were held out, expected some to "
-                         "train on; give it more text or documents, or fewer --val_tokens")
-    if writer.held:
-        writer.close()
-    return at["bytes"]
-
-def download(folder, options, tokenizer, identity):
-    """Fetch shards of 100M tokens that others made; returns the bytes of text held out and to train on."""
-    import huggingface_hub
-    lengths, size, writer = bytes_per_token(tokenizer), [0, 0], Writer(folder, identity)
-    for number in tqdm(range(1 + min(103, math.ceil((options.tokens or 1e12) / 1e8))), unit="shard", disable=None):
-        path = shard_path(folder, options.name, number)
-        if not path.exists():
-            with blame("kjj0/fineweb10B-gpt2: download failed; the same command goes on from here"):
-                fetched = huggingface_hub.hf_hub_download(
-                    "kjj0/fineweb10B-gpt2", shard_path(folder, "fineweb", number).name, repo_type="dataset", local_dir=folder)
-            read_shard(fetched)
-            os.replace(fetched, path)
-            writer.at["shards"] = number + 1
-            write_json(writer.state, writer.at)
-        tokens = read_shard(path)
-        expect(tokens.max() < len(lengths), f"{path}: token {tokens.max()}, expected at most {len(lengths) - 1}")
-        size[number > 0] += sum(int(lengths[tokens[i:i + PIECE]].sum()) for i in range(0, len(tokens), PIECE))
-    shutil.rmtree(folder / ".cache", ignore_errors=True)
-    return size
-
-# ------------------------------------------------------------------------------------------------- command
-def parse(argv):
-    parser = argparse.ArgumentParser("prepare.py", description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = functools.partial(expect, False)  # one line, without the usage
-    add = parser.add_argument
-    add("--source", default="stdlib", help="stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob")
-    add("--name", help="of the corpus; default: from the source")
-    add("--data_dir", default="data", help="folder of all corpora; default: data")
-    add("--tokenizer", help="bytes or any of tiktoken's; default: bytes, for fineweb gpt2")
-    add("--subset", default="sample-10BT", help="of fineweb; default: sample-10BT")
-    add("--tokens", type=int, help="stop after that many to train on; default: all")
-    add("--val_tokens", type=int, help="hold out that many; default: 5%% of the text, at most 10M")
-    add("--shard_tokens", type=int, default=100_000_000, help="in a file; default: 100_000_000")
-    add("--workers", type=int, default=os.cpu_count() or 1, help="threads that encode; default: one a core")
-    add("--seed", type=int, default=1337, help="of the order of files; default: 1337")
-    add("--force", action="store_true", help="start over, replacing what is there")
-    options, unknown = parser.parse_known_args(argv)
-    known = [f"--{key}" for key in vars(options)]
-    for option in unknown:
-        close = nearest(option.split("=")[0], known) if option.startswith("-") else f"--source={option}"
-        parser.error(f"unknown option {option}, the nearest is {close}")
-    for key in ("tokens", "val_tokens", "shard_tokens", "workers"):
-        value = getattr(options, key)
-        expect(value is None or value > 0, f"--{key}={value}, expected at least 1")
-    expect(options.shard_tokens < 2 ** 31, f"--shard_tokens={options.shard_tokens}, expected less than 2 ** 31")
-    fixed = [part for part in Path(options.source).parts if not re.search(r"[*?\[]", part)] or ["text"]    # of a glob
-    options.name = options.name or re.sub(r"\W+", "-", Path(fixed[-1]).stem).strip("-") or "text"
-    expect(re.fullmatch(r"\w[\w.-]*", options.name), f"--name={options.name}, expected letters, digits, _, - and .")
-    options.tokenizer = options.tokenizer or ("gpt2" if options.source in FINEWEB else "bytes")
-    expect(options.source != "fineweb10B-gpt2" or options.tokenizer == "gpt2",
-           f"--tokenizer={options.tokenizer}, expected gpt2, with which {options.source} was made")
-    return options
+            left = left - len(read_shard(path)) if number else options.tokens or 10 ** 15
+            size, number = width * min(left, options.shard_tokens, 400_000_000), number + 1  # a count is an int32
+    expect(number > 1, f"{options.source}: all was held out; give it more text, or fewer --val_tokens and --force")
 
 def prepare(source="stdlib", **options):
-    """What the command does, with the same options; returns the corpus's folder."""
-    given = {"source": source, **options}.items()
-    options = parse([f"--{key}" if value is True else f"--{key}={value}" for key, value in given
-                     if value is not None and value is not False])
-    identity = {key: value for key, value in vars(options).items() if key not in ("data_dir", "workers", "force")}
-    source, folder = options.source, Path(options.data_dir, options.name)
-    if (folder / "meta.json").exists() and not options.force:
-        check_same(folder / "meta.json", read_meta(folder)["options"], identity)
-        print(f"{folder} is complete already; --force makes it anew")
-        return folder
-    tokenizer = get_tokenizer(options.tokenizer)
-    paths = [] if source in FINEWEB else source_files(source, options.seed)
+    """What the command does, with the same options; returns the corpus's folder. Raises ConfigError and DataError."""
+    options = PrepareConfig(source, **options)
+    made = {key: value for key, value in vars(options).items() if key not in ("data_dir", "workers", "force")}
+    folder, tokenizer = Path(options.data_dir, options.name), get_tokenizer(options.tokenizer)
+    paths = [] if source in ("fineweb", "fineweb10B-gpt2") else source_files(source, options.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        if options.force:
-            for path in [folder / "meta.json", folder / "state.json", *folder.glob("*.bin")]:
-                path.unlink(missing_ok=True)
-        if source == "fineweb10B-gpt2":
-            val_bytes, train_bytes = download(folder, options, tokenizer, identity)
-        else:
-            val_bytes, train_bytes = tokenize(folder, options, tokenizer, identity, paths)
-        shards = {path.name: len(read_shard(path)) for path in sorted(folder.glob(f"{options.name}_*.bin"))}
-        val_tokens = shards[shard_path(folder, options.name, 0).name]
-        train_tokens = sum(shards.values()) - val_tokens
-        write_json(folder / "meta.json", {
-            "tokenizer": options.tokenizer, "vocab_size": tokenizer.n_vocab, "source": source,
-            "train_tokens": train_tokens, "train_bytes": train_bytes, "val_tokens": val_tokens, "val_bytes": val_bytes,
-            "shards": list(shards), "options": identity, "complete": True, "versions": {
-                "python": platform.python_version(), "tiktoken": tiktoken.__version__, "numpy": np.__version__}})
-    share = val_tokens / (train_tokens + val_tokens)
-    note = f" ({share:.0%}, as documents are held out whole)" if share > 0.1 and not options.val_tokens else ""
-    print(f"{folder}: {train_tokens:,} tokens to train on, {val_tokens:,} held out{note}")
+    with blame(f"{folder}: another prepare.py is at work here; wait for it, or give another --name"):
+        lock = FileLock(folder / ".lock", blocking=False).acquire()
+    with lock, blame(f"--source={source}: failed; the same command goes on from the last whole shard"):
+        meta, state = folder / "meta.json", folder / "state.json"
+        for path in [meta, state, *folder.glob("*.bin")] if options.force else []:
+            path.unlink(missing_ok=True)
+        saved = [read_json(path).get("options") or {"source": "unknown"} for path in (meta, state) if path.exists()]
+        then = [*saved, {"source": "unknown"}][0] if [*folder.glob("*.bin")] else made
+        other = [f"{key}={then[key]}, now {made.get(key)}" for key in then if then[key] != made.get(key)]
+        expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
+        write_json(state, {"options": made})
+        if not meta.exists():
+            if source == "fineweb10B-gpt2":  # one shard to hold out and 103 to train on, of 100M tokens each
+                import huggingface_hub
+                names = [f"fineweb_{'train' if i else 'val'}_{i:06d}.bin" for i in range(104)]
+                huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset", local_dir=folder,
+                                                  allow_patterns=names[:1 - (options.tokens or 10 ** 11) // -10 ** 8])
+            else:
+                tokenize(folder, options, tokenizer, paths)
+            lengths, counts = bytes_per_token(tokenizer).astype(np.uint16), {}
+            for split in "train", "val":
+                shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
+                counts[f"{split}_tokens"] = sum(map(len, shards))
+                counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
+            shards = sorted(path.name for path in folder.glob("*.bin"))
+            versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
+            write_json(meta, {"tokenizer": options.tokenizer, "vocab_size": tokenizer.n_vocab, "source": source,
+                              "shards": shards, "options": made, "complete": True, "versions": versions, **counts})
+    print("{}: {train_tokens:,} tokens to train on, {val_tokens:,} held out".format(folder, **read_meta(folder)))
     return folder
 
 if __name__ == "__main__":
-    try:
-        prepare(**vars(parse(sys.argv[1:])))
-    except (DataError, OSError) as error:
-        sys.exit(print(f"prepare.py: {error}", file=sys.stderr) or 2)
-    except KeyboardInterrupt:
-        message = "prepare.py: interrupted; the same command goes on from the last whole shard"
-        sys.exit(print(message, file=sys.stderr) or 130)
+    run_script(lambda words: prepare(**vars(parse(PrepareConfig, words, __doc__))))

@@ -3,7 +3,7 @@ Text from checkpoints.
 
     python sample.py                                              # out/angpt, from nothing
     python sample.py --out_dir=out/ngpt --prompt="def "
-    python sample.py --out_dir=out/ngpt,out/angpt --prompt=FILE:story.txt --num_samples=3 --temperature=0.7 --top_p=0.9
+    python sample.py --out_dir=out/ngpt,out/angpt --prompt=FILE:story.txt --num_samples=3 --temperature=0.7 --top_k=50
 """
 import codecs
 import math
@@ -12,44 +12,39 @@ from pathlib import Path
 
 import torch
 
-from model import check, option
-from prepare import DataError, encode
-from train import find_device, load_model, parse, run_script
-
+from model import option
+from prepare import blame, check, encode, parse, run_script
+from train import Machine, load_model
 
 @dataclass
 class SampleConfig:
-    out_dir: str = option("out/angpt", "run to sample from; several with commas between, one after the other")
-    prompt: str = option("", "text to continue; FILE:path reads it from a file")
-    num_samples: int = option(1, "samples of each run")
-    max_new_tokens: int = option(500, "tokens at most")
-    temperature: float = option(0.8, "0 takes the likeliest token; 1 samples as the model learnt")
-    top_k: int | None = option(None, "sample among the k likeliest tokens (all)")
-    top_p: float | None = option(None, "sample among the likeliest tokens that make up this probability (all)")
-    seed: int = option(1337, "of the sampling")
-    device: str = option("auto", "auto | cpu | cuda | mps")
+    out_dir: str = option("out/angpt", "run to sample from; several with commas between", "options")
+    prompt: str = option("", "text to continue; FILE:path reads it from a file", "options")
+    num_samples: int = option(1, "samples of each run", "options")
+    max_new_tokens: int = option(500, "tokens at most", "options")
+    temperature: float = option(0.8, "0 takes the likeliest token; 1 samples as the model learnt", "options")
+    top_k: int | None = option(None, "sample among the k likeliest tokens (all)", "options")
+    seed: int = option(1337, "of the sampling", "options")
+    device: str = option("auto", "auto | cpu | cuda | mps", "options")
 
     def __post_init__(self):
         check(self, "num_samples max_new_tokens top_k", lambda x: x >= 1, "at least 1")
         check(self, "temperature", lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")
-        check(self, "seed", lambda x: 0 <= x < 2 ** 32, "0 to 2 ** 32 - 1")
-        check(self, "top_p", lambda x: 0 < x <= 1, "more than 0 and at most 1")
+        check(self, "seed", lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")
 
-
-def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, top_p=None, seed=1337):
+def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
     """Yields the text that follows `prompt` (str or bytes), piece by piece, until end-of-text or max_new_tokens."""
     data = prompt.encode() if isinstance(prompt, str) else prompt
     device = next(model.parameters()).device
     idx = torch.from_numpy(encode(tokenizer, data).astype("int64"))[None].to(device)      # (1, T), end-of-text first
     generator = torch.Generator(device).manual_seed(seed)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")         # a character may be cut by a token's end
-    for token in model.generate(idx, max_new_tokens, temperature, top_k, top_p, tokenizer.eot_token, generator):
+    for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
         if token.item() == tokenizer.eot_token:
             break
         if token.item() < tokenizer.n_vocab:                           # the vocabulary may be padded
             yield decoder.decode(tokenizer.decode_single_token_bytes(token.item()))
     yield decoder.decode(b"", final=True)
-
 
 def write(model, tokenizer, prompt="", **options):
     """Prints prompt and continuation as they come."""
@@ -58,30 +53,23 @@ def write(model, tokenizer, prompt="", **options):
         print(piece, end="", flush=True)
     print()
 
-
 def main(argv):
     config = parse(SampleConfig, argv, __doc__)
-    prompt = config.prompt
+    prompt, device = config.prompt, Machine(config.device).device
     if prompt.startswith("FILE:"):
-        try:
+        with blame(f"{prompt[5:]}: cannot be read as text"):
             prompt = Path(prompt[5:]).read_bytes().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{prompt[5:]}: cannot be read as text ({error})") from None
-    device = find_device(config.device)
     folders = [config.out_dir] if Path(config.out_dir, "ckpt.pt").exists() else config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
-        model.fold_()
         if len(folders) > 1:
-            loss = state["best_val_loss"]                                          # inf where it was never validated
-            best = f", best held-out loss {loss:.3f}" * math.isfinite(loss)
-            print(f"--- {folder}: {model.config.arch}, step {state['step']}{best}")
+            best = state.get("best_val_loss", math.inf)                # inf where it was never validated
+            told = f", best held-out loss {best:.3f}" * math.isfinite(best)
+            print(f"--- {folder}: {model.config.arch}, step {state['step']}{told}")
         for i in range(config.num_samples):
-            if i:
-                print("---")
+            print("---\n" * (i > 0), end="")
             write(model, tokenizer, prompt, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
-                  top_k=config.top_k, top_p=config.top_p, seed=config.seed + i)
-
+                  top_k=config.top_k, seed=config.seed + i)
 
 if __name__ == "__main__":
-    run_script(main, less="the model does not fit")
+    run_script(main)

@@ -4,6 +4,7 @@ Lesson 1, LayerNorm and RMSNorm: what is right, what it is tried on, and which m
 The references are written out in elementary operations, so that they check torch's and model.py's forms from outside.
 """
 import math
+from functools import partial
 
 import torch
 from grader import Exercise
@@ -43,7 +44,9 @@ drift = Exercise(
         (lambda n, shift, scale, mean, variance: (
             mean * scale ** (n / 2) + shift * sum(scale ** (k / 2) for k in range(n)), variance * scale ** n),
          "In yours the values themselves are stretched, mean and all. In this picture the mean is only shifted."),
-    ])
+        (lambda n, shift, scale, mean, variance: (n * shift, scale ** n),
+         "That is right for a start at mean 0 and variance 1. Where it starts is given too."),
+    ], parts=("mean", "variance"))
 
 
 # 1.2  LayerNorm -------------------------------------------------------------------------------------------------------
@@ -59,29 +62,31 @@ def norm_inputs(generator):
     yield "a large eps", randn(generator, 2, 5), 0.5
 
 
-def eps_outside(x, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / ((centred ** 2).mean(-1, keepdim=True).sqrt() + eps)
-
-
-def over_the_batch(x, eps):
-    return standardize(x.movedim(0, -1), eps)[0].movedim(-1, 0)
+def layer_norm_as(x, eps, *, correction=0, outside=False, axis=-1, no_eps=False, power=0.5):
+    """LayerNorm, and what becomes of it with one thing done otherwise."""
+    axes = tuple(range(x.dim())) if axis is None else axis
+    count = x.numel() if axis is None else x.shape[axis]
+    centred = x - x.sum(axes, keepdim=True) / count
+    variance = (centred ** 2).sum(axes, keepdim=True) / (count - correction)
+    eps = 0 * eps if no_eps else eps
+    return centred / (variance ** power + eps if outside else (variance + eps) ** power)
 
 
 layer_norm = Exercise(
     reference=lambda x, eps: standardize(x, eps)[0],
     inputs=norm_inputs,
     misconceptions=[
-        (lambda x, eps: standardize(x, eps, correction=1)[0],
+        (partial(layer_norm_as, correction=1),
          "You divide the squares by n - 1, the sample variance (torch.var's default). LayerNorm divides them by n."),
-        (eps_outside, "Your eps is outside the root. It belongs to the variance, before the root is taken."),
-        (over_the_batch, "You normalized along the first axis. Every row is normalized on its own: look at dim."),
-        (lambda x, eps: standardize(x, 0.0)[0], "Your eps is missing: equal entries give 0/0 then."),
-        (lambda x, eps: (x - x.mean()) / (x.var(correction=0) + eps).sqrt(),
+        (partial(layer_norm_as, outside=True),
+         "Your eps is outside the root. It belongs to the variance, before the root is taken."),
+        (partial(layer_norm_as, axis=0),
+         "You normalized along the first axis. Every row is normalized on its own: look at dim."),
+        (partial(layer_norm_as, no_eps=True), "Your eps is missing: equal entries give 0/0 then."),
+        (partial(layer_norm_as, axis=None),
          "You took mean and variance of the whole tensor. Every row has its own: give dim."),
-        (lambda x, eps: standardize(x, eps)[0] / standardize(x, eps)[1],
-         "You divide by the variance. LayerNorm divides by its root."),
-    ])
+        (partial(layer_norm_as, power=1.0), "You divide by the variance. LayerNorm divides by its root."),
+    ], without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm", "batch_norm"))
 
 
 # 1.3  The largest entry -----------------------------------------------------------------------------------------------
@@ -96,28 +101,39 @@ largest = Exercise(
                                            "the result add up to n."),
         (lambda n: 1, "Variance 1 does not mean that no entry is above 1: one may be far out if the others are "
                       "close together."),
+        (lambda n: n - 1, "That is the largest square of an entry: a root is missing."),
         (lambda n: math.inf, "When the variance is small, so is every x - mean: try one entry away from equal others."),
     ], tolerance=1e-4)
 
 
 # 1.4  RMSNorm ---------------------------------------------------------------------------------------------------------
 
+def rms_norm_as(x, eps, *, count=None, outside=False, axis=-1, no_eps=False, power=0.5, centred=False):
+    """RMSNorm, and what becomes of it with one thing done otherwise."""
+    axes = tuple(range(x.dim())) if axis is None else axis
+    count = count or (x.numel() if axis is None else x.shape[axis])
+    around = x - x.mean(-1, keepdim=True) if centred else x
+    square = (around ** 2).sum(axes, keepdim=True) / count
+    eps = 0 * eps if no_eps else eps
+    return x / (square ** power + eps if outside else (square + eps) ** power)
+
+
 rms_norm = Exercise(
     reference=lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt(),
     inputs=norm_inputs,
     misconceptions=[
-        (lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) + eps).sqrt(),
+        (partial(rms_norm_as, count=1),
          "You divide by the length, so the result has length 1. RMSNorm takes the mean square: length sqrt(n)."),
         (lambda x, eps: standardize(x, eps)[0], "That is LayerNorm. RMSNorm subtracts nothing."),
-        (lambda x, eps: x / standardize(x, eps)[1],
+        (partial(rms_norm_as, centred=True),
          "You divide by the root of the variance, which has the mean taken out. RMSNorm knows no mean."),
-        (lambda x, eps: x / ((x ** 2).mean(-1, keepdim=True).sqrt() + eps),
+        (partial(rms_norm_as, outside=True),
          "Your eps is outside the root. It belongs to the mean square, before the root is taken."),
-        (lambda x, eps: x / ((x ** 2).mean() + eps).sqrt(),
+        (partial(rms_norm_as, no_eps=True), "Your eps is missing: a row of zeros gives 0/0 then."),
+        (partial(rms_norm_as, axis=None),
          "You took the mean square of the whole tensor. Every row has its own: give dim."),
-        (lambda x, eps: x / ((x ** 2).mean(-1, keepdim=True) + eps),
-         "You divide by the mean square. RMSNorm divides by its root."),
-    ])
+        (partial(rms_norm_as, power=1.0), "You divide by the mean square. RMSNorm divides by its root."),
+    ], without=("rms_norm", "RMSNorm"))
 
 
 # 1.5  The essay's blocks with RMSNorm between them --------------------------------------------------------------------
@@ -159,7 +175,7 @@ rms_drift = Exercise(
         (rms_drifting(of_rms, norm_first=True), "The norm comes after the block, on what the block gives."),
         (rms_at_the_end, "You normalized once, at the end. The norm acts after every block."),
         (lambda *_: (0.0, 1.0), "That is what LayerNorm leaves. RMSNorm does not subtract the mean."),
-    ])
+    ], parts=("mean", "variance"))
 
 
 # 1.6  Which parameters write into the residual stream -----------------------------------------------------------------
@@ -185,17 +201,34 @@ writes_to_stream = Exercise(
          "w_qkv and w_up read from the stream, through a norm. What they give stays inside the branch."),
         (writers("wte", "wpe", "w_o", "w_down", "lm_head"),
          "lm_head reads the last state of the stream, through norm_f; its output is the logits."),
-    ])
+        (writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
+         "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it."),
+    ], about={
+        "wte.weight": "The stream begins with something. wte gives a vector for each token: where does it go?",
+        "wpe.weight": "Learned positions: look at what GPT.forward does with wpe before the first block.",
+        "blocks.0.norm1.weight": "norm1: read the line in PreNormBlock that uses it. Is its output added to h?",
+        "blocks.0.w_qkv.weight": "w_qkv gives queries, keys and values. What becomes of them before anything is added?",
+        "blocks.0.w_o.weight": "w_o is the last map of the attention branch. What happens to its output?",
+        "blocks.0.w_o.bias": "A bias goes where the output of its map goes: follow w_o's.",
+        "blocks.5.norm2.bias": "norm2's bias is part of what norm2 gives. Is that added to h, or read by w_up?",
+        "blocks.5.w_up.weight": "w_up gives the MLP's hidden units, more than there are channels. Can they be added?",
+        "blocks.5.w_down.weight": "w_down is the last map of the MLP. What happens to its output?",
+        "blocks.11.w_down.bias": "w_down's bias goes where w_down's output goes.",
+        "norm_f.weight": "norm_f stands behind the last block. What reads its output?",
+        "lm_head.weight": "lm_head gives a number for each token of the vocabulary: are those channels of the stream?",
+    })
 
 
 # 1.7  LayerNorm's Jacobian --------------------------------------------------------------------------------------------
 
-def jacobian_of(mean_term=True, y_term=True, y_over_n=True, y_over_root=True, correction=0):
-    def jacobian(x, eps):
+def jacobian_as(x, eps, *, mean_term=True, y_term=True, y_over_n=True, y_over_root=True, over_root=True, correction=0,
+                rms=False):
+    y, root = rms_norm_as(x, eps), ((x ** 2).mean(-1, keepdim=True) + eps).sqrt()
+    if not rms:
         y, root = standardize(x, eps, correction)
-        n, yy = len(x), torch.outer(y, y) * (1 if y_over_root else root ** 2)
-        return (torch.eye(n, dtype=x.dtype) - mean_term / n - y_term * yy / (n if y_over_n else 1)) / root
-    return jacobian
+    n, yy = len(x), torch.outer(y, y) * (1 if y_over_root else root ** 2)
+    J = torch.eye(n, dtype=x.dtype) - (mean_term and not rms) / n - y_term * yy / (n if y_over_n else 1)
+    return J / root if over_root else J
 
 
 def jacobian_inputs(generator):
@@ -208,28 +241,32 @@ def jacobian_inputs(generator):
 
 
 jacobian = Exercise(
-    reference=jacobian_of(),
+    reference=jacobian_as,
     inputs=jacobian_inputs,
     misconceptions=[
-        (jacobian_of(mean_term=False, y_term=False),
+        (partial(jacobian_as, mean_term=False, y_term=False),
          "You treat mean and s as constants, but both depend on every entry of x: J is not diagonal."),
-        (jacobian_of(y_term=False), "You treat the root s as a constant, but s depends on every entry of x."),
-        (jacobian_of(y_over_n=False), "s is the root of a mean over n entries: its derivative carries a 1/n."),
-        (jacobian_of(y_over_root=False), "In the last term stands x - mean where y = (x - mean)/s belongs, twice."),
-        (jacobian_of(correction=1), "Your s has the sample variance, torch.var's default. LayerNorm's divides by n."),
-    ])
+        (partial(jacobian_as, y_term=False), "You treat the root s as a constant, but s depends on every entry of x."),
+        (partial(jacobian_as, mean_term=False),
+         "You treat the mean as a constant, but it too changes when one entry of x does."),
+        (partial(jacobian_as, y_over_n=False), "s is the root of a mean over n entries: its derivative carries a 1/n."),
+        (partial(jacobian_as, y_over_root=False),
+         "In the last term stands x - mean where y = (x - mean)/s belongs, twice."),
+        (partial(jacobian_as, over_root=False), "The division by s itself is missing: y is (x - mean) over s."),
+        (partial(jacobian_as, correction=1),
+         "Your s has the sample variance, torch.var's default. LayerNorm's divides by n."),
+        (partial(jacobian_as, rms=True), "That is RMSNorm's Jacobian: LayerNorm subtracts the mean first."),
+    ], without=("autograd", "jacrev", "jacfwd", "backward", "grad", "vjp", "jvp"))
 
 
 # 1.8  LayerNorm's backward pass ---------------------------------------------------------------------------------------
 
-def backward_of(use_weight=True, through_mean=True, through_root=True, y_for_weight=True, row=torch.mean,
-                down=torch.sum):
-    def backward(g, x, weight, eps):
-        y, root = standardize(x, eps)
-        u = g * weight if use_weight else g
-        dx = (u - through_mean * row(u, -1, keepdim=True) - through_root * y * row(u * y, -1, keepdim=True)) / root
-        return dx, down(g * (y if y_for_weight else y * root), 0), down(g, 0)
-    return backward
+def backward_as(g, x, weight, eps, *, use_weight=True, through_mean=True, through_root=True, over_root=True,
+                y_for_weight=True, row=torch.mean, down=torch.sum):
+    y, root = standardize(x, eps)
+    u = g * weight if use_weight else g
+    dx = u - through_mean * row(u, -1, keepdim=True) - through_root * y * row(u * y, -1, keepdim=True)
+    return dx / (root if over_root else 1), down(g * (y if y_for_weight else y * root), 0), down(g, 0)
 
 
 def backward_inputs(generator):
@@ -240,19 +277,25 @@ def backward_inputs(generator):
 
 
 layer_norm_backward = Exercise(
-    reference=backward_of(),
+    reference=backward_as,
     inputs=backward_inputs,
     misconceptions=[
-        (backward_of(through_mean=False, through_root=False),
+        (partial(backward_as, through_mean=False, through_root=False),
          "You treat mean and s as constants. They depend on x: two more terms, both means over the row."),
-        (backward_of(through_root=False),
+        (partial(backward_as, through_root=False),
          "You treat s as a constant, but it depends on x: y times a row mean is missing."),
-        (backward_of(use_weight=False), "On its way to x the gradient passes the gain: multiply g by weight first."),
-        (backward_of(y_for_weight=False), "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
-        (backward_of(row=torch.sum), "dx has two means over the row. You took sums: a 1/n is missing in both."),
-        (backward_of(down=torch.mean),
+        (partial(backward_as, through_mean=False),
+         "You treat the mean as a constant, but it depends on x: a row mean is missing."),
+        (partial(backward_as, use_weight=False),
+         "On its way to x the gradient passes the gain: multiply g by weight first."),
+        (partial(backward_as, y_for_weight=False),
+         "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
+        (partial(backward_as, over_root=False), "dx is not divided by s: the forward pass was."),
+        (partial(backward_as, row=torch.sum),
+         "dx has two means over the row. You took sums: a 1/n is missing in both."),
+        (partial(backward_as, down=torch.mean),
          "Gain and bias act on all rows: their gradients are sums over the rows, not means."),
-    ])
+    ], parts=("dx", "dweight", "dbias"), without=("autograd", "backward", "grad", "vjp", "native_layer_norm_backward"))
 
 
 # 1.9  Pre-LN and Post-LN ----------------------------------------------------------------------------------------------
@@ -285,7 +328,7 @@ residuals = Exercise(
          "You have both, in the other order: Pre-LN first."),
         (lambda h, branch, norm: (norm(h) + branch(h), norm(h + branch(h))),
          "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way round."),
-    ])
+    ], parts=("Pre-LN", "Post-LN"))
 
 
 # 1.10  How long the stream gets ---------------------------------------------------------------------------------------
@@ -303,7 +346,7 @@ stream_norms = Exercise(
         (lambda L: (math.sqrt(L), math.sqrt(L)),
          "Under the second rule the contributions are not of length 1: each doubles the stream's expected square."),
         (lambda L: (math.sqrt(L), 2 ** (L - 1)), "The second is the expected square: its root is missing."),
-    ])
+    ], parts=("rule a", "rule b"))
 
 
 # 1.11  The skip path of Post-LN ---------------------------------------------------------------------------------------

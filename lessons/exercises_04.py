@@ -5,6 +5,7 @@ Equation and section numbers are those of nGPT (Loshchilov et al. 2024). The ref
 functions; where it has the same thing, the notebook compares the two.
 """
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,11 @@ COSINE = Exercise(reference=cosines, inputs=cosine_inputs, misconceptions=[
      "You divide by the norm of the whole matrix; each row has its own."),
     (lambda a, b: (a @ b.T) / (a.norm(dim=1)[:, None] * b.norm(dim=1)),
      "Right but for a row of zeros, which has no direction: 0/0 is NaN. Guard the division."),
-])
+    (lambda a, b: cosines(a, b, lambda x: x.square().sum(-1, keepdim=True)),
+     "You divide by the squared length: a root is missing."),
+    (lambda a, b: cosines(a, torch.ones_like(b)) * 0 + cosines(a, b, lambda x: x.norm(dim=-1, keepdim=True)).acos(),
+     "That is the angle. Its cosine is asked for, before the arccos."),
+], without=("cosine_similarity", "CosineSimilarity"))
 
 
 # 4.2 ------------------------------------------------------------------------------------------------------------------
@@ -101,6 +106,8 @@ SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconcep
     (lambda a, b, alpha: slerp(b, a, alpha), "The weights are the wrong way round: alpha = 0 has to give a."),
     (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha, over=torch.ones_like),
      "The division by sin(theta) is missing."),
+    (lambda a, b, alpha: a + alpha * (b - a),
+     "That is the chord itself, LERP: it runs inside the ball. SLERP stays on the sphere, with sines for weights."),
     (lambda a, b, alpha: F.normalize(a + alpha * (b - a), dim=-1),
      "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle along it."),
     (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha),
@@ -142,6 +149,8 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
      "The tangent step leaves the sphere: the retraction, Norm, is missing."),
     (lambda h, y, alpha: moved(h, alpha * (along(h, y) * y - h)),
      "You project on the plane perpendicular to y; the tangent space is the one at h."),
+    (lambda h, y, alpha: moved(h, alpha * F.normalize(y - along(h, y) * h, dim=-1)),
+     "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to the step."),
 ])
 
 
@@ -166,7 +175,7 @@ RATES = Exercise(
          "Relative to what? The share is the value's step over the value's start, init; doubling follows from it."),
         (lambda lr, init, scale: (lr * init / scale, lr / scale, 2 * scale / lr),
          "That is the time to treble. To double, the stored number has to move by its start once."),
-    ])
+    ], parts=("the value's step", "its share of the start", "steps to double"))
 
 
 # 4.6 ------------------------------------------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ SCALES = Exercise(
          "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large."),
         (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
          "The third follows from your second, but the second undoes the cosine's variance: undo its deviation."),
-    ])
+    ], parts=("factor for entries of variance 1", "factor for unit vectors", "start of s_qk"))
 
 
 # 4.7 ------------------------------------------------------------------------------------------------------------------
@@ -214,7 +223,7 @@ MATRICES = Exercise(
          "w_o is square, so its shape does not tell; it writes into h, as w_down does."),
         (scaled(lambda i, w: w.norm(dim=(1, 0, 1, 1)[i], keepdim=True)),
          "w_down writes into h, as w_o does: the axis of length d is its first one."),
-    ])
+    ], parts=("w_qkv", "w_o", "w_up", "w_down"))
 
 
 # 4.8 ------------------------------------------------------------------------------------------------------------------
@@ -245,7 +254,8 @@ def sphere_steps(w, gradients, lr, before=same, after=rows, view=same):
     return w, view(w).bfloat16()
 
 
-UPDATES = Exercise(reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, misconceptions=[  # bfloat16's rounding
+UPDATES = Exercise(                                                      # the tolerance is bfloat16's rounding
+    reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, parts=("master", "copy"), misconceptions=[
     (lambda w, g, lr: sphere_steps(w, g, lr, after=same, view=rows),
      "You normalize the copy alone. The master keeps its length, and the next step starts from it."),
     (lambda w, g, lr: sphere_steps(w, g, lr, after=lambda w: rounded(rows(w))),
@@ -279,7 +289,9 @@ def head_conditions(w_qkv, n_head, split=lambda w, n: w.unflatten(0, (n, -1)), p
     return torch.stack(found)
 
 
-CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3, misconceptions=[
+CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3, parts=("q", "k", "v"),
+                     misconceptions=[
+    (lambda w, n: 1 / head_conditions(w, n), "Largest over smallest singular value: yours is upside down."),
     (lambda w, n: head_conditions(w, 1), "That is the whole matrix: rows of different heads can be alike. Take each "
                                          "head's d_k rows by themselves, then the median."),
     (lambda w, n: head_conditions(w, n, power=1),
@@ -334,8 +346,78 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
      "You give the model one token too few: context inputs and the last target make context + 1 tokens."),
     (lambda model, t, context, last: late_loss(model, t, context, last) * len(t) * last,
      "That is the sum of the losses; their mean is asked for."),
+    (lambda model, t, context, last: late_loss(model, t, context, last).exp(),
+     "That is the perplexity, the exponential of the loss. The loss itself is asked for, in nats."),
+])
+
+
+# 4.11 -----------------------------------------------------------------------------------------------------------------
+
+def block_inputs(generator):
+    """h on the sphere, a block's tensors as GPT has them, heads, rope's tables: so that every operation counts."""
+    for label, n_head, d, tokens, size in (("2 heads of 4", 2, 8, 5, 0.3), ("3 heads of 2", 3, 6, 4, 0.3),
+                                           ("one head and one token", 1, 4, 1, 0.3), ("alphas near 1", 2, 4, 3, 1.0)):
+        shapes = dict(w_qkv=(3 * d, d), w_o=(d, d), w_up=(8 * d, d), w_down=(d, 4 * d))
+        p = dict(zip(shapes, MATRICES.reference(*(torch.randn(x, generator=generator) for x in shapes.values()))))
+        for name, n in (("s_qk", d), ("s_u", 4 * d), ("s_v", 4 * d)):
+            p[name] = 1 + 0.3 * torch.randn(n, generator=generator)
+        p |= {name: size * torch.randn(d, generator=generator) for name in ("alpha_a", "alpha_m")}
+        angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(d // n_head // 2) / (d // n_head // 2))
+        yield label, directions(generator, 2, tokens, d), p, n_head, angle.cos(), angle.sin()
+
+
+def turned(x, cos, sin):
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+def ngpt_block(h, p, n_head, cos, sin, *, scale=0.5, causal=True, qk_norm=True, s_qk_first=False, k_scaled=True,
+               merged=True, branch_norm=True, retract=True, absolute=True, gate_scaled=True, swapped=False,
+               parallel=False):
+    (B, T, d), d_k = h.shape, h.shape[-1] // n_head
+
+    def step(h, y, alpha):
+        y = rows(y) if branch_norm else y
+        y = h + (alpha.abs() if absolute else alpha) * (y - h)
+        return rows(y) if retract else y
+
+    def prepared(x, s):
+        x = turned(x * s if s_qk_first else x, cos, sin)
+        x = rows(x) if qk_norm else x
+        return x if s_qk_first else x * s
+
+    q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1))
+    s_qk = p["s_qk"].view(n_head, 1, d_k)
+    scores = prepared(q, s_qk) @ prepared(k, s_qk if k_scaled else torch.ones_like(s_qk)).transpose(2, 3) * d_k ** scale
+    if causal:
+        scores = scores + torch.full((T, T), -torch.inf).triu(1)
+    y = scores.softmax(-1) @ v
+    y = (y.transpose(1, 2) if merged else y).reshape(B, T, d)
+    start, h = h, step(h, y @ p["w_o"].T, p["alpha_a"])
+    u, z = ((start if parallel else h) @ p["w_up"].T).chunk(2, dim=-1)
+    u, z = u * p["s_u"], z * p["s_v"] * (d ** 0.5 if gate_scaled else 1)
+    u, z = (z, u) if swapped else (u, z)
+    return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, p["alpha_m"])
+
+
+BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions=[
+    (partial(ngpt_block, scale=-0.5),
+     "The softmax factor is the Transformer's. q and k are unit vectors here: see exercise 4.6."),
+    (partial(ngpt_block, causal=False), "A token attends to later ones: the mask is missing."),
+    (partial(ngpt_block, qk_norm=False), "q and k are not normalized (eq. 15, 16)."),
+    (partial(ngpt_block, s_qk_first=True), "s_qk is applied before the norm (or before rope): it comes last."),
+    (partial(ngpt_block, k_scaled=False), "s_qk multiplies q only; eq. 16 has it on k too."),
+    (partial(ngpt_block, merged=False),
+     "The heads' outputs are put together wrongly: side by side, token by token, needs the axes H and T exchanged."),
+    (partial(ngpt_block, branch_norm=False),
+     "The branch's output goes into the step as it is. It is a point on the sphere first (the line behind eq. 10)."),
+    (partial(ngpt_block, retract=False), "The Norm after a step is missing (eq. 10, 11)."),
+    (partial(ngpt_block, absolute=False), "A negative alpha walks away: the model takes its absolute value."),
+    (partial(ngpt_block, gate_scaled=False), "The gate's argument is a cosine still: see eq. 21."),
+    (partial(ngpt_block, swapped=True), "SiLU is applied to u. The first 4d rows of w_up are u's, then the gate's."),
+    (partial(ngpt_block, parallel=True), "The MLP reads the h from before attention's step. It comes after it."),
 ])
 
 
 EXERCISES = {"4.1": COSINE, "4.2": MEAN_ABS, "4.3": SLERP, "4.4": RIEMANN, "4.5": RATES, "4.6": SCALES,
-             "4.7": MATRICES, "4.8": UPDATES, "4.9": CONDITION, "4.10": CONTEXT}
+             "4.7": MATRICES, "4.8": UPDATES, "4.9": CONDITION, "4.10": CONTEXT, "4.11": BLOCK}

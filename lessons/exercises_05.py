@@ -4,6 +4,7 @@ The exercises of lesson 5, from nGPT to anGPT: factors that stand in for norms, 
 Numbers and equations are those of the anGPT paper. A mistake is a wrong function and the sentence that helps.
 """
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -203,6 +204,46 @@ def inputs_extra_per_layer(generator):
                                                                  (62.33e6, 1e4, 62_318_976, 10))
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# 5.11 The block with what is left
+
+def inputs_block(generator):
+    for label, n_head, d, tokens, size in (("2 heads of 4", 2, 8, 5, 0.3), ("3 heads of 2", 3, 6, 4, 0.3),
+                                           ("one head and one token", 1, 4, 1, 0.3), ("alphas near 1", 2, 4, 3, 1.0)):
+        shapes = dict(w_qkv=(3 * d, d), w_o=(d, d), w_up=(8 * d, d), w_down=(d, 4 * d))
+        p = {name: rows(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+        p |= {name: size * torch.randn(d, generator=generator) for name in ("alpha_a", "alpha_m")}
+        p["g"] = torch.tensor((d / n_head) ** 0.5 + 0.3)
+        angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(d // n_head // 2) / (d // n_head // 2))
+        h = 1.2 * rows(torch.randn(2, tokens, d, generator=generator))
+        yield label, h, p, n_head, angle.cos(), angle.sin()
+
+
+def angpt_block(h, p, n_head, cos, sin, *, scale=0.0, causal=True, g_twice=False, nu_uz=True, sqrt_d=True,
+                swapped=False, branch_norm=True, residual=nu_residual, retract=False, absolute=True, parallel=False):
+    (B, T, d), d_k = h.shape, h.shape[-1] // n_head
+
+    def step(h, y, alpha):
+        alpha = alpha.abs() if absolute else alpha
+        y = (h + alpha * ((rows(y) if branch_norm else y) - h)) * residual(alpha)
+        return rows(y) if retract else y
+
+    def turned(x):
+        a, b = x.chunk(2, dim=-1)
+        return rows(torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1))
+
+    q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1))
+    scores = turned(q) @ turned(k).transpose(2, 3) * p["g"] ** (2 if g_twice else 1) * d_k ** scale
+    if causal:
+        scores = scores + torch.full((T, T), -torch.inf).triu(1)
+    y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, d)
+    start, h = h, step(h, y @ p["w_o"].T, p["alpha_a"])
+    u, z = ((start if parallel else h) @ p["w_up"].T).chunk(2, dim=-1)
+    u, z = (z, u) if swapped else (u, z)
+    z = z * (0.5 if nu_uz else 1) * (d ** 0.5 if sqrt_d else 1)
+    return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, p["alpha_m"])
+
+
 EXERCISES = {
     "5.1": Exercise(projected_norms, inputs_projected_norms, [
         (lambda W, X: (rows(X) @ rows(W.T)).norm(dim=-1),
@@ -213,6 +254,7 @@ EXERCISES = {
          "The rows of X keep the lengths they came with: they are to be unit vectors too."),
         (lambda W, X: (rows(X) @ (W / W.norm()).T).norm(dim=-1),
          "You divided W by one number, its norm as a whole. Each row has a length of its own."),
+        (lambda W, X: (X @ W.T).norm(dim=-1), "Nothing is normalized: both have rows that are to be unit vectors."),
     ]),
     "5.2": Exercise(linear_factors, inputs_linear_factors, [
         (lambda *a: [1 / x for x in linear_factors(*a)],
@@ -227,10 +269,12 @@ EXERCISES = {
          "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing."),
         (lambda d, n_head, ratio: [n_head ** 0.5, n_head ** 0.5, *linear_factors(d, n_head, ratio)[2:]],
          "nu_p is upside down: n_head unit vectors side by side are longer than 1, and nu_p has to shorten them."),
-    ]),
+    ], parts=("nu_qkv", "nu_p", "nu_uz", "nu_d")),
     "5.3": Exercise(nu_residual, inputs_nu_residual, [
         (lambda a: 1 - 2 * a + 2 * a ** 2,
          "This is the paper's printed line, the expected squared norm. What has to stand before a vector to undo it?"),
+        (lambda a: (1 - 2 * a + 2 * a ** 2) ** 0.5,
+         "This is the expected norm. nu is what brings it back to 1."),
         (lambda a: 1 / (1 - 2 * a + 2 * a ** 2),
          "You divide by the expected squared norm; a vector is divided by its norm."),
         (lambda a: (1 - 2 * a + a ** 2) ** -0.5,
@@ -259,6 +303,7 @@ EXERCISES = {
          "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t)."),
         (lambda s: (mean_of(lambda t: F.silu(t) ** 2, s) - mean_of(F.silu, s) ** 2) ** -0.5,
          "You took the standard deviation, which leaves the mean out. A length counts the mean too."),
+        (lambda s: mean_of(lambda t: F.silu(t) ** 2, s) ** 0.5, "This is the expected norm; nu is what undoes it."),
     ], tolerance=3e-3),
     "5.6": Exercise(mixed_norms, inputs_mixed_norms, [
         (lambda A: A.sum(-1),
@@ -267,6 +312,8 @@ EXERCISES = {
          "You counted the tokens with any weight at all. That is right only when the weights are equal."),
         (lambda A: A.square().sum(-1), "These are expected squared norms; the root is missing."),
         (lambda A: A.square().sum(-2).sqrt(), "You summed over the queries. An output is a row of A times the values."),
+        (lambda A: A.square().sum(-1).rsqrt(),
+         "This is the factor that would bring the output back to length 1. Its length is asked for."),
     ]),
     "5.7": Exercise(places("z", "residual"), inputs_places, [
         (places("q", "k", "z", "residual"),
@@ -285,7 +332,17 @@ EXERCISES = {
         (places("q", "k", "v", "p", "u", "acf", "d"),
          "You have it the other way round: True is for a factor that changes the output."),
         (places("residual"), "One constant sits inside a function f with f(c z) different from c f(z)."),
-    ]),
+    ], about={
+        0: "q: rope keeps its length's factor, and then comes unit(q).",
+        1: "k: rope turns it, and then comes unit(k).",
+        2: "v: A (c v) = c A v, W_p (c x) = c W_p x. What comes next?",
+        3: "p: W_p's output goes into the residual step. What is the first thing that happens to it there?",
+        4: "u: it enters the gated product linearly. Follow the product to the next norm.",
+        5: "z: does SiLU(c z) equal c SiLU(z)?",
+        6: "acf: it stands in front of the product, W_d is linear. What comes next?",
+        7: "d: W_d's output goes into the residual step. What is the first thing that happens to it there?",
+        8: "residual: h after the step is read by the next one as it is. Is there a norm on h itself?",
+    }),
     "5.8": Exercise(fold_least, inputs_fold, [
         (fold_up(lambda nu, s: 1, lambda nu, s: nu),
          "The gate's argument is z * nu_uz * sqrt(d): two factors, one of which you left behind."),
@@ -298,9 +355,11 @@ EXERCISES = {
          "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u."),
         (fold_up(lambda nu, s: nu * s, lambda nu, s: nu * s),
          "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u."),
+        (fold_up(lambda nu, s: 1, lambda nu, s: nu * s, lambda nu: nu),
+         "The output is right, but w_qkv need not change: which norms follow q, k and v (exercise 5.7)?"),
         (fold_up(lambda nu, s: nu, lambda nu, s: nu * s, lambda nu: nu),
          "The output is right, but q, k, v and u need not change: a norm undoes each of these factors (exercise 5.7)."),
-    ]),
+    ], parts=("w_qkv", "w_up")),
     "5.9": Exercise(bound_rows, inputs_bound_rows, [
         (lambda W: W / W.norm(dim=-1, keepdim=True),
          "This is nGPT's constraint: short rows are stretched, and a row of zeros is 0/0. A bound leaves both alone."),
@@ -309,6 +368,9 @@ EXERCISES = {
          "You bounded the columns. In y = W x a row is one neuron's weights."),
         (lambda W: W / W.norm().clamp(min=1),
          "You bounded the matrix as a whole. Each row has a bound of its own."),
+        (lambda W: W / W.norm(dim=-1, keepdim=True).clamp(max=1),
+         "The other way round: long rows stay, short ones are stretched. Which lengths may be divided by?"),
+        (lambda W: W.clamp(-1, 1), "You bounded each entry. A row of entries below 1 can be much longer than 1."),
     ]),
     "5.10": Exercise(extra_per_layer, inputs_extra_per_layer, [
         (lambda p, digit, c, n: (((p - c) / n).min(), ((p - c) / n).max()),
@@ -323,5 +385,22 @@ EXERCISES = {
          "Your sign is reversed: what we did not count is the printed number less ours."),
         (lambda *a: tuple(sorted(extra_per_layer(*a))),
          "You sorted the two. When no e fits, lowest comes out above highest: that is the finding."),
+    ], parts=("lowest", "highest")),
+    "5.11": Exercise(angpt_block, inputs_block, tolerance=1e-4, misconceptions=[
+        (partial(angpt_block, causal=False), "A token attends to later ones: the mask is missing."),
+        (partial(angpt_block, scale=-0.5),
+         "The scores are divided by sqrt(d_k) as well: g, which starts at sqrt(d_k), is the whole factor."),
+        (partial(angpt_block, g_twice=True), "g multiplies q and k both, so that it counts twice. q alone has it."),
+        (partial(angpt_block, nu_uz=False), "The gate's argument lacks nu_uz: of the constants that one counts (5.7)."),
+        (partial(angpt_block, sqrt_d=False), "The gate's argument lacks sqrt(d)."),
+        (partial(angpt_block, branch_norm=False),
+         "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m."),
+        (partial(angpt_block, residual=lambda a: 1.0), "nu(alpha) is missing: h becomes shorter with each step."),
+        (partial(angpt_block, residual=lambda a: 1 - 2 * a + 2 * a ** 2),
+         "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3."),
+        (partial(angpt_block, retract=True), "You normalize h after a step, as nGPT does. anGPT has nu(alpha) there."),
+        (partial(angpt_block, absolute=False), "A negative alpha walks away: the model takes its absolute value."),
+        (partial(angpt_block, swapped=True), "SiLU is applied to u. The first 4d rows of w_up are u's."),
+        (partial(angpt_block, parallel=True), "The MLP reads the h from before attention's step. It comes after it."),
     ]),
 }

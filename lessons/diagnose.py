@@ -1,0 +1,63 @@
+"""
+What happens in each layer while a model trains, for `train(config, watch=...)`:
+
+    from diagnose import diagnose
+    log = train(config, watch=diagnose(text.batch(range(16), torch.device("cpu"))))
+    log[-1]["grad_l1"]["w_down"]                    # a number for each layer
+
+  residual_norm   mean over tokens of ||h||, before the first block and after each (anGPT Fig. 1)
+  grad_l1         mean |gradient| of each matrix, not clipped (NormFormer Fig. 3 has w_down's)
+  scale           mean |value| of each gain, alpha and s (NormFormer Fig. 4, nGPT Fig. 6)
+  row_norm        mean norm of each matrix's rows, its input dimension (anGPT Fig. E.1); row_norm_max: the largest
+  momentum_var    variance of Adam's first moment over each matrix (anGPT Fig. B.1: over the sum of all steps')
+"""
+import re
+
+import torch
+
+from model import Scale
+
+
+def by_layer(values):
+    """{"blocks.0.w_o.weight": a, "blocks.1.w_o.weight": b, "lm_head.weight": c} -> {"w_o": [a, b], "lm_head": [c]}"""
+    found = {}
+    for name, value in values.items():
+        found.setdefault(re.sub(r"^blocks\.\d+\.|\.weight$", "", name), []).append(float(value))
+    return found
+
+
+def diagnose(batch):
+    """watch(model, optimizer, step) that measures on batch, a pair of (B, T) token ids, in eval mode: a dict by measure,
+    of which each is a list over layers or a dict of such by matrix. Nothing that training meets is changed."""
+    x, y = batch
+
+    def watch(model, optimizer, step):
+        norms = []
+
+        def note(block, given, h):
+            for state in (given[0], h) if block is model.blocks[0] else (h,):
+                norms.append(state.detach().float().norm(dim=-1).mean().item())
+
+        hooks = [block.register_forward_hook(note) for block in model.blocks]
+        training, device = model.training, next(model.parameters()).device
+        model.eval()                               # no dropout, and PowerNorm's running statistics stay as they are
+        matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
+        with torch.compiler.set_stance("force_eager"):
+            loss = model(x.to(device), y.to(device), loss_only=True)[1]
+            grads = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+        with torch.no_grad():
+            rows = {name: p.norm(dim=1) for name, p in matrices.items()}
+            moments = {name: optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1)) for name, p in matrices.items()}
+            scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
+            scales |= {f"{name}.weight": scale() for name, scale in model.named_modules() if isinstance(scale, Scale)}
+            return {"residual_norm": norms,
+                    "grad_l1": by_layer({name: g.abs().mean() for name, g in zip(matrices, grads)}),
+                    "scale": by_layer({name: value.abs().mean() for name, value in scales.items()}),
+                    "row_norm": by_layer({name: norm.mean() for name, norm in rows.items()}),
+                    "row_norm_max": by_layer({name: norm.max() for name, norm in rows.items()}),
+                    "momentum_var": by_layer({name: m.var(correction=0) for name, m in moments.items()})}
+
+    return watch

@@ -1,0 +1,457 @@
+"""
+Lesson 2, PowerNorm: its statistics, who sees the future, its backward pass and how it runs away. See grader.py.
+
+x is (B, T, d): B sequences, T tokens, d channels. A statistic of PowerNorm has d numbers, one a channel. The references
+are written without model.py's functions; the notebook compares the two.
+"""
+import math
+from functools import partial
+
+import torch
+
+from grader import Exercise
+
+ALL = (0, 1)                                               # the axes of batch and time
+
+
+def tokens(generator, *shape, spread=True):
+    """Random (B, T, d) with a mean that is not 0 and channels of different sizes."""
+    x = torch.randn(*shape, generator=generator) + 0.5
+    return x * torch.linspace(0.5, 3, shape[-1]) if spread else x
+
+
+# 2.1 ------------------------------------------------------------------------------------------------------------------
+
+def moment_inputs(generator):
+    yield "2 sequences of 3 tokens, 4 channels", tokens(generator, 2, 3, 4)
+    yield "one sequence", tokens(generator, 1, 5, 4)
+    yield "one token", tokens(generator, 1, 1, 6)
+    yield "as many channels as tokens and sequences", tokens(generator, 3, 3, 3)
+
+
+def moment(x, *, over=ALL, center=False, root=False, total=False):
+    x = x - x.mean(over, keepdim=True) if center else x
+    found = (x * x).sum(over) if total else (x * x).sum(over) / (x.numel() / x.sum(over).numel())
+    return found.sqrt() if root else found
+
+
+MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions=[
+    (partial(moment, over=-1), "That is RMSNorm's statistic, one number a token. PowerNorm has one a channel."),
+    (partial(moment, over=0), "You average over the sequences only, and keep a number for each position."),
+    (partial(moment, over=1), "You average over time only, and keep a number for each sequence."),
+    (partial(moment, center=True), "You subtract the mean first. PowerNorm does not: no mean anywhere."),
+    (partial(moment, root=True), "That is its root. The square itself is kept, and averaged over steps."),
+    (lambda x: x.abs().mean(ALL), "The mean of the squares is asked for; you take absolute values."),
+    (lambda x: x.mean(ALL) ** 2, "The mean of the squares, not the square of the mean."),
+    (partial(moment, over=(0, 1, 2)), "One number for everything: each channel has its own."),
+    (partial(moment, total=True), "That is the sum over all tokens. Divide by how many there are."),
+])
+
+
+# 2.2 ------------------------------------------------------------------------------------------------------------------
+
+def forward_inputs(generator):
+    x, weight = tokens(generator, 2, 3, 4), torch.rand(4, generator=generator) + 0.5
+    yield "2 x 3 tokens, 4 channels", x, torch.rand(4, generator=generator) + 0.2, weight, 1e-5
+    yield "tokens unlike those before", 10 * x, torch.rand(4, generator=generator), weight, 1e-5
+    yield "tiny psi2, where eps counts", x, torch.tensor([0.0, 1e-4, 1e-3, 1e-2]), weight, 1e-2
+    yield "one token", x[:1, :1], moment(x), weight, 1e-5
+
+
+def forward(x, psi2, weight, eps, *, center=False, own=None, root=torch.sqrt, inside=True, gain=True):
+    x = x - x.mean(ALL) if center else x
+    psi2 = psi2 if own is None else own(x)
+    psi = root(psi2 + eps) if inside is True else root(psi2) + (eps if inside is False else 0)
+    return (weight if gain else 1) * x / psi
+
+
+FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions=[
+    (partial(forward, center=True),
+     "You subtract the batch's mean. BatchNorm does that, and the essay's Figure 9; PowerNorm leaves the mean alone."),
+    (partial(forward, own=moment), "You normalize with this batch's own mean square. The running one is given: psi2."),
+    (partial(forward, center=True, own=moment), "That is all of BatchNorm: this batch's mean and variance. Neither "
+                                                "belongs here."),
+    (partial(forward, root=lambda square: square),
+     "You divide by the mean square itself. What has the size of x is its root."),
+    (partial(forward, inside=False), "eps stands under the root."),
+    (partial(forward, inside=None), "eps is missing: a channel that was always 0 gives a division by 0."),
+    (partial(forward, own=lambda x: x.square().mean(-1, keepdim=True)),
+     "That is RMSNorm: each token by itself. Here each channel is divided by its own psi."),
+    (lambda x, psi2, weight, eps: x / (weight * (psi2 + eps).sqrt()), "The gain multiplies; you divide by it."),
+    (partial(forward, gain=False), "The learned gain, weight, is missing."),
+    (partial(forward, root=lambda square: 1 / square.sqrt()), "You multiply by psi. A channel that is large is made "
+                                                              "smaller."),
+], without=("batch_norm", "BatchNorm1d"))
+
+
+# 2.3 ------------------------------------------------------------------------------------------------------------------
+
+def running_inputs(generator):
+    moments = torch.rand(5, 3, generator=generator)
+    yield "five steps", moments, 0.9
+    yield "fifty steps at 0.04", torch.full((50, 2), 0.04), 0.9
+    yield "one step", moments[:1], 0.9
+    yield "decay 0.5", moments, 0.5
+
+
+def running(moments, decay, *, start=1.0, late=True, old=lambda decay: decay, power=1.0, corrected=False,
+            share=lambda decay, n: decay ** n):
+    used, psi2 = [], torch.full_like(moments[0], start)
+    for n, m in enumerate(moments):
+        new = old(decay) * psi2 + (1 - old(decay)) * m ** power
+        found = psi2 if late else new
+        used.append((found / max(1 - decay ** n, 1e-9) if corrected else found) ** (1 / power))
+        psi2 = new
+    return torch.stack(used), share(decay, len(moments))
+
+
+def cumulative(moments, decay):
+    used = [torch.ones_like(moments[0])] + [moments[:n].mean(0) for n in range(1, len(moments))]
+    return torch.stack(used), decay ** len(moments)
+
+
+RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statistics", "the share"), misconceptions=[
+    (partial(running, late=False),
+     "You update before use: step t then normalizes with its own tokens too. It uses what the steps before it left."),
+    (partial(running, old=lambda decay: 1 - decay), "The weights are exchanged: decay is the old value's."),
+    (partial(running, start=0.0), "You start at 0. psi2 starts at 1."),
+    (partial(running, start=0.0, corrected=True), "That is Adam's correction of the start. PowerNorm has none."),
+    (cumulative, "That is the plain mean of all steps so far; here older steps fade."),
+    (partial(running, power=0.5), "You average the roots. It is the squares that are averaged."),
+    (partial(running, share=lambda decay, n: decay ** (n - 1)),
+     "The share that you give is that in what the last step used; asked is the share after its update."),
+    (partial(running, share=lambda decay, n: 1 - decay ** n),
+     "The share that you give is all the batches' together, not the start's."),
+    (partial(running, share=lambda decay, n: decay),
+     "The start's share shrinks with every step, not with the first one only."),
+])
+
+
+# 2.4 ------------------------------------------------------------------------------------------------------------------
+
+def statistic_inputs(generator):
+    x, psi2 = tokens(generator, 2, 3, 4), torch.rand(4, generator=generator) + 3
+    for training, step, warmup in ((True, 0, 2), (True, 1, 2), (True, 2, 2), (True, 3, 2), (False, 0, 2), (False, 2, 2),
+                                   (True, 0, 0), (False, 0, 0)):
+        mode = "training" if training else "evaluation"
+        yield f"{mode}, {step} steps done, warm-up of {warmup}", x, psi2, training, step, warmup
+
+
+def statistic(x, psi2, training, step, warmup):
+    return moment(x) if training and step < warmup else psi2
+
+
+STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconceptions=[
+    (lambda x, psi2, training, step, warmup: moment(x) if training else psi2,
+     "That is BatchNorm's rule: any step of training. PowerNorm stops looking at the batch when the warm-up is over."),
+    (lambda x, psi2, training, step, warmup: moment(x) if training and step <= warmup else psi2,
+     "One step too long: `step` counts the updates that are done, so the first step has 0."),
+    (lambda x, psi2, training, step, warmup: moment(x) if step < warmup else psi2,
+     "Evaluation never looks at the batch, in the warm-up neither: an answer would depend on its neighbours."),
+    (lambda x, psi2, training, step, warmup: psi2,
+     "Never the batch's own? The first steps of training have nothing else."),
+    (lambda x, psi2, training, step, warmup: moment(x) if training and step >= warmup else psi2,
+     "The wrong way round: it is at the beginning that psi2 cannot be trusted yet."),
+    (lambda x, psi2, training, step, warmup: moment(x) if training and step < warmup else
+     0.9 * psi2 + 0.1 * moment(x) if training else psi2,
+     "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still look at the batch."),
+    (lambda x, psi2, training, step, warmup: moment(x),
+     "Always the batch's own? Then the running mean would serve nothing."),
+])
+
+
+# 2.5 ------------------------------------------------------------------------------------------------------------------
+
+def by_token(x):
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def by_batch(x):
+    return x / moment(x).sqrt()
+
+
+def by_batch_detached(x):
+    return x / moment(x.detach()).sqrt()
+
+
+def by_past(x):
+    """Each token divided by the root mean square of all up to it."""
+    count = torch.arange(1, x.shape[1] + 1)[:, None]
+    return x / (x.square().mean(0).cumsum(0) / count).sqrt()
+
+
+def by_running(x):
+    return x / torch.linspace(0.5, 3, x.shape[-1])
+
+
+def reach_inputs(generator):
+    x = tokens(generator, 2, 4, 6).double()
+    yield "RMSNorm", by_token, x
+    yield "the batch's own mean square", by_batch, x
+    yield "the same, detached", by_batch_detached, x
+    yield "a fixed psi", by_running, x
+    yield "the mean square of all tokens so far", by_past, x
+    yield "the next token added", lambda x: x + torch.cat((x[:, 1:], x[:, :1] * 0), dim=1), x
+
+
+def reach(norm, x, change=lambda token: token + torch.linspace(1, 2, token.shape[-1]), upto=lambda t: t + 1):
+    y, columns = norm(x), []
+    for t in range(x.shape[1]):
+        other = x.clone()
+        other[:, t:upto(t)] = change(x[:, t:upto(t)])
+        columns.append((norm(other) - y).abs().amax((0, 2)) > 1e-9)
+    return torch.stack(columns, dim=1)
+
+
+def derivative(norm, x):
+    x = x.requires_grad_()
+    y, generator = norm(x), torch.Generator().manual_seed(0)
+    weights = torch.randn(y.shape, generator=generator, dtype=y.dtype)
+    rows = [torch.autograd.grad((weights * y)[:, s].sum(), x, retain_graph=True)[0] for s in range(x.shape[1])]
+    return torch.stack([row.abs().amax((0, 2)) > 1e-9 for row in rows])
+
+
+REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
+    (lambda norm, x: reach(norm, x).T, "Transposed: the row is the output's position, the column the token's."),
+    (derivative, "You look at derivatives. A detached statistic has none and is still made of all tokens: "
+                 "change a token and look."),
+    (lambda norm, x: reach(norm, x, change=lambda token: -token),
+     "You change a token's sign, which no mean of squares can notice. Change it in another way."),
+    (lambda norm, x: reach(norm, x, change=lambda token: 2 * token),
+     "You make a token longer without turning it, which RMSNorm does not notice. Change it in another way."),
+    (lambda norm, x: reach(norm, x).triu(1),
+     "Only the future? The whole matrix is asked for, the past and the diagonal too."),
+    (lambda norm, x: reach(norm, x, upto=lambda t: x.shape[1]),
+     "You change token t and all that follow it. Only token t is to change."),
+    (lambda norm, x: torch.ones(x.shape[1], x.shape[1]).tril().bool(),
+     "That is how it should be. Find out how it is: change a token, and compare the outputs."),
+])
+
+
+# 2.6 ------------------------------------------------------------------------------------------------------------------
+
+def exact_inputs(generator):
+    x, g = tokens(generator, 2, 3, 4), torch.randn(2, 3, 4, generator=generator)
+    yield "2 x 3 tokens, 4 channels", x, g + 0.5, 1e-5
+    yield "as many channels as tokens and sequences", tokens(generator, 3, 3, 3), tokens(generator, 3, 3, 3), 1e-5
+    yield "a gradient along xhat", x, x / moment(x).sqrt(), 1e-5
+    yield "small x, where eps counts", 0.1 * x, g, 1e-1
+    yield "one token", x[:1, :1], g[:1, :1] + 1, 1e-1
+
+
+def exact(x, g, eps, *, mean=lambda p: p.mean(ALL), part=1.0, scale=True, small=True, mean_too=False, hat=True):
+    psi = (moment(x) + (eps if small else 0)).sqrt()
+    xhat = x / psi if hat else x
+    dx = g - part * xhat * mean(g * xhat) - (g.mean(ALL) if mean_too else 0)
+    return dx / psi if scale else dx
+
+
+EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
+    (partial(exact, part=0.0),
+     "You take the statistic for a constant. Each entry of x moves it too, and with it the outputs of all tokens."),
+    (partial(exact, mean=lambda p: p.mean(-1, keepdim=True)),
+     "You average over the row, as RMSNorm's backward does. Average over what the statistic averages."),
+    (partial(exact, mean=lambda p: p.mean(0)), "You average over the sequences only: time belongs to it."),
+    (partial(exact, mean=lambda p: p.sum(ALL)), "A mean over the tokens, not their sum."),
+    (partial(exact, part=-1.0), "The sign: what x does to the statistic *reduces* the gradient along xhat."),
+    (partial(exact, part=2.0),
+     "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root."),
+    (partial(exact, scale=False), "The last division by psi is missing: x is larger than xhat by it."),
+    (partial(exact, mean_too=True),
+     "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's."),
+    (lambda x, g, eps: (g - x * (g * x).mean(ALL) / (moment(x) + eps).sqrt()) / (moment(x) + eps).sqrt(),
+     "One of the two xhat of the second term is still x."),
+    (partial(exact, hat=False), "It is xhat that stands in both places of the second term; you have x."),
+    (partial(exact, small=False), "The forward had eps under the root, so psi and xhat have it here."),
+])
+
+
+# 2.7 ------------------------------------------------------------------------------------------------------------------
+
+def published_inputs(generator):
+    x, dy = tokens(generator, 2, 3, 4), torch.randn(2, 3, 4, generator=generator) + 0.3
+    weight, psi2, nu = (torch.rand(4, generator=generator) + 0.5 for _ in range(3))
+    yield "2 x 3 tokens, 4 channels", x, dy, weight, psi2, nu, 1e-5
+    yield "nu of 0, as at the start", x, dy, weight, psi2, torch.zeros(4), 1e-5
+    square = [y[..., :3].repeat(2, 1, 1)[:3] for y in (x, dy)]
+    yield "as many channels as tokens and sequences", *square, weight[:3], psi2[:3], nu[:3], 1e-5
+    yield "a small psi2, where eps counts", x, dy, weight, 0.1 * psi2, nu, 0.1
+
+
+def published(x, dy, weight, psi2, nu, eps, *, own=False, mean=lambda p: p.mean(ALL), gain=True, sign=1.0, scale=True,
+              hat=True, rest=False, small=True):
+    eps = eps if small else 0.0
+    psi = (psi2 + eps).sqrt()
+    xhat, g = x / psi, dy * weight if gain else dy
+    rest_of_g = g - sign * nu * xhat
+    lam = mean((rest_of_g if rest else g) * (xhat if hat else x))
+    return rest_of_g / (((moment(x) + eps).sqrt() if own else psi) if scale else 1), lam
+
+
+PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", "Lambda"), misconceptions=[
+    (partial(published, mean=lambda p: p.mean(-1)),
+     "Lambda is to be a number for each channel; you average over the row."),
+    (partial(published, mean=lambda p: p.sum(ALL)), "Lambda is a mean over the tokens, not their sum."),
+    (lambda x, dy, w, psi2, nu, eps: (exact(x, dy * w, eps), published(x, dy, w, psi2, nu, eps)[1]),
+     "Your dx is the exact one of 2.6, of the batch's own moment. Here psi2 and nu are given numbers."),
+    (partial(published, own=True),
+     "You divide the gradient by this batch's root mean square, as the public code does. The forward divided by psi."),
+    (partial(published, gain=False),
+     "The gradient comes from behind the gain: what arrives at xhat is dy times weight."),
+    (partial(published, sign=-1.0), "The sign of nu: its part is taken away."),
+    (partial(published, hat=False), "In Lambda too it is xhat, not x."),
+    (partial(published, rest=True), "Lambda is the mean of g xhat itself; you took it after nu's part was removed."),
+    (partial(published, sign=0.0), "nu is missing in dx: you take psi for a constant and stop there."),
+    (lambda x, dy, w, psi2, nu, eps: ((dy * w - nu) / (psi2 + eps).sqrt(), published(x, dy, w, psi2, nu, eps)[1]),
+     "In dx, nu says how much of xhat is taken away; you take nu away."),
+    (lambda x, dy, w, psi2, nu, eps: ((dy * w - nu * x) / (psi2 + eps).sqrt(), published(x, dy, w, psi2, nu, eps)[1]),
+     "In dx it is nu times xhat that is taken away, not nu times x."),
+    (partial(published, scale=False), "dx still has to be divided by psi: x is larger than xhat by it."),
+    (partial(published, small=False), "The forward had eps under the root, so psi and xhat have it here."),
+])
+
+
+# 2.8 ------------------------------------------------------------------------------------------------------------------
+
+def nu_inputs(generator):
+    x, g = tokens(generator, 2, 3, 4), torch.randn(2, 3, 4, generator=generator) + 0.3
+    nu, psi2 = torch.randn(4, generator=generator), torch.rand(4, generator=generator) + 0.5
+    yield "2 x 3 tokens, 4 channels", nu, x, g, psi2, 1e-5, 0.9
+    yield "nu of 0, as at the start", torch.zeros(4), x, g, psi2, 1e-5, 0.9
+    yield "no gradient, large x", nu, 10 * x, 0 * g, psi2, 1e-5, 0.9
+    yield "decay 0.5", nu, x, g, psi2, 1e-5, 0.5
+    yield "a small psi2, where eps counts", nu, x, g, 0.1 * psi2, 0.1, 0.9
+
+
+def next_nu(nu, x, g, psi2, eps, decay, *, gamma=lambda x, psi2, eps: moment(x) / (psi2 + eps), early=False, hat=True,
+            fade=lambda decay: 1 - decay, share=lambda decay: 1 - decay):
+    psi2 = decay * psi2 + (1 - decay) * moment(x) if early else psi2
+    xhat = x / (psi2 + eps).sqrt()
+    return nu * (1 - fade(decay) * gamma(x, psi2, eps)) + share(decay) * (g * (xhat if hat else x)).mean(ALL)
+
+
+NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions=[
+    (partial(next_nu, gamma=lambda x, psi2, eps: moment(x)),
+     "Your G is the mean square of x. It is that of xhat: how much larger this batch is than the memory says."),
+    (partial(next_nu, gamma=lambda x, psi2, eps: 1.0),
+     "That is an ordinary running mean, 0.9 and 0.1. The old nu also shrinks by how large xhat is."),
+    (partial(next_nu, fade=lambda decay: 1.0),
+     "G too is multiplied by 1 - decay; all of it would forget nu at once."),
+    (partial(next_nu, share=lambda decay: 1.0), "The new part is multiplied by 1 - decay; yours comes in whole."),
+    (partial(next_nu, share=lambda decay: decay, fade=lambda decay: decay),
+     "The weights are exchanged: what is new counts 1 - decay."),
+    (partial(next_nu, fade=lambda decay: decay - 1), "The sign: a large xhat makes the old nu smaller, not larger."),
+    (partial(next_nu, hat=False), "Lambda is the mean of g xhat; yours is that of g x."),
+    (partial(next_nu, early=True), "You update psi2 first, so that xhat is not the one of the forward pass."),
+    (partial(next_nu, gamma=lambda x, psi2, eps: moment(x) / psi2),
+     "Nearly: xhat was made with eps under the root, and so is G."),
+    (partial(next_nu, gamma=lambda x, psi2, eps: x.mean(ALL) ** 2 / (psi2 + eps)),
+     "G is the mean of the squares of xhat, not the square of its mean."),
+    (partial(next_nu, gamma=lambda x, psi2, eps: (moment(x) / (psi2 + eps)).sqrt()),
+     "That is the root of G. The mean of the squares enters as it is."),
+    (partial(next_nu, gamma=lambda x, psi2, eps: 0.0),
+     "That only adds: without a G the old nu is never forgotten."),
+])
+
+
+# 2.9 ------------------------------------------------------------------------------------------------------------------
+
+STABLE = Exercise(
+    reference=lambda decay: 2 / (1 - decay), tolerance=1e-4,
+    inputs=lambda generator: ((f"decay {decay}", decay) for decay in (0.9, 0.99, 0.5)), misconceptions=[
+        (lambda decay: 1 / (1 - decay), "There the factor is 0, and beyond it nu changes its sign at each step. "
+                                        "But it still shrinks: look at the factor's size."),
+        (lambda decay: 2.0 / decay, "You have the weights exchanged: the factor is 1 - (1 - decay) G."),
+        (lambda decay: 20.0, "Right for 0.9. The answer depends on the decay."),
+        (lambda decay: decay / (1 - decay),
+         "That factor is 1 - decay, small and harmless. How large may its size become?"),
+        (lambda decay: (1 + decay) / (1 - decay), "There the factor is -decay: nu shrinks still. Go on."),
+        (lambda decay: 1 - decay, "That is the rate at which nu learns. The question is how large G may be for it."),
+        (lambda decay: 2 * (1 - decay), "Upside down: the smaller 1 - decay, the more may G be."),
+        (lambda decay: 1.0,
+         "A G of 1 is the normal case: the batch is as large as the memory says. Much more is harmless."),
+    ])
+
+
+# 2.10 -----------------------------------------------------------------------------------------------------------------
+
+def group_inputs(generator):
+    x = tokens(generator, 2, 3, 8)
+    yield "8 channels in 4 groups", x, 4, 1e-5
+    yield "8 channels in 2 groups", x, 2, 1e-5
+    yield "one group", x, 1, 1e-5
+    yield "small x, where eps counts", 0.1 * x, 4, 0.1
+    yield "a token of zeros", torch.cat((x[:1], 0 * x[:1])), 4, 1e-5
+    yield "one large entry", torch.eye(8).expand(1, 8, 8) * 1e3, 2, 1e-5
+
+
+def group_scale(x, groups, eps, *, size=lambda square: square.mean(-1, keepdim=True), center=False, inside=True,
+                strided=False, whole=False, bound=lambda d, n: math.sqrt(d / n)):
+    d = x.shape[-1]
+    x = x.unflatten(-1, (-1, groups)).mT if strided else x.unflatten(-1, (1 if whole else groups, -1))
+    x = x - x.mean(-1, keepdim=True) if center else x
+    psi = (size(x * x) + eps).sqrt() if inside is True else size(x * x).sqrt() + (eps if inside is False else 0)
+    return ((x / psi).mT if strided else x / psi).flatten(-2), bound(d, groups)
+
+
+GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled x", "the bound"), misconceptions=[
+    (partial(group_scale, bound=lambda d, n: math.sqrt(d)),
+     "sqrt(d) would be the bound for one group; how long is a group of d/groups entries?"),
+    (partial(group_scale, bound=lambda d, n: d / n),
+     "The bound on an entry is a root: it is the *squares* of a group that sum to at most d/groups."),
+    (partial(group_scale, bound=lambda d, n: 1.0),
+     "1 is the root mean square of a group; a single entry can hold all of it."),
+    (partial(group_scale, bound=lambda d, n: math.sqrt(n)),
+     "The bound depends on how many entries a group has, not on how many groups there are."),
+    (partial(group_scale, whole=True), "You scale the whole token at once. Each group has its own root mean square."),
+    (partial(group_scale, strided=True),
+     "A group is d/groups neighbouring channels; yours has every groups-th channel."),
+    (partial(group_scale, size=lambda square: square.sum(-1, keepdim=True)),
+     "You divide by the length of a group: its root *mean* square is smaller."),
+    (partial(group_scale, center=True), "You subtract a mean. GroupScaling1D only divides."),
+    (partial(group_scale, inside=False), "eps stands under the root."),
+    (partial(group_scale, inside=None), "A group of zeros gives 0/0: eps is missing."),
+    (partial(group_scale, size=lambda square: square.mean((0, 1, 3), keepdim=True)),
+     "You average over the tokens too. GroupScaling1D looks at one token at a time."),
+])
+
+
+# 2.11 -----------------------------------------------------------------------------------------------------------------
+
+def fold_inputs(generator):
+    def numbers(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    psi2 = torch.rand(4, generator=generator) + 0.2
+    yield "3 x 4", numbers(4) + 1, numbers(4), psi2, 1e-5, numbers(3, 4), numbers(3)
+    yield "a square matrix", numbers(4) + 1, numbers(4), psi2, 1e-5, numbers(4, 4), numbers(4)
+    yield "no biases", numbers(4) + 1, torch.zeros(4), psi2, 1e-5, numbers(3, 4), torch.zeros(3)
+    yield "a small psi2, where eps counts", numbers(4) + 1, numbers(4), 0.01 * psi2, 0.1, numbers(3, 4), numbers(3)
+
+
+def fold(weight, bias, psi2, eps, w, c, *, root=torch.rsqrt, gain=True, small=True, rows=False, through="w",
+         groups=False):
+    scale = (weight if gain else 1) * root(psi2 + (eps if small else 0))
+    scale = scale / psi2.unflatten(0, (2, -1)).mean(-1).sqrt().repeat_interleave(len(psi2) // 2) if groups else scale
+    folded = w * scale[:len(w), None] if rows else torch.einsum("md,d->md", w, scale)
+    added = {"w": w, "folded": folded, "nothing": 0 * w}[through]
+    return folded, c + torch.einsum("md,d->m", added, bias)
+
+
+FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bias"), misconceptions=[
+    (partial(fold, rows=True),
+     "You scale rows, the outputs. The norm scales what goes in: in torch's layout (out, in) the columns."),
+    (partial(fold, gain=False), "The gain is missing: weight is a constant too."),
+    (partial(fold, root=torch.sqrt), "The norm divides by psi, so the matrix is divided by it."),
+    (partial(fold, root=torch.reciprocal), "psi2 is a square: its root is what the norm divides by."),
+    (partial(fold, small=False), "eps is a constant as well: keep it under the root."),
+    (partial(fold, through="nothing"), "The norm's bias goes through the matrix, and adds to c."),
+    (partial(fold, through="folded"),
+     "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded one."),
+    (partial(fold, groups=True),
+     "You fold the group scaling too. It depends on the token, so no constant can take its place: it stays in front."),
+])
+
+
+EXERCISES = {"2.1": MOMENT, "2.2": FORWARD, "2.3": RUNNING, "2.4": STATISTIC, "2.5": REACH, "2.6": EXACT,
+             "2.7": PUBLISHED, "2.8": NEXT_NU, "2.9": STABLE, "2.10": GROUPS, "2.11": FOLD}
