@@ -294,7 +294,7 @@ class ANGPTBlock(Block):
         super().__init__(config)
         self.nu_qkv, self.nu_p = (self.d / self.d_k) ** 0.5, (self.d_k / self.d) ** 0.5       # section 4.3
         self.nu_uz, self.nu_d = (self.d / (4 * self.d)) ** 0.5, (4 * self.d / self.d) ** 0.5
-        self.nu_acf = 3.71943                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): section 4.2, which has 3.74
+        self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): section 4.2, which has 3.74
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: README
         self.alpha_a = Scale(self.d, 0.05, self.small)
         self.alpha_m = Scale(self.d, 0.05, self.small)

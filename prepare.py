@@ -155,7 +155,7 @@ def read_meta(folder):
     if not any(Path(folder, f"{x}.json").exists() for x in ("meta", "state")) and [*Path(folder).glob("*_train_*.bin")]:
         return {"tokenizer": "gpt2", "vocab_size": 50257}
     meta = read_json(Path(folder, "meta.json"))
-    for key, kind in dict(tokenizer=str, vocab_size=int, complete=bool).items():
+    for key, kind in dict(tokenizer=str, vocab_size=int, complete=bool, train_tokens=int, val_tokens=int).items():
         expect(type(meta.get(key)) is kind, f"{folder}/meta.json: {key} is {meta.get(key)!r}, expected {kind.__name__}")
     return meta
 
@@ -167,7 +167,7 @@ class PrepareConfig:
     tokenizer: str | None = option(None, " | ".join(TOKENIZERS) + " (bytes; for fineweb gpt2)", "options")
     subset: str = option("sample-10BT", "of fineweb", "options")
     tokens: int | None = option(None, "stop after that many to train on (all)", "options")
-    val_tokens: int | None = option(None, "hold out that many (5% of the text, at most 10M)", "options")
+    val_tokens: int | None = option(None, "hold out at most that many (5% of the text, 10M)", "options")
     shard_tokens: int = option(100_000_000, "in a file, about", "options")
     workers: int = option(os.cpu_count() or 1, "threads that encode", "options")
     seed: int = option(1337, "of the order of files", "options")
@@ -257,7 +257,7 @@ def prepare(source="stdlib", **options):
         expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
         write_json(state, {"options": made})
         if not meta.exists():
-            if source == "fineweb10B-gpt2":  # one shard to hold out and 103 to train on, of 100M tokens each
+            if source == "fineweb10B-gpt2":  # one file held out, 103 to train on, 100M tokens each; names are theirs
                 import huggingface_hub
                 names = [f"fineweb_{'train' if i else 'val'}_{i:06d}.bin" for i in range(104)]
                 huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset", local_dir=folder,

@@ -25,10 +25,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # threads that wait in a loop slow down whatever else runs here
-
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from model import ARCHS, GPT, GPTConfig, option
@@ -38,31 +36,27 @@ from prepare import (atomic, blame, bytes_per_token, check, choose, expect, get_
 DEFAULT_DATA = "data/stdlib"
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
-PAPER = {"32m": (256, 6, 4, 32), "62m": (384, 10, 6, 32), "125m": (512, 18, 8, 16), "250m": (768, 18, 12, 16),
-         "0.5b": (1024, 24, 16, 8), "1b": (1280, 36, 20, 4)}
 SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
                         batch_size=8, total_batch_size=2048, max_steps=1600, eval_tokens=2 ** 14)}
-SIZES |= {name: dict(n_embd=d, n_layer=layers, n_head=heads, block_size=2048, rope_fraction=0.5, vocab_size=50304,
-                     batch_size=batch, total_batch_size=2 ** 19, eval_tokens=10 * 2 ** 20)
-          for name, (d, layers, heads, batch) in PAPER.items()}
+for name, width, depth, heads, batch in (("32m", 256, 6, 4, 32), ("62m", 384, 10, 6, 32), ("125m", 512, 18, 8, 16),
+                                         ("250m", 768, 18, 12, 16), ("0.5b", 1024, 24, 16, 8), ("1b", 1280, 36, 20, 4)):
+    SIZES[name] = dict(n_embd=width, n_layer=depth, n_head=heads, block_size=2048, rope_fraction=0.5, vocab_size=50304,
+                       batch_size=batch, total_batch_size=2 ** 19, eval_tokens=10 * 2 ** 20)
 
-# The best of a sweep at laptop size (README); at other widths the rate is taken times sqrt(128 / n_embd), a guess.
-# ngpt and angpt need neither weight decay nor warm-up (nGPT section 2.6, anGPT Table F.2).
+# The best of a sweep at laptop size (README). The sphere needs neither weight decay nor warm-up (nGPT 2.6, anGPT F.2).
 PRE_NORM = dict(learning_rate=4e-3, weight_decay=0.1, warmup_ratio=0.2, embed_std=0.02)
-RECIPES = {
-    "layernorm": PRE_NORM,
-    "rmsnorm": PRE_NORM,
-    "rmsnorm+qk_norm": dict(PRE_NORM, learning_rate=2e-3),                            # GPT+
-    "powernorm": PRE_NORM,
-    "normformer": dict(PRE_NORM, embed_std=1.0),     # beside its branches' LayerNorms smaller tokens would drown
-    "ngpt": dict(learning_rate=8e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02),
-    "angpt": dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02),
-}
+SPHERE = dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02)
+RECIPES = {"layernorm": PRE_NORM, "rmsnorm": PRE_NORM, "powernorm": PRE_NORM, "angpt": SPHERE,
+           "ngpt": dict(SPHERE, learning_rate=8e-3), "rmsnorm+qk_norm": dict(PRE_NORM, learning_rate=2e-3),      # GPT+
+           "normformer": dict(PRE_NORM, embed_std=1.0)}     # beside its branches' LayerNorms smaller tokens would drown
+
+# What may differ between a run and its continuation: the machine, the reports, what may help after a divergence
+FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
+        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "max_steps"}
 
 @dataclass
 class TrainConfig(GPTConfig):
     """Every option of a run. None stands for a value that `resolve` finds: by arch, by size, or as the help says."""
-    arch: str = option("angpt", "normalization: " + " | ".join(ARCHS))
     size: str = option("laptop", "preset: " + " | ".join(SIZES))
     vocab_size: int | None = option(None, "tokens in the vocabulary (by size, or the corpus's)")
     block_size: int | None = option(None, "context length in tokens (by size)")
@@ -71,7 +65,7 @@ class TrainConfig(GPTConfig):
     n_embd: int | None = option(None, "channels of the residual stream (by size)")
     rope_fraction: float | None = option(None, "share of each head's channels that rope turns (by size)")
     embed_std: float | None = option(None, "embeddings' standard deviation at the start (by arch; not ngpt, angpt)")
-    pn_warmup: int | None = option(None, "powernorm: steps with the batch's own statistics (those of the warm-up)")
+    pn_warmup: int | None = option(None, "powernorm: steps with the batch's own statistics (the warm-up's)", "training")
     data: str = option(DEFAULT_DATA, "corpus: a folder made by prepare.py", "training")
     out_dir: str | None = option(None, "folder for results (out/<arch>)", "training")
     max_steps: int | None = option(None, "optimizer steps (by size; the paper's: 20 tokens a parameter)", "training")
@@ -108,37 +102,33 @@ class TrainConfig(GPTConfig):
         check(self, "weight_decay grad_clip pn_warmup seed", lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")
         check(self, "min_lr_ratio warmup_ratio rope_fraction dropout", lambda x: 0 <= x <= 1, "a number from 0 to 1")
         check(self, "beta1 beta2", lambda x: 0 <= x < 1, "a number from 0 to below 1")
-        check(self, "resid_scale", lambda x: not x or self.arch == "normformer", f"false with arch={self.arch}")
+        check(self, "resid_scale", lambda x: not x or "normformer" in self.arch, f"false with arch={self.arch}")
 
     def model_config(self):
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
 
 def resolve(config, corpus_vocab=257, world_size=1):
     """A copy of config with every None replaced: by arch, size, and what follows from those. Raises ConfigError."""
-    family = {None: "rmsnorm", 1.0: "angpt"}.get(getattr(ARCHS[config.arch], "bound", None), "ngpt")      # of a seventh
+    made = getattr(ARCHS[config.arch], "func", ARCHS[config.arch])       # a class, or a partial of one
+    family = next((x for x in ("normformer", "ngpt", "angpt") if issubclass(made, ARCHS[x])), "rmsnorm")   # a seventh's
     recipe = RECIPES.get(config.arch + "+qk_norm" * config.qk_norm) or RECIPES.get(config.arch) or RECIPES[family]
-    presets = {**SIZES[config.size], **recipe}
-    c = replace(config, **{k: v for k, v in presets.items() if getattr(config, k) is None})
+    c = replace(config, **{k: v for k, v in (SIZES[config.size] | recipe).items() if getattr(config, k) is None})
     c.vocab_size = c.vocab_size or corpus_vocab
     check(c, "vocab_size", lambda x: x >= corpus_vocab, f"at least the corpus's {corpus_vocab}")
     check(c, "n_embd", lambda x: c.arch != "powernorm" or x % 4 == 0, "a multiple of 4 with arch=powernorm")
-    if config.learning_rate is None:
-        c.learning_rate *= (128 / c.n_embd) ** 0.5
-    if config.batch_size is None:                    # more processes: smaller shares of the same step
-        share = max(1, round(c.total_batch_size / (c.block_size * world_size)))
-        c.batch_size = max(n for n in range(1, min(share, c.batch_size) + 1) if share % n == 0)
+    c.learning_rate = config.learning_rate or c.learning_rate * (128 / c.n_embd) ** 0.5      # a guess at other widths
+    share = max(1, round(c.total_batch_size / (c.block_size * world_size)))                  # sequences of a process
+    c.batch_size = config.batch_size or max(n for n in range(1, min(share, c.batch_size) + 1) if share % n == 0)
     micro_step = c.batch_size * c.block_size * world_size
     nearest = max(1, round(c.total_batch_size / micro_step)) * micro_step
     c.total_batch_size = config.total_batch_size or nearest
     check(c, "total_batch_size", lambda x: x == nearest, f"a multiple of batch_size x block_size x processes = "
           f"{c.batch_size} x {c.block_size} x {world_size} = {micro_step}, the nearest is {nearest}")
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
+        parameters = sum(map(torch.numel, GPT(c.model_config()).parameters()))
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
-    # A held-out token takes half the time of one to train on: ten validations then take some 2% of the time.
-    if config.eval_tokens is None:
-        c.eval_tokens = min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
-    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
+    c.eval_tokens = config.eval_tokens or min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
+    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)      # ten take some 2% of the time
     c.checkpoint_interval = c.checkpoint_interval or max(100, c.eval_interval)
     c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
     c.out_dir = c.out_dir or f"out/{c.arch}"
@@ -148,23 +138,20 @@ class Tokens:
     """One split of a corpus as one long sequence, cut into windows of `length` tokens, each followed by its target."""
     def __init__(self, folder, split, length, vocab_size):
         self.paths = sorted(Path(folder).glob(f"*_{split}_[0-9]*.bin"))
-        expect(self.paths, f"{folder}: no {split} shards (*_{split}_*.bin); prepare.py makes them")
         self.shards = [read_shard(path) for path in self.paths]
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
         self.length, self.vocab_size, self.windows = length, vocab_size, (int(self.starts[-1]) - 1) // length
-        expect(self.windows, f"{folder}: {self.starts[-1]} {split} tokens, expected more than block_size={length}")
+        expect(self.windows > 0, f"{folder}: {self.starts[-1]} {split} tokens, expected more than block_size={length}")
 
     def window(self, i):
         """Tokens i * length to (i + 1) * length, and one more, which may lie in the next shard."""
-        start, stop, pieces = i * self.length, (i + 1) * self.length + 1, []
-        while start < stop:
-            n = int(np.searchsorted(self.starts, start, side="right")) - 1
-            piece = self.shards[n][start - self.starts[n]:stop - self.starts[n]].astype(np.int64)
-            expect(piece.max() < self.vocab_size, f"{self.paths[n]}: token {piece.max()}, expected less than "
-                                                  f"vocab_size={self.vocab_size}")
-            pieces.append(piece)
-            start += len(piece)
-        return np.concatenate(pieces)
+        start, stop = i * self.length, (i + 1) * self.length + 1
+        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
+        pieces = [self.shards[n][max(0, start - self.starts[n]):stop - self.starts[n]] for n in range(first, last + 1)]
+        window = np.concatenate(pieces).astype(np.int64)
+        expect(window.max() < self.vocab_size, f"{self.paths[first]}: token {window.max()}, expected less than "
+                                               f"vocab_size={self.vocab_size}")
+        return window
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
@@ -177,10 +164,8 @@ def epoch_order(seed, epoch, windows):
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 def batches(tokens, step, config, machine):
-    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of (seed, step) alone.
-
-    An epoch visits every window once. Ranks and micro-steps share out what is one batch whatever their number.
-    """
+    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of (seed, step) alone,
+    which ranks and micro-steps share out. An epoch visits every window once."""
     per_step = config.total_batch_size // config.block_size
     places = (divmod(i, tokens.windows) for i in range(step * per_step, (step + 1) * per_step))
     mine = [epoch_order(config.seed, epoch, tokens.windows)[i] for epoch, i in places][machine.rank::machine.world_size]
@@ -204,6 +189,7 @@ def evaluate(model, tokens, config, machine, token_bytes, asked=()):
     nats, n, size = machine.sum(total).tolist()
     return {"val_loss": nats / max(n, 1), "val_bpb": nats / math.log(2) / max(size, 1)}
 
+@functools.cache
 def matmul_flops(device, dtype):
     """Floating-point operations a second of a large square matrix product, the best within a fifth of a second."""
     n, times = 8192 if device.type == "cuda" else 1024, []
@@ -217,11 +203,11 @@ def matmul_flops(device, dtype):
 class Machine:
     """This process's place among all (rank, world_size), its device, the dtype to compute in and the speed of that."""
     def __init__(self, device="auto", dtype="float32"):
-        there = dict(cpu=True, cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available())
-        name = device if device != "auto" else "cuda" if there["cuda"] else "cpu"
-        choose("device", name, [name for name in there if there[name]])
-        self.world_size, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
-        self.device = torch.device(f"cuda:{local}" if name == "cuda" else name)
+        there = ["cuda"] * torch.cuda.is_available() + ["cpu"] + ["mps"] * torch.backends.mps.is_available()
+        name = there[0] if device == "auto" else device
+        choose("device", name, there)
+        self.rank, self.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
         if name == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")                  # TF32
@@ -229,14 +215,12 @@ class Machine:
             libc = ctypes.CDLL(None)
             libc.mallopt(-3, 2 ** 30) or libc.mallopt(-3, 2 ** 25)      # M_MMAP_THRESHOLD; old ones take 32 MB
             libc.mallopt(-1, 2 ** 31 - 1)                               # M_TRIM_THRESHOLD
-        if self.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if name == "cuda" else "gloo")
-        self.rank = dist.get_rank() if self.world_size > 1 else 0
+        if self.world_size > 1 and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
         self.use(dtype)
 
     def use(self, dtype):
-        """dtype "auto": bfloat16 where that is much faster."""
-        if dtype == "auto":
+        if dtype == "auto":                          # bfloat16 where that is much faster
             half, single = (matmul_flops(self.device, x) for x in (torch.bfloat16, torch.float32))
             dtype = "float32" if self.any(half < 1.5 * single) else "bfloat16"        # all ranks agree
         self.dtype = getattr(torch, dtype)
@@ -246,10 +230,9 @@ class Machine:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def sum(self, x):
-        """x summed over ranks."""
         if self.world_size > 1:
             x = x.to(self.device)
-            dist.all_reduce(x)
+            torch.distributed.all_reduce(x)
         return x
 
     def any(self, flag):
@@ -257,12 +240,10 @@ class Machine:
 
 def make_optimizer(model, config):
     """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which do not."""
-    parameters = list(model.parameters())
-    groups = [dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=config.weight_decay),
-              dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0)]
-    assert sorted(id(p) for g in groups for p in g["params"]) == sorted(id(p) for p in parameters)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps,
-                             fused=parameters[0].device.type in ("cpu", "cuda"))
+    groups = [dict(params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=config.weight_decay),
+              dict(params=[p for p in model.parameters() if p.dim() < 2], weight_decay=0.0)]
+    assert sum(len(group["params"]) for group in groups) == len({*model.parameters()})
+    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps, fused=True)
 
 def warmup_steps(config):
     return round(config.warmup_ratio * config.max_steps)
@@ -290,10 +271,10 @@ def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
     micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
     for i, (x, y) in enumerate(pairs, 1):            # the next is read while a GPU computes
-        with contextlib.nullcontext() if i == micro_steps or machine.world_size == 1 else forward.no_sync():
-            with machine.autocast():
-                part = forward(x, y, loss_only=True)[1] / micro_steps
-            part.backward()
+        forward.require_backward_grad_sync = i == micro_steps           # for DistributedDataParallel
+        with machine.autocast():
+            part = forward(x, y, loss_only=True)[1] / micro_steps
+        part.backward()
         loss += part.detach()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
     if not math.isfinite(norm):
@@ -305,12 +286,7 @@ def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
     return loss, norm
 
 class Diverged(Exception):
-    """Loss or gradient are no longer finite."""
-    exit_code = 3
-
-# What may differ between a run and its continuation: the machine, the reports, what may help after a divergence
-FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
-        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "max_steps"}
+    exit_code = 3                                    # after a loss or gradient that is no longer finite
 
 def save_checkpoint(path, model, optimizer, config, **state):
     """Replaces the file at path in one step: a crash leaves the old or the new one. Raises DataError."""
@@ -334,18 +310,6 @@ def load_model(path, device="cpu"):
         model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
         model.load_state_dict(state["model"])
     return model.eval(), get_tokenizer(state["tokenizer"]), state
-
-def read_own(config):
-    """The checkpoint in out_dir, where --resume asks for it, else None. Raises DataError if it is of another run."""
-    path = Path(config.out_dir, "ckpt.pt")
-    if config.resume == "false" or config.resume == "auto" and not path.exists():
-        return None
-    state, now = read_checkpoint(path), asdict(config)
-    then = state["config"]
-    other = [f"{name}={then[name]}, now {name}={now[name]}" for name in now if then.get(name, now[name]) != now[name]
-             and (name not in FREE or name == "max_steps" and now[name] < then[name])]
-    expect(not other, f"{path}: made with {'; '.join(other)}; give the options of the first run, or another --out_dir")
-    return state
 
 @contextlib.contextmanager
 def interrupts():
@@ -375,31 +339,29 @@ def read_log(folder):
 
 def report(records, config, say):
     """Writes the last record to log.jsonl, tells it, at validations or after ten seconds, and draws loss.png."""
-    record, folder, valid = records[-1], Path(config.out_dir), "val_loss" in records[-1]
-    with (folder / "log.jsonl").open("a") as file:
+    record, out = records[-1], Path(config.out_dir)
+    with (out / "log.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
-    rate = next((r["tokens_per_s"] for r in reversed(records) if "tokens_per_s" in r), math.inf)
-    left = int((config.max_steps - record["step"]) * config.total_batch_size / rate)
+    left = int((config.max_steps - record["step"]) * config.total_batch_size / record.get("tokens_per_s", math.inf))
     line = f"step {record['step']}/{config.max_steps}   {left // 60}:{left % 60:02d} left"
-    line += f"   loss {record['loss']:.3f}   {rate:,.0f} tokens/s" if "loss" in record else ""
-    line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte" if valid else ""
-    if valid:
-        draw(records, folder / "loss.png")
-    if valid or record["seconds"] // 10 > records[-2:][0]["seconds"] // 10:
+    if "loss" in record:
+        line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
+    if "val_loss" in record:
+        line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
+        if record["step"]:
+            draw(records, out / "loss.png")
+    if "val_loss" in record or record["seconds"] // 10 > records[-2:][0]["seconds"] // 10:
         say(line)
 
 def draw(records, path):
-    """Loss against tokens, as a PNG."""
     from matplotlib.figure import Figure
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(figsize=(8, 5), layout="constrained").subplots()
     for key, style in ("loss", dict(lw=0.8, label="training")), ("val_loss", dict(marker="o", label="held out")):
         points = [(r["tokens"] / 1e6, r[key]) for r in records if key in r]
         axes.plot([x for x, _ in points], [y for _, y in points], **style)
     axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=path.parent.name)
-    axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=110)
+    axes.figure.savefig(path, dpi=110)
 
 def tell(text):
     with contextlib.suppress(BrokenPipeError):       # somebody's `| head` has read enough; the run goes on
@@ -407,10 +369,8 @@ def tell(text):
 
 def train(config, watch=None, say=tell):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl holds.
-
     watch(model, optimizer, step) is called at each validation; the dict that it returns joins the record. say=None is
-    quiet. Raises ConfigError for options, DataError for files, Diverged when the loss is no longer finite.
-    """
+    quiet. Raises ConfigError for options, DataError for files, Diverged when the loss is no longer finite."""
     machine = Machine(config.device)
     say = say if say and machine.rank == 0 else lambda text: None
     if config.data == DEFAULT_DATA and not Path(DEFAULT_DATA, "meta.json").exists() and machine.rank == 0:
@@ -424,26 +384,29 @@ def train(config, watch=None, say=tell):
     torch.manual_seed(config.seed)
     model = GPT(config.model_config()).to(machine.device)
     optimizer = make_optimizer(model, config)
-    state, best, begun, before = read_own(config), math.inf, 0, 0.0
-    if state:
+    out, best, begun, before = Path(config.out_dir), math.inf, -1, 0.0
+    if config.resume == "true" or config.resume == "auto" and (out / "ckpt.pt").exists():
+        state, now = read_checkpoint(out / "ckpt.pt"), asdict(config)
+        best, begun, before, then = (state[name] for name in ("best_val_loss", "step", "seconds", "config"))
+        fixed = [k for k in now if k not in FREE or k == "max_steps" and now[k] < then[k]]
+        other = [f"{k}={then[k]}, now {k}={now[k]}" for k in fixed if then.get(k, now[k]) != now[k]]
+        expect(not other, f"{out}: made with {'; '.join(other)}; give those of the first run, or another --out_dir")
+        config = replace(config, **{k: then[k] for k in ("dtype", "compile") if now[k] == "auto"})
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        best, begun, before, then = (state[name] for name in ("best_val_loss", "step", "seconds", "config"))
-        config = replace(config, **{k: then[k] for k in ("dtype", "compile") if getattr(config, k) == "auto"})
         longer = f"; the cosine ends later now, not at {then['max_steps']}" * (config.max_steps > then["max_steps"])
-        say(f"{config.out_dir}: goes on after step {begun} of {config.max_steps}{longer}")
+        say(f"{out}: goes on after step {begun} of {config.max_steps}{longer}")
     elif machine.rank == 0:
-        with blame(f"out_dir={config.out_dir}: no folder that can be written to"):
-            say(f"{config.out_dir}: a new run")
-            if any(os.path.exists(f"{config.out_dir}/{name}") for name in ("ckpt.pt", "log.jsonl")):
-                places = (f"{config.out_dir}.{i}" for i in range(1, 10 ** 6))
-                free = next(place for place in places if not os.path.exists(place))
-                os.replace(config.out_dir, free)
-                say(f"{free}: the run that was there before")
-            os.makedirs(config.out_dir, exist_ok=True)
-    records = [record for record in read_log(config.out_dir) if record["step"] <= begun] if state else []
+        with blame(f"out_dir={out}: no folder that can be written to"):
+            say(f"{out}: a new run")
+            if (out / "ckpt.pt").exists() or (out / "log.jsonl").exists():
+                free = next(i for i in range(1, 10 ** 6) if not Path(f"{out}.{i}").exists())
+                out.rename(f"{out}.{free}")
+                say(f"{out}.{free}: the run that was there before")
+            out.mkdir(parents=True, exist_ok=True)
+    records = [record for record in read_log(out) if record["step"] <= begun]
     if machine.rank == 0:
-        Path(config.out_dir, "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (out / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
     machine.use(config.dtype)
     config.dtype, flops = str(machine.dtype).removeprefix("torch."), flops_per_token(model)
@@ -458,43 +421,41 @@ def train(config, watch=None, say=tell):
     forward = DistributedDataParallel(model, broadcast_buffers=False) if machine.world_size > 1 else model
 
     epochs = config.max_steps * config.total_batch_size / (train_tokens.windows * config.block_size)
-    say(f"{config.arch}: {sum(p.numel() for p in model.parameters()):,} parameters; {config.max_steps} steps of "
-        f"{config.total_batch_size:,} tokens, {machine.world_size} x {config.batch_size} x {config.block_size} at a time: "
-        f"{epochs:.2g} epochs of {config.data}\nlearning rate up to {config.learning_rate:.2g} in {warmup_steps(config)} "
-        f"steps, then down to {config.min_lr_ratio:.2g} of it; {machine.device}, {config.dtype}, compile={config.compile}, "
+    say(f"{config.arch}: {sum(map(torch.numel, model.parameters())):,} parameters; {epochs:.2g} epochs of {config.data}"
+        f": {config.max_steps} steps of {config.total_batch_size:,} tokens, {machine.world_size} x {config.batch_size}"
+        f" x {config.block_size} at a time\nlearning rate up to {config.learning_rate:.2g} in {warmup_steps(config)} "
+        f"steps, down to {config.min_lr_ratio:.2g} of it; {machine.device}, {config.dtype}, compile={config.compile}, "
         f"{torch.get_num_threads()} threads, {machine.peak / 1e9:,.0f} GFLOP/s, torch {torch.__version__}")
-    started, busy = time.perf_counter() - before, []
+    started, times = time.perf_counter() - before, []
     with interrupts() as asked:
-        for step in range(begun, config.max_steps + 1):
-            new, last, record = step > begun, step == config.max_steps, {}
-            if new:
+        for step in range(begun + 1, config.max_steps + 1):        # step 0 is the model before it is trained
+            record, last = {}, step == config.max_steps
+            validates = step % config.eval_interval == 0 or last
+            if step > 0:
                 start, pairs = time.perf_counter(), batches(train_tokens, step - 1, config, machine)
                 loss, norm = optimizer_step(step - 1, forward, model, optimizer, pairs, config, machine)
-                busy.append(time.perf_counter() - start)
-            if new and (step % config.log_interval == 0 or last):
-                rate = config.total_batch_size * len(busy) / sum(busy)
-                record = dict(loss=machine.sum(loss).item() / machine.world_size, grad_norm=norm,
-                              lr=learning_rate(config, step - 1), tokens_per_s=rate,
-                              mfu=rate * flops / machine.peak / machine.world_size)
+                times.append(time.perf_counter() - start)
+            if step > 0 and (step % config.log_interval == 0 or validates):
+                rate = config.total_batch_size / float(np.median(times[-config.log_interval:]))   # the first compiles
+                record = dict(loss=machine.sum(loss).item() / machine.world_size, grad_norm=norm, tokens_per_s=rate,
+                              lr=learning_rate(config, step - 1), mfu=rate * flops / machine.peak / machine.world_size)
                 if machine.device.type == "cuda":
                     record["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
-            if step == begun + 1 or record:
-                busy = []                            # the first may have compiled: no measure of the next
-            if (new or step == 0) and (step % config.eval_interval == 0 or last):
+            if validates:
                 found = evaluate(model, val_tokens, config, machine, token_bytes, asked)
                 if not machine.any(asked):
                     record |= found | (watch and watch(model, optimizer, step) or {})
-                    best = min(best, found["val_loss"]) if new else best
+                    best = min(best, found["val_loss"])
             here = dict(step=step, tokens=step * config.total_batch_size, seconds=time.perf_counter() - started)
             if record:
                 records.append(here | record | ({} if step else {"config": asdict(config)}))
                 if machine.rank == 0:
                     report(records, config, say)
             stops = machine.any(asked)
-            if machine.rank == 0 and new and (step % config.checkpoint_interval == 0 or last or stops):
-                save_checkpoint(f"{config.out_dir}/ckpt.pt", model, optimizer, config, **here, best_val_loss=best,
+            if machine.rank == 0 and (step % config.checkpoint_interval == 0 or last or stops):
+                save_checkpoint(out / "ckpt.pt", model, optimizer, config, **here, best_val_loss=best,
                                 tokenizer=tokenizer.name, world_size=machine.world_size)
-            if stops and new:
+            if stops:
                 break
     return records
 
@@ -516,5 +477,4 @@ def main(argv):
 if __name__ == "__main__":
     run_script(main)
     if "RANK" in os.environ:                         # a thread of torch's that still runs would abort the usual way out
-        sys.stdout.flush()
         os._exit(0)

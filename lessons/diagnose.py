@@ -27,8 +27,10 @@ def by_layer(values):
 
 
 def diagnose(batch):
-    """watch(model, optimizer, step) that measures on batch, a pair of (B, T) token ids, in eval mode: a dict by measure,
-    of which each is a list over layers or a dict of such by matrix. Nothing that training meets is changed."""
+    """A watch(model, optimizer, step) that measures on batch, a pair of (B, T) token ids, in eval mode.
+
+    It returns a dict by measure: lists over layers, or dicts of such by matrix. Nothing that training meets is changed.
+    """
     x, y = batch
 
     def watch(model, optimizer, step):

@@ -200,7 +200,8 @@ def test_a_class_is_graded(tmp_path):
     notebook("good.ipynb", start + "drift = grade('1.1', lambda n, a, b, m, v: (m + n * a, v * b ** n))", "1 / 0", stub,
              "def f(x, eps):\n    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps) ** 0.5",
              "layer_norm = grade('1.2', f)")
-    notebook("endless.ipynb", start + "largest = grade('1.3', lambda n: (n - 1) ** 0.5)", "import time\ntime.sleep(1000)")
+    solved = "largest = grade('1.3', lambda n: (n - 1) ** 0.5)"
+    notebook("endless.ipynb", start + solved, "import time\ntime.sleep(1000)")
     notebook("gone.ipynb", start + stub, "import os\nos._exit(7)")
     (tmp_path / "broken.ipynb").write_text("no notebook, grade(\"1.1\", f)")
     names = ["good.ipynb", "endless.ipynb", "gone.ipynb", "broken.ipynb", "missing.ipynb"]
