@@ -1382,8 +1382,10 @@ BENCH_TINY = "--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4 
 BENCH_RACE = [*BENCH_TINY, "--total_batch_size=64", "--eval_tokens=99", "--workers=1"]
 
 @pytest.fixture(autouse=True)
-def bench_quick(monkeypatch):
+def bench_quick(monkeypatch, request):
     monkeypatch.setattr(trainer, "matmul_flops", lambda *_: 1e11)
+    if "picture" not in request.node.name:
+        monkeypatch.setattr(trainer, "draw", lambda *_: None)
     with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):
         yield
 
