@@ -401,9 +401,9 @@ def curves(config, *folders):
     while True:
         figure, lines = Figure(figsize=(9, 5), dpi=100, layout="constrained"), {}
         for folder, color in zip(folders, itertools.cycle(COLORS.values())):
-            points = [(r["tokens"], r[config.key]) for r in read_log(folder) if r["tokens"] and type(r.get(config.key)) is float]
-            if points:
-                lines[folder] = [x / 1e6 for x, _ in points], [[y for _, y in points]], color
+            log = [r for r in read_log(folder) if r["tokens"] and type(r.get(config.key)) is float]
+            if log:
+                lines[folder] = [r["tokens"] / 1e6 for r in log], [[r[config.key] for r in log]], color
         expect(lines or config.follow, f"no {config.key} in the log.jsonl of {', '.join(folders) or 'no folders'}")
         axes = figure.subplots()
         draw_lines(axes, lines)
