@@ -54,9 +54,9 @@ class GPTConfig:
     pn_warmup: int = option(4000, "powernorm: steps that normalize with the batch's own statistics")
 
     def __post_init__(self):
-        sphere = hasattr(ARCHS.get(self.arch), "axes")
-        valid = dict(arch=ARCHS, pos=("rope", "learned"), mlp=("swiglu",) if sphere else ("swiglu", "gelu"),
-                     bias=(False, True)[:1 if sphere else 2], tie=(False, True)[:1 if sphere else 2],
+        made = ARCHS.get(self.arch)                                               # a class, or a partial of one
+        switch = (False,) if hasattr(getattr(made, "func", made), "axes") else (False, True)
+        valid = dict(arch=ARCHS, pos=("rope", "learned"), mlp=("swiglu", "gelu")[:len(switch)], bias=switch, tie=switch,
                      n_head=[n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0])
         for name, values in valid.items():
             if getattr(self, name) not in values:

@@ -597,7 +597,8 @@ def test_model_imports_nothing_of_the_project_and_each_forward_reads_as_equation
 # lessons/variants.py
 
 VARIANTS = ["ngpt_no_qk_norm", "ngpt_slerp", "ngpt_scalar", "ngpt_riemann", "ngpt_corrected", "ngpt_bounded", "postln",
-            "normformer_no_attn_ln", "normformer_no_ffn_ln", "normformer_no_head_scale", "powernorm_plain", "dyt", "lnscale"]
+            "normformer_no_attn_ln", "normformer_no_ffn_ln", "normformer_no_head_scale", "powernorm_plain", "dyt",
+            "lnscale"]
 
 
 def variant(arch, n_layer=3):
@@ -642,7 +643,8 @@ def test_variants_are_what_their_names_say():
     x, table = torch.randn(2, 5, 16).double(), (torch.ones(5, 4), torch.zeros(5, 4))
     assert [b.layer for b in variant("lnscale").blocks] == [1, 2, 3] == [b.layer for b in variant("lnscale").blocks]
     block = variant("lnscale").blocks[2]
-    torch.testing.assert_close(block.norm2(x), F.rms_norm(x, (16,), block.norm2.weight, 1e-6) / 3 ** 0.5, rtol=1e-6, atol=0)
+    expected = F.rms_norm(x, (16,), block.norm2.weight, 1e-6) / 3 ** 0.5
+    torch.testing.assert_close(block.norm2(x), expected, rtol=1e-6, atol=0)
     model = variant("postln")
     h = model.blocks[0](x, *table)                                                     # its last step is a LayerNorm
     torch.testing.assert_close(h / model.blocks[0].norm2.weight, F.layer_norm(h / model.blocks[0].norm2.weight, (16,)),
@@ -904,8 +906,9 @@ def test_run_script_shows_bugs_and_says_nothing_of_a_closed_pipe(monkeypatch):
 # train.py
 
 HERE = Path(train_py.__file__).resolve().parent
-SMALL_RUN = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=128, max_steps=6, eval_tokens=128,
-            eval_interval=3, checkpoint_interval=3, log_interval=1, dtype="float32", compile="false", device="cpu")
+SMALL_RUN = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=128, max_steps=6,
+                 eval_tokens=128, eval_interval=3, checkpoint_interval=3, log_interval=1, dtype="float32",
+                 compile="false", device="cpu")
 
 
 @pytest.fixture(scope="session")
@@ -918,7 +921,8 @@ def corpus(tmp_path_factory):
     text[::500] = 256
     for number, (start, stop) in enumerate([(0, 1000), (1000, 4000), (4000, 4100), (4100, 9000)]):
         write_shard(folder / f"tiny_{'train' if number else 'val'}_{number:06d}.bin", text[start:stop])
-    write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257, source="test", train_tokens=8000, val_tokens=1000,
+    write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257, source="test", train_tokens=8000,
+                                          val_tokens=1000,
                                           train_bytes=7984, val_bytes=998, versions={"numpy": "2"}, options={"a": 1},
                                           complete=True))
     return folder
@@ -927,7 +931,8 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def tiny(corpus, tmp_path):
     """A function that makes a TrainConfig of a tiny run in tmp_path/run."""
-    return lambda **options: TrainConfig(**{**SMALL_RUN, "data": str(corpus), "out_dir": str(tmp_path / "run"), **options})
+    places = {"data": str(corpus), "out_dir": str(tmp_path / "run")}
+    return lambda **options: TrainConfig(**{**SMALL_RUN, **places, **options})
 
 
 def weights(config):
@@ -943,7 +948,8 @@ def same_state(a, b):
 def test_given_options_win_over_recipe_and_that_over_size():
     c = resolve(TrainConfig(arch="ngpt", size="125m", n_layer=3, learning_rate=0.5))
     assert (c.n_layer, c.n_embd, c.learning_rate, c.weight_decay, c.vocab_size) == (3, 512, 0.5, 0.0, 50304)
-    assert resolve(TrainConfig(arch="ngpt", n_embd=512)).learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)
+    wide = resolve(TrainConfig(arch="ngpt", n_embd=512))
+    assert wide.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)
     plus = resolve(TrainConfig(arch="rmsnorm", qk_norm=True))
     assert plus.learning_rate == RECIPES["rmsnorm+qk_norm"]["learning_rate"] != RECIPES["rmsnorm"]["learning_rate"]
     for arch, recipe in RECIPES.items():
@@ -953,8 +959,8 @@ def test_given_options_win_over_recipe_and_that_over_size():
 
 
 def test_sizes_are_table_f1():
-    table = {"32m": (6, 4, 256), "62m": (10, 6, 384), "125m": (18, 8, 512), "250m": (18, 12, 768), "0.5b": (24, 16, 1024),
-             "1b": (36, 20, 1280)}
+    table = {"32m": (6, 4, 256), "62m": (10, 6, 384), "125m": (18, 8, 512), "250m": (18, 12, 768),
+             "0.5b": (24, 16, 1024), "1b": (36, 20, 1280)}
     for size, (layers, heads, width) in table.items():
         c = resolve(TrainConfig(arch="rmsnorm", size=size))
         assert (c.n_layer, c.n_head, c.n_embd, c.block_size, c.rope_fraction) == (layers, heads, width, 2048, 0.5)
@@ -984,17 +990,25 @@ def test_an_arch_without_a_recipe_trains_like_its_family(monkeypatch):
 @pytest.mark.parametrize("options, words", [
     (dict(arch="ngtp"), "did you mean ngpt"), (dict(arch="gpt+"), "--arch=rmsnorm --qk_norm=true"),
     (dict(arch="rmsnorm+"), "--qk_norm=true"), (dict(arch="ngpt_arc"), "lessons/variants.py"),
-    (dict(size="125b"), "did you mean 125m"), (dict(device="gpu"), "auto, cpu, cuda, mps"), (dict(dtype="float16"), "bfloat16"),
+    (dict(size="125b"), "did you mean 125m"), (dict(device="gpu"), "auto, cpu, cuda, mps"),
+    (dict(dtype="float16"), "bfloat16"),
     (dict(mlp="relu"), "swiglu, gelu"), (dict(n_layer=0), "at least 1"), (dict(learning_rate=-1.0), "more than 0"),
     (dict(learning_rate=math.nan), "more than 0"), (dict(dropout=1.5), "from 0 to 1"), (dict(beta2=1.0), "below 1"),
     (dict(seed=-1), "at least 0"), (dict(resid_scale=True), "arch=angpt"), (dict(embed_std=0.0), "more than 0"),
     (dict(n_head=3), "4"), (dict(arch="ngpt", tie=True), "expected False"), (dict(vocab_size=100), "corpus's 257"),
-    (dict(total_batch_size=3000), "the nearest is 2048"), (dict(arch="powernorm", n_embd=18, n_head=2), "multiple of 4"),
+    (dict(total_batch_size=3000), "the nearest is 2048"),
+    (dict(arch="powernorm", n_embd=18, n_head=2), "multiple of 4"),
 ])
 def test_options_that_do_not_fit_are_one_line(options, words):
     with pytest.raises(ConfigError) as error:
         resolve(TrainConfig(**{"batch_size": 8, **options}))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_partial_of_a_sphere_block_keeps_its_restrictions(monkeypatch):
+    monkeypatch.setitem(ARCHS, "mine", functools.partial(NGPTBlock))
+    with pytest.raises(ConfigError, match="tie=True: expected False"):
+        GPTConfig(arch="mine", tie=True)
 
 
 # ---- Data
@@ -1062,8 +1076,7 @@ def test_learning_rate_is_a_line_and_a_cosine():
     config = resolve(TrainConfig(arch="rmsnorm", max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1))
     assert [learning_rate(config, s) for s in (0, 9, 19, 20)] == pytest.approx([0.1, 1.0, 2.0, 2.0])
     assert learning_rate(config, 99) == pytest.approx(0.2)
-    middle = 20 + 79 / 2
-    assert (learning_rate(config, 59) + learning_rate(config, 60)) / 2 == pytest.approx(1.1, rel=1e-2) and middle == 59.5
+    assert (learning_rate(config, 59) + learning_rate(config, 60)) / 2 == pytest.approx(1.1, rel=1e-2)      # halfway
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -1123,7 +1136,8 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny, corpus):
     assert log == read_log(out) and [r["step"] for r in log if "val_loss" in r] == [0, 20, 40, 60]
     assert log[-1]["val_loss"] < 0.7 * log[0]["val_loss"] and log[0]["config"] == asdict(replace(
         resolve(config), dtype="float32", compile="false"))
-    assert {"step", "tokens", "seconds", "loss", "val_loss", "val_bpb", "lr", "grad_norm", "tokens_per_s", "mfu"} <= log[-1].keys()
+    assert {"step", "tokens", "seconds", "loss", "val_loss", "val_bpb", "lr", "grad_norm", "tokens_per_s",
+            "mfu"} <= log[-1].keys()
     assert log[-1]["tokens"] == 60 * 128 and (out / "loss.png").read_bytes()[:4] == b"\x89PNG"
     assert sorted(p.name for p in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
     assert "a new run" in told[0] and "0.96 epochs" in told[1] and "learning rate up to 0.01 in 12 steps" in told[1]
@@ -1171,7 +1185,8 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny, monkey
     assert read_checkpoint(Path(config.out_dir, "ckpt.pt"))["config"]["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("dtype, speed, expected", [("auto", 1.4, "float32"), ("auto", 1.6, "bfloat16"), ("float32", 9, "float32")])
+@pytest.mark.parametrize("dtype, speed, expected", [("auto", 1.4, "float32"), ("auto", 1.6, "bfloat16"),
+                                                    ("float32", 9, "float32")])
 def test_auto_is_bfloat16_where_that_is_faster(monkeypatch, dtype, speed, expected):
     monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: speed if dtype == torch.bfloat16 else 1.0)
     assert str(Machine("cpu", dtype).dtype) == f"torch.{expected}"
@@ -1191,7 +1206,8 @@ def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypa
 
 # ---- Going on
 
-@pytest.mark.parametrize("options", [dict(arch="powernorm"), dict(arch="angpt", dropout=0.2)], ids=["powernorm", "angpt"])
+@pytest.mark.parametrize("options", [dict(arch="powernorm"), dict(arch="angpt", dropout=0.2)],
+                         ids=["powernorm", "angpt"])
 def test_an_interrupted_run_goes_on_bit_by_bit(tiny, tmp_path, options):
     whole, parts = tiny(**options), tiny(**options, out_dir=str(tmp_path / "parts"))
     log = train(whole, say=None)
@@ -1265,7 +1281,8 @@ def test_a_run_that_diverges_stops_before_its_weights_do(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("signals, error", [([signal.SIGINT], None), ([signal.SIGTERM, signal.SIGTERM], None),
-                                            ([signal.SIGINT, signal.SIGINT], None), ([signal.SIGINT, None, signal.SIGINT], KeyboardInterrupt)])
+                                            ([signal.SIGINT, signal.SIGINT], None),
+                                            ([signal.SIGINT, None, signal.SIGINT], KeyboardInterrupt)])
 def test_a_signal_asks_and_a_later_ctrl_c_insists(signals, error):
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -1312,13 +1329,16 @@ def test_damaged_files_are_one_line(tiny, corpus, tmp_path, name, how):
 
 
 @pytest.mark.parametrize("word, expected", [
-    ("--max_step=3", "did you mean --max_steps"), ("--lr=1", "did you mean --learning_rate"), ("--max_steps=x", "invalid int value"),
+    ("--max_step=3", "did you mean --max_steps"), ("--lr=1", "did you mean --learning_rate"),
+    ("--max_steps=x", "invalid int value"),
     ("--arch=gpt3", "expected one of"), ("--out_dir={file}", "no folder that can be written to"),
-    ("--out_dir=/proc/x", "no folder that can be written to"), ("--data={none}", "no"), ("--resume=true", "no such checkpoint"),
+    ("--out_dir=/proc/x", "no folder that can be written to"), ("--data={none}", "none"),
+    ("--resume=true", "no such checkpoint"),
 ])
 def test_the_command_line_fails_in_one_line(tiny, tmp_path, capsys, monkeypatch, word, expected):
     (tmp_path / "file").write_text("x")
-    words = [f"--{name}={value}" for name, value in {**SMALL_RUN, "data": tiny().data, "out_dir": tiny().out_dir}.items()]
+    options = {**SMALL_RUN, "data": tiny().data, "out_dir": tiny().out_dir}
+    words = [f"--{name}={value}" for name, value in options.items()]
     monkeypatch.setattr(sys, "argv", ["train.py", *words, word.format(file=tmp_path / "file", none=tmp_path / "none")])
     with pytest.raises(SystemExit) as stop:
         run_script(train_py.main)
@@ -1328,7 +1348,8 @@ def test_the_command_line_fails_in_one_line(tiny, tmp_path, capsys, monkeypatch,
 
 
 def test_the_command_trains_and_writes_or_says_how_to_go_on(tiny, capsys, monkeypatch):
-    words = [f"--{name}={value}" for name, value in {**SMALL_RUN, "data": tiny().data, "out_dir": tiny().out_dir}.items()]
+    options = {**SMALL_RUN, "data": tiny().data, "out_dir": tiny().out_dir}
+    words = [f"--{name}={value}" for name, value in options.items()]
     train_py.main(words)
     out = capsys.readouterr().out
     assert "step 6/6" in out and "A sample" in out and len(out.split("A sample")[1]) > 100
@@ -1338,8 +1359,9 @@ def test_the_command_trains_and_writes_or_says_how_to_go_on(tiny, capsys, monkey
     assert "Stopped and saved at step 1" in out or "To go on" in out
 
 
-def command(*words, **environment):
-    return subprocess.Popen([sys.executable, *words], cwd=HERE, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+def command(*words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *words], cwd=HERE, env=environment,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -1367,8 +1389,8 @@ def test_two_processes_equal_one(tiny, tmp_path):
     run = command("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29612", "train.py", *words)
     assert run.wait() == 0, run.stdout.read()
     two = read_log(tmp_path / "two")
-    assert [r["val_loss"] for r in two if "val_loss" in r] == pytest.approx([r["val_loss"] for r in log if "val_loss" in r], rel=1e-5)
-    assert [r["loss"] for r in two if "loss" in r] == pytest.approx([r["loss"] for r in log if "loss" in r], rel=1e-5)
+    for key in ("loss", "val_loss"):
+        assert [r[key] for r in two if key in r] == pytest.approx([r[key] for r in log if key in r], rel=1e-5)
     a, b = weights(one), weights(tiny(out_dir=f"{tmp_path}/two"))
     near = {name: torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-5) for name in a if not name.endswith("nu")}
     assert all(near.values()), near
