@@ -54,14 +54,16 @@ class GPTConfig:
     pn_warmup: int = option(4000, "powernorm: steps that normalize with the batch's own statistics")
 
     def __post_init__(self):
-        made = ARCHS.get(self.arch)                                               # a class, or a partial of one
-        switch = (False,) if hasattr(getattr(made, "func", made), "axes") else (False, True)
-        valid = dict(arch=ARCHS, pos=("rope", "learned"), mlp=("swiglu", "gelu")[:len(switch)], bias=switch, tie=switch,
-                     n_head=[n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0])
+        made = ARCHS.get(self.arch)
+        sphere = getattr(getattr(made, "func", made), "axes", None)               # of a class, or a partial of one
+        valid = dict(arch=[*ARCHS], pos=["rope", "learned"], mlp=["swiglu"], bias=[False], tie=[False],
+                     n_head=[n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0],
+                     resid_scale=[False, True] if "normformer" in self.arch else [False])
+        if not sphere:
+            valid |= dict(mlp=["swiglu", "gelu"], bias=[False, True], tie=[False, True])
         for name, values in valid.items():
-            if getattr(self, name) not in values:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected {' or '.join(map(str, values))} "
-                                  f"with arch={self.arch} and n_embd={self.n_embd}")
+            if (given := getattr(self, name)) not in values:
+                raise ConfigError(f"{name}={given}: expected {' or '.join(map(str, values))} with arch={self.arch}")
 
 def wide(x):
     return x if x.dtype.itemsize >= 4 else x.float()                              # float32 or better
@@ -87,7 +89,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
-    if 128 < T == S <= 512 and v.is_cpu:                   # the first half needs no later keys: a tenth of a step
+    if 128 < T == S <= 512 and v.is_cpu:                   # by halves: the first needs no later keys, a tenth of a step
         halves = ((q[:, :, :T // 2], k[:, :, :T // 2], v[:, :, :T // 2]), (q[:, :, T // 2:], k, v))
         return torch.cat([attend(*half, 1.0, None, dropout) for half in halves], dim=2)
     if 1 < T < S or 1 < T <= 512 and v.is_cpu:             # torch's own takes a quarter longer a step there
@@ -117,10 +119,8 @@ def swiglu(x):
     u, z = x.chunk(2, dim=-1)
     return u * F.silu(z)
 
-# ---- Scale, and the norm layers: Norm(n, config), x (B, T, n) --------------------------------------------------------
-
 class Scale(nn.Module):
-    """n learned numbers, `init` at the start but stored as `scale`: Adam moves them init / scale as far (nGPT 2.5)."""
+    """n learned numbers, worth `init` at the start, stored as `scale`: Adam's steps count init / scale (nGPT 2.5)."""
     def __init__(self, n, init, scale):
         super().__init__()
         self.init, self.scale = init, scale
@@ -140,21 +140,22 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(n, eps=1e-6)
 
 class PowerNorm(nn.Module):
-    """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al. 2020, Algorithm 2),
+    """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al. 2020),
     behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.
     In the first pn_warmup steps the batch's own mean(x^2) takes the place of psi2: a token is normalized with later
-    ones, so the training loss sees the future. Afterwards, and always in evaluation, nothing leaks.
-    """
+    ones, so the training loss sees the future. Afterwards, and always in evaluation, nothing leaks."""
     eps, groups, decay = 1e-5, 4, 0.9
     def __init__(self, n, config):
         super().__init__()
+        if n % self.groups:
+            raise ConfigError(f"n_embd={n}: expected a multiple of {self.groups} with arch={config.arch}")
         self.warmup = config.pn_warmup
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
         self.register_buffer("psi2", torch.ones(n))
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))            # its gradient: mean(g xhat)
         self.register_buffer("steps", torch.zeros(()))
-        self.register_buffer("sums", torch.zeros(3, n), persistent=False)         # over micro-batches; the last counts
+        self.register_buffer("sums", torch.zeros(3, n), persistent=False)         # over micro-batches: x^2, xhat^2, 1
 
     def group_scale(self, x):
         groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
@@ -208,6 +209,7 @@ def mean_over_ranks(x):                            # dist.all_reduce would not c
 
 class Block(nn.Module):
     """The linear maps that all blocks share."""
+    axes = None                                    # ngpt, angpt: along which axis each matrix's norms are taken
     def __init__(self, config):
         super().__init__()
         d, f = config.n_embd, 4 * config.n_embd
@@ -218,7 +220,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(f, d, bias=config.bias)
         if config.dropout:                         # by hooks, which leave the equations as they are
             for branch in (self.w_o, self.w_down):
-                branch.register_forward_hook(lambda map, x, y: F.dropout(y, config.dropout, map.training))
+                branch.register_forward_hook(lambda w, x, y: F.dropout(y, config.dropout, w.training))
 
 class PreNormBlock(Block):
     """layernorm, rmsnorm, powernorm. The residual adds to h itself, never to N(h). (Equation numbers are nGPT's.)"""
@@ -259,12 +261,12 @@ class NormFormerBlock(PreNormBlock):
 
 class NGPTBlock(Block):
     """Every vector on the unit sphere; the block walks on it (nGPT sections 2.2-2.4, equation numbers are its)."""
-    axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # norms along h's side: section 2.6
-    bound = 1e-30                                                                 # all become 1: section 2.6, step 2
-    small = property(lambda self: self.d ** -0.5)                                 # stored size: section 2.6, steps 3-6
+    axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
+    bound = 1e-30                                                                 # norms above it become 1: all do
 
     def __init__(self, config):
         super().__init__(config)
+        self.small = self.d ** -0.5                                               # stored size: section 2.6, 3, 4, 6
         self.s_qk = Scale(self.d, 1.0, self.small)
         self.s_u = Scale(4 * self.d, 1.0, 1.0)
         self.s_v = Scale(4 * self.d, 1.0, 1.0)
@@ -276,7 +278,7 @@ class NGPTBlock(Block):
         q, k, v = heads(self.w_qkv(h), self.n_head)                               # (12)
         q = unit(rope(q, cos, sin)) * s_qk                                        # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                        # (16)
-        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)          # (13), section 2.3.2
+        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)          # (13); 2.3.2: sqrt(d_k)
         h_a = unit(self.w_o(y.transpose(1, 2).flatten(2)))                        # (14): (B, T, d)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                            # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
@@ -294,7 +296,7 @@ class ANGPTBlock(Block):
         super().__init__(config)
         self.nu_qkv, self.nu_p = (self.d / self.d_k) ** 0.5, (self.d_k / self.d) ** 0.5       # section 4.3
         self.nu_uz, self.nu_d = (self.d / (4 * self.d)) ** 0.5, (4 * self.d / self.d) ** 0.5
-        self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): section 4.2, which has 3.74
+        self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: README
         self.alpha_a = Scale(self.d, 0.05, self.small)
         self.alpha_m = Scale(self.d, 0.05, self.small)
@@ -336,7 +338,7 @@ class GPT(nn.Module):
         if config.pos == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)             # (block_size, d)
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
-        self.sphere = hasattr(self.blocks[0], "axes")                             # ngpt, angpt
+        self.sphere = self.blocks[0].axes is not None                             # ngpt, angpt
         if self.sphere:
             self.s_z = Scale(config.vocab_size, 1.0, self.blocks[0].small)
         else:
@@ -344,7 +346,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)    # (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
-        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0
+        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0     # none: no turn
         frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
         angle = torch.arange(config.block_size, dtype=torch.float64)[:, None] * frequency      # (block_size, r/2)
         self.register_buffer("cos", angle.cos().to(self.wte.weight.dtype), persistent=False)
@@ -358,7 +360,7 @@ class GPT(nn.Module):
             if name.endswith(("w_o.weight", "w_down.weight")):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                nn.init.normal_(p, std=100.0 if self.sphere else std)             # from there project_ takes norms to 1
+                nn.init.normal_(p, std=100.0 if self.sphere else std)             # far above 1: project_ makes norms 1
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
         self.project_()
@@ -383,9 +385,7 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
         """idx, targets (B, T) token ids -> logits (B, T, V), mean cross-entropy in nats (targets of -1 do not count).
-
-        Without targets: the last position's logits (B, 1, V), None. caches, one a layer, hold what came before idx.
-        """
+        Without targets: the last position's logits (B, 1, V), None. caches, one a layer, hold what came before idx."""
         start = caches[0].length if caches else 0
         stop = start + idx.shape[1]
         if stop > self.config.block_size:

@@ -3,6 +3,7 @@ Text from checkpoints.
 
     python sample.py                                              # out/angpt, from nothing
     python sample.py --out_dir=out/ngpt --prompt="def "
+    python sample.py --init_from=gpt2 --prompt="The capital of France is"
     python sample.py --out_dir=out/ngpt,out/angpt --prompt=FILE:story.txt --num_samples=3 --temperature=0.7 --top_k=50
 """
 import codecs
@@ -19,6 +20,7 @@ from train import Machine, load_model
 @dataclass
 class SampleConfig:
     out_dir: str = option("out/angpt", "run to sample from; several with commas between", "options")
+    init_from: str | None = option(None, "instead: a .pt file, or GPT-2 (lessons/gpt2.py)", "options")
     prompt: str = option("", "text to continue; FILE:path reads it from a file", "options")
     num_samples: int = option(1, "samples of each run", "options")
     max_new_tokens: int = option(500, "tokens at most", "options")
@@ -59,9 +61,10 @@ def main(argv):
     if prompt.startswith("FILE:"):
         with blame(f"{prompt[5:]}: cannot be read as text"):
             prompt = Path(prompt[5:]).read_bytes().decode()
-    folders = [config.out_dir] if Path(config.out_dir, "ckpt.pt").exists() else config.out_dir.split(",")
+    folders = [config.out_dir] if Path(config.out_dir).exists() else config.out_dir.split(",")
+    folders = [config.init_from] if config.init_from else folders
     for folder in folders:
-        model, tokenizer, state = load_model(Path(folder, "ckpt.pt"), device)
+        model, tokenizer, state = load_model(folder, device)
         if len(folders) > 1:
             best = state.get("best_val_loss", math.inf)                # inf where it was never validated
             told = f", best held-out loss {best:.3f}" * math.isfinite(best)

@@ -26,6 +26,8 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from filelock import FileLock
+from matplotlib.figure import Figure
+from safetensors.torch import save_file
 
 import bench
 import lessons.variants
@@ -457,7 +459,7 @@ def test_projection_is_the_papers_constraint_and_starts_at_norm_one(arch):
 @pytest.mark.parametrize("arch", ["layernorm", "gpt+", "powernorm", "normformer"])
 @pytest.mark.parametrize("tie", [False, True])
 def test_pre_norm_initialization(arch, tie):
-    model = tiny_gpt(arch, **dict(GPT2, tie=tie), n_layer=3, n_embd=128, vocab_size=99, embed_std=0.5, resid_scale=True)
+    model = tiny_gpt(arch, **dict(GPT2, tie=tie), n_layer=3, n_embd=128, vocab_size=99, embed_std=0.5)
     for name, p in model.named_parameters():
         layer, kind = name.split(".")[-2:] if "." in name else ("", name)
         std = {"wte": 0.5, "wpe": 0.5, "w_o": 0.02 / 6 ** 0.5, "w_down": 0.02 / 6 ** 0.5}.get(layer, 0.02)
@@ -490,7 +492,7 @@ def test_names_are_those_of_older_checkpoints(arch):
     block = [*NAMES[arch].split(), "w_qkv.weight", "w_o.weight", "w_up.weight", "w_down.weight"]
     end = ["s_z.weight"] if arch in SPHERE else [name.replace("1", "_f") for name in block if name.startswith("norm1")]
     want = {"wte.weight", "wpe.weight", "lm_head.weight", *end} | {f"blocks.{i}.{name}" for i in "01" for name in block}
-    assert set(tiny_gpt(arch, pos="learned", resid_scale=True).state_dict()) == want
+    assert set(tiny_gpt(arch, pos="learned", resid_scale=arch == "normformer").state_dict()) == want
 
 def parameters_of(arch, **options):
     with torch.device("meta"):
@@ -909,6 +911,7 @@ HERE = Path(train_py.__file__).resolve().parent
 SMALL_RUN = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=128, max_steps=6,
                  eval_tokens=128, eval_interval=3, checkpoint_interval=3, log_interval=1, dtype="float32",
                  compile="false", device="cpu")
+UNSAID = dict(n_layer=None, n_head=None, n_embd=None, block_size=None)       # as where a command does not give them
 
 
 @pytest.fixture(scope="session")
@@ -950,12 +953,11 @@ def test_given_options_win_over_recipe_and_that_over_size():
     assert (c.n_layer, c.n_embd, c.learning_rate, c.weight_decay, c.vocab_size) == (3, 512, 0.5, 0.0, 50304)
     wide = resolve(TrainConfig(arch="ngpt", n_embd=512))
     assert wide.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)
-    plus = resolve(TrainConfig(arch="rmsnorm", qk_norm=True))
-    assert plus.learning_rate == RECIPES["rmsnorm+qk_norm"]["learning_rate"] != RECIPES["rmsnorm"]["learning_rate"]
+    assert resolve(TrainConfig(arch="normformer", tie=True)).embed_std == 0.02
     for arch, recipe in RECIPES.items():
-        c = resolve(TrainConfig(arch=arch.split("+")[0], qk_norm="+" in arch))
+        c = resolve(TrainConfig(arch=arch))
         assert {name: getattr(c, name) for name in recipe} == recipe
-    assert not [f.name for f in fields(c) if getattr(c, f.name) is None]
+    assert [f.name for f in fields(c) if getattr(c, f.name) is None] == ["init_from"]
 
 
 def test_sizes_are_table_f1():
@@ -992,7 +994,7 @@ def test_an_arch_without_a_recipe_trains_like_its_family(monkeypatch):
     (dict(arch="rmsnorm+"), "--qk_norm=true"), (dict(arch="ngpt_arc"), "lessons/variants.py"),
     (dict(size="125b"), "did you mean 125m"), (dict(device="gpu"), "auto, cpu, cuda, mps"),
     (dict(dtype="float16"), "bfloat16"),
-    (dict(mlp="relu"), "swiglu, gelu"), (dict(n_layer=0), "at least 1"), (dict(learning_rate=-1.0), "more than 0"),
+    (dict(mlp="relu"), "expected swiglu"), (dict(n_layer=0), "at least 1"), (dict(learning_rate=-1.0), "more than 0"),
     (dict(learning_rate=math.nan), "more than 0"), (dict(dropout=1.5), "from 0 to 1"), (dict(beta2=1.0), "below 1"),
     (dict(seed=-1), "at least 0"), (dict(resid_scale=True), "arch=angpt"), (dict(embed_std=0.0), "more than 0"),
     (dict(n_head=3), "4"), (dict(arch="ngpt", tie=True), "expected False"), (dict(vocab_size=100), "corpus's 257"),
@@ -1021,7 +1023,7 @@ def test_windows_cross_shards(corpus):
         assert (tokens.window(i) == whole[16 * i:16 * i + 17]).all()
     x, y = tokens.batch([3, 194], torch.device("cpu"))
     assert x.shape == y.shape == (2, 16) and (x[:, 1:] == y[:, :-1]).all() and (y[1, -1].item() == whole[16 * 195])
-    with pytest.raises(DataError, match="expected less than vocab_size=120"):
+    with pytest.raises(DataError, match="token 256 in 120 tokens"):
         Tokens(corpus, "train", 16, 120).window(0)
     with pytest.raises(DataError, match="expected more than block_size=2000"):
         Tokens(corpus, "val", 2000, 257)
@@ -1140,7 +1142,7 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny, corpus):
             "mfu"} <= log[-1].keys()
     assert log[-1]["tokens"] == 60 * 128 and (out / "loss.png").read_bytes()[:4] == b"\x89PNG"
     assert sorted(p.name for p in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "a new run" in told[0] and "0.96 epochs" in told[1] and "learning rate up to 0.01 in 12 steps" in told[1]
+    assert "0.96 epochs" in told[0] and "peak learning rate 0.01, warm-up 20%" in told[0]
     state = torch.load(out / "ckpt.pt", weights_only=True)
     assert state["step"] == 60 and state["best_val_loss"] == min(r["val_loss"] for r in log[1:] if "val_loss" in r)
     model, tokenizer, _ = load_model(out / "ckpt.pt")
@@ -1228,7 +1230,7 @@ def test_a_finished_run_can_be_trained_longer(tiny):
     train(tiny(), say=None)
     told = []
     log = train(tiny(max_steps=9, resume="true"), say=told.append)
-    assert [r["step"] for r in log] == list(range(10)) and "of 9; the cosine ends later" in told[0]
+    assert [r["step"] for r in log] == list(range(10)) and "now to 9; the cosine ends there" in told[0]
     assert log[-1]["lr"] == pytest.approx(0.01 * RECIPES["angpt"]["learning_rate"] * 8 ** 0.5)
     assert train(tiny(max_steps=9, resume="true"), say=None)[-1]["step"] == 9
     with pytest.raises(DataError, match="made with max_steps=9, now max_steps=6"):
@@ -1239,7 +1241,7 @@ def test_resume_names_what_differs_and_auto_begins_anew_where_nothing_is(tiny, t
     with pytest.raises(DataError, match="no such checkpoint"):
         train(tiny(resume="true"), say=None)
     assert train(tiny(resume="auto"), say=None)[-1]["step"] == 6
-    with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3.*first run, or another --out_dir"):
+    with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
         train(tiny(resume="auto", n_layer=3), say=None)
     assert train(tiny(resume="auto", batch_size=2, learning_rate=1.0), say=None)[-1]["step"] == 6
 
@@ -1261,7 +1263,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tiny, monkeypatc
         file.write(b"half")
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(DataError, match="MB are free.*No space left"):
+    with pytest.raises(DataError, match="cannot be written.*No space left"):
         train(tiny(resume="true", max_steps=7), say=None)
     assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before and not list(tmp_path.glob("run/*.tmp"))
 
@@ -1295,15 +1297,121 @@ def test_a_signal_asks_and_a_later_ctrl_c_insists(signals, error):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_signal_in_a_validation_does_not_wait_for_its_end(tiny, monkeypatch):
+@pytest.mark.parametrize("when", [0, 3, 6])
+def test_a_signal_in_a_validation_does_not_wait_for_its_end_which_is_made_up_for(tiny, monkeypatch, when):
     def batch(self, indices, device, inner=Tokens.batch):
-        if self.windows < 100:                            # the held-out ones
+        looked.extend([0] * (self.windows < 100))         # at the held-out ones, 14 times in a validation
+        if len(looked) == last:
             os.kill(os.getpid(), signal.SIGTERM)
-            looked.append(indices)
         return inner(self, indices, device)
-    looked = []
+    log, whole, looked, last = train(tiny(eval_tokens=900), say=None), weights(tiny()), [], when // 3 * 14 + 5
     monkeypatch.setattr(Tokens, "batch", batch)
-    assert train(tiny(eval_tokens=900), say=None) == [] and len(looked) == 1
+    assert [r["step"] for r in train(tiny(eval_tokens=900), say=None) if "val_loss" in r] == [0, 3, 6][:when // 3]
+    assert read_checkpoint(tiny().out_dir)["step"] == when and len(looked) == last
+    found = train(tiny(eval_tokens=900, resume="true"), say=None)
+    found, log = ([(r["step"], r["val_loss"]) for r in x if "val_loss" in r] for x in (found, log))
+    assert found == log and same_state(whole, weights(tiny()))
+
+
+# ---- Weights that exist
+
+@pytest.mark.parametrize("options", [dict(arch="powernorm", pos="rope", n_layer=3, qk_norm=True, rope_fraction=0.5),
+                                     dict(arch="layernorm", **GPT2)], ids=["rope", "learned"])
+def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, tmp_path, options):
+    log, then = train(tiny(**options), say=None), weights(tiny())
+    new = tiny(**UNSAID, init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
+    for size in (None, 8, 32):
+        seen, cut = [], size == 32 and options["pos"] == "learned"
+        with pytest.raises(DataError, match=r"does not fit \(.*wpe.*$") if cut else contextlib.nullcontext():
+            again = train(replace(new, block_size=size), lambda *now: seen.append(copy.deepcopy(now)), say=None)
+            assert not seen[0][2] + len(seen[0][1].state) and [r.get("lr") for r in again] == [r.get("lr") for r in log]
+            assert all(x.flatten().equal(then[k].flatten()[:x.numel()]) for k, x in seen[0][0].state_dict().items())
+            assert {**(c := again[0]["config"]), **options, "block_size": size or 16} == c
+    assert TrainConfig(init_from="x", arch="ngpt").out_dir == "out/tuned" != TrainConfig(arch="ngpt").out_dir
+
+def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, monkeypatch, capsys):
+    log = train(tiny(arch="ngpt", n_layer=1), say=None)
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+    for where in ("out_dir", "init_from"):
+        train_py.main(["--eval_only", f"--{where}=run", f"--data={tiny().data}", "--eval_tokens=128", "--device=cpu"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6) and found["step"] == 6
+    assert before == {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+
+def test_resume_and_init_from_take_what_is_not_given_from_the_checkpoint(tiny):
+    train(tiny(arch="ngpt", n_layer=1, beta1=0.8, eval_tokens=9, learning_rate=0.1, dropout=0.1, grad_clip=2), say=None)
+    then, out = read_checkpoint(tiny().out_dir)["config"], tiny().out_dir
+    unsaid = dict(**UNSAID, resume="true", total_batch_size=None, max_steps=None, eval_tokens=None)
+    train(tiny(**unsaid), say=None)
+    changed = {k for k, v in read_checkpoint(out)["config"].items() if then[k] != v}
+    assert changed == {"resume", "dropout", "grad_clip"}                         # which are the command's own
+    for given, says in (dict(arch="rmsnorm", beta1=0.7), "arch=ngpt, now arch=rmsnorm; beta1=0.8, now beta1=0.7"), (
+            dict(init_from=out, resume="false", n_embd=32, n_layer=2), "n_layer=1, now n_layer=2; n_embd=16, now"):
+        with pytest.raises(DataError, match=f"made with {says}"):
+            train(tiny(**{**unsaid, **given}), say=None)
+
+def test_keep_best_keeps_the_weights_of_the_best_validation(tiny, tmp_path, monkeypatch):
+    seen, losses = [], iter([4.0, 2.0, 3.0, 2.5])
+    monkeypatch.setattr(train_py, "evaluate", lambda *_: {"val_loss": next(losses), "val_bpb": 1.0})
+    for options in (dict(), dict(max_steps=9, resume="true")):
+        train(tiny(keep_best=True, **options), lambda *now: seen.append(copy.deepcopy(now)), say=None)
+        model, _, state = load_model(tmp_path / "run" / "best.pt")
+        assert state["step"] == 3 and same_state(model.state_dict(), seen[1][0].state_dict())
+    assert same_state(weights(tiny()), seen[3][0].state_dict())
+
+def hugging_face_s(folder, prefix="", cut=1.0, **changes):
+    """Writes a tiny GPT-2 as HuggingFace does; returns its weights, far from their start, in float64."""
+    c = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5, n_positions=16, n_embd=16,
+             n_layer=2, n_head=2, vocab_size=262) | changes
+    layer = {"ln_1": [16], "ln_2": [16], "attn.c_attn": [16, 48], "attn.c_proj": [16, 16], "mlp.c_fc": [16, 64],
+             "mlp.c_proj": [64, 16]}
+    shapes = {f"h.{i}.{name}": shape for i in (0, 1) for name, shape in layer.items()} | {"ln_f": [16]}
+    torch.manual_seed(0)
+    w = {f"{name}.weight": torch.randn(x) / 3 for name, x in (shapes | {"wte": [262, 16], "wpe": [16, 16]}).items()}
+    w |= {f"{name}.bias": torch.randn(x[-1]) / 3 for name, x in shapes.items()}
+    stored = {prefix + name: x for name, x in (w | {"h.0.attn.bias": torch.ones(1, 1, 16, 16).tril()}).items()}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in c.items() if v is not None}))
+    save_file({**stored, "lm_head.weight": w["wte.weight"].clone()}, path := folder / "model.safetensors")
+    os.truncate(path, int(cut * path.stat().st_size))
+    return {name: x.double() for name, x in w.items()}
+
+def ref_gpt2(w, idx):
+    """GPT-2's logits, written out, one head at a time."""
+    norm = lambda name: ref_norm("layernorm", h, w[f"{name}.weight"], w[f"{name}.bias"])
+    conv1d = lambda x, name: x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+    h = w["wte.weight"][idx] + w["wpe.weight"][:idx.shape[1]]
+    for i in ("h.0.", "h.1."):
+        q, k, v = (x.split(8, -1) for x in conv1d(norm(i + "ln_1"), i + "attn.c_attn").split(16, -1))
+        h = h + conv1d(torch.cat([plain_attention(*head, 8 ** -0.5) for head in zip(q, k, v)], -1), i + "attn.c_proj")
+        u = conv1d(norm(i + "ln_2"), i + "mlp.c_fc")
+        h = h + conv1d(u * (1 + torch.tanh((2 / math.pi) ** 0.5 * (u + 0.044715 * u ** 3))) / 2, i + "mlp.c_proj")
+    return norm("ln_f") @ w["wte.weight"].T
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_gpt2_s_weights_give_gpt2_s_logits(tiny, texts, small_gpt2, monkeypatch, prefix):
+    w, idx, asked, hub = hugging_face_s(texts, prefix), some_tokens(2, 16, vocab=262), [], str(texts)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: asked.append((*a, *k.values())) or hub)
+    for source in (hub, "gpt2-medium"):
+        assert_close(load_model(source)[0].double()(idx, idx)[0], ref_gpt2(w, idx))
+    assert asked == [("openai-community/gpt2-medium", ["config.json", "model.safetensors"])]
+    data = prepare(str(texts / "many"), name="bpe", data_dir=str(texts), tokenizer="gpt2", val_tokens=200)
+    x, y = Tokens(data, "val", 16, 262).batch(range(8), torch.device("cpu"))
+    new = tiny(**UNSAID, init_from=hub, max_steps=1, data=str(data))
+    assert train(new, say=None)[0]["val_loss"] == pytest.approx(F.cross_entropy(ref_gpt2(w, x).mT, y).item())
+    for options, says in (dict(arch="ngpt"), "layernorm, now arch=ngpt$"), (dict(data=tiny().data), "tokenizer=gpt2"):
+        with pytest.raises(DataError, match=says):
+            train(replace(new, **options), say=None)
+
+@pytest.mark.parametrize("changes, says", [
+    (dict(cut=0.5), "expected GPT-2's.*Error"), (dict(n_head=None), "expected GPT-2's.*n_head"),
+    (dict(activation_function="relu"), "found .*relu"), (dict(model_type="llama"), "found .*llama"),
+    (dict(n_layer=3), "do not fit.*blocks.2"), (dict(n_embd=32), "do not fit.*mismatch"), (dict(n_head=3), "n_head=3")])
+def test_gpt2_s_files_that_are_not_whole_or_not_gpt2_s_are_one_line(tmp_path, changes, says):
+    hugging_face_s(tmp_path, **changes)
+    with pytest.raises(DataError, match=f"^.*{says}.*$"):
+        load_model(tmp_path)
 
 
 # ---- Files and commands
@@ -1333,7 +1441,7 @@ def test_damaged_files_are_one_line(tiny, corpus, tmp_path, name, how):
     ("--max_steps=x", "invalid int value"),
     ("--arch=gpt3", "expected one of"), ("--out_dir={file}", "no folder that can be written to"),
     ("--out_dir=/proc/x", "no folder that can be written to"), ("--data={none}", "none"),
-    ("--resume=true", "no such checkpoint"),
+    ("--resume=true", "no such checkpoint"), ("--init_from={none}", "none/ckpt.pt: no such checkpoint"),
 ])
 def test_the_command_line_fails_in_one_line(tiny, tmp_path, capsys, monkeypatch, word, expected):
     (tmp_path / "file").write_text("x")
@@ -1381,13 +1489,15 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(tiny, tmp_path):
     assert same_state(weights(whole), weights(tiny(out_dir=f"{tmp_path}/killed")))
 
 
-def test_two_processes_equal_one(tiny, tmp_path):
+@pytest.mark.parametrize("agents", [1, 2])          # torchrun once with both, or twice, which meet as two machines do
+def test_two_processes_equal_one(tiny, tmp_path, agents):
     options = {**SMALL_RUN, "arch": "powernorm", "pn_warmup": 3, "data": tiny().data}
-    one = tiny(arch="powernorm", pn_warmup=3)
-    log = train(one, say=None)
+    log = train(one := tiny(arch="powernorm", pn_warmup=3), say=None)
     words = [f"--{k}={v}" for k, v in {**options, "batch_size": 2}.items()] + [f"--out_dir={tmp_path}/two"]
-    run = command("-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29612", "train.py", *words)
-    assert run.wait() == 0, run.stdout.read()
+    meet = ["--nproc_per_node=2", "--master_port=29612"] if agents == 1 else [
+        "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:29613", "--rdzv_id=x"]
+    runs = [command("-m", "torch.distributed.run", *meet, "train.py", *words) for _ in range(agents)]
+    assert [run.wait() for run in runs] == [0] * agents, [run.stdout.read() for run in runs]
     two = read_log(tmp_path / "two")
     for key in ("loss", "val_loss"):
         assert [r[key] for r in two if key in r] == pytest.approx([r[key] for r in log if key in r], rel=1e-5)
@@ -1406,7 +1516,7 @@ BENCH_RACE = [*BENCH_TINY, "--total_batch_size=64", "--eval_tokens=99", "--worke
 def bench_quick(monkeypatch, request):
     monkeypatch.setattr(trainer, "matmul_flops", lambda *_: 1e11)
     if "picture" not in request.node.name:
-        monkeypatch.setattr(trainer, "draw", lambda *_: None)
+        monkeypatch.setattr(trainer, "Figure", type("Blank", (Figure,), {"savefig": lambda *_, **__: None}))
     with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):
         yield
 
@@ -1516,6 +1626,7 @@ def test_bench_curves(tmp_path, monkeypatch):
     ("speed --archs=rmsnorm+qknorm", "mean qk_norm?"), ("speed --arch=ngpt", "arch=ngpt"), ("curves", "no folders"),
     ("sample --new_tokens=300", "2 to block_size - 16 = 240"), ("sample --batch_sizes=1,x", "batch_sizes=1,x"),
     ("race --seeds=0", "seeds=0"), ("race --data=nowhere", "nowhere"), ("race --tokens=10 --data={}", "at least 8192"),
+    ("hellaswag --file=no", "file=no: HellaSwag's questions cannot be read"),
     ("--prompt=FILE:no", "no: cannot be read"), ("--top_k=0", "top_k=0"), ("--out_dir=no", "no/ckpt.pt")])
 def test_bench_errors_are_one_line(words, says, bench_corpus):
     with pytest.raises((ConfigError, DataError), match=re.escape(says)) as error:
@@ -1604,3 +1715,42 @@ def test_race_goes_on_where_ctrl_c_stopped_it(bench_corpus, bench_inside, tmp_pa
     begun = (folder / "log.jsonl").read_text()
     bench.main(words)
     assert (folder / "log.jsonl").read_text().startswith(begun) and len(list(tmp_path.glob("runs/*"))) == 2
+
+def write_questions(path, rows, keys="ctx_a ctx_b activity_label endings label".split()):
+    path.write_text("".join(json.dumps(dict(zip(keys, row))) + "\n" for row in rows))
+
+def test_hellaswag_scores_an_ending_as_if_it_were_alone(bench_trained, tmp_path):
+    write_questions(tmp_path / "q", [
+        ("A [title] man [step] sits", "there", "Do", ["eats [step] soup", "b", "x" * 30, "é日"], 1),
+        ("b [step]", "", "A", ["1+", "aa", "[title] Ø", "2"], "3")])
+    read = [("Do: A. man sits There", ["eats soup", "b", "x" * 30, "é日"], 1), ("A: b ", ["1+", "aa", " Ø", "2"], 3)]
+    assert [*bench.questions(tmp_path / "q")] == read
+    (model, tokenizer, _), wanted = trainer.load_model(bench_trained / "ngpt"), []       # its block_size is 16
+    pairs = [(context, ending) for context, endings, _ in read for ending in endings]
+    for context, text in ((context, f"{context} {ending}".encode()) for context, ending in pairs):
+        row = torch.tensor([*text][-17:])
+        losses = F.cross_entropy(model(row[None, :-1], row[None, 1:])[0][0], row[1:], reduction="none")
+        wanted.append(losses[len(context.rstrip()) - len(text):].sum().item())           # with the space before it
+    for size in 1, 3, 8:
+        found = [x for i in range(0, 8, size) for x in bench.nats(model, tokenizer, pairs[i:i + size]).tolist()]
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+def test_hellaswag_counts_right_answers_with_their_standard_error(tmp_path, monkeypatch):
+    class LikesA(torch.nn.Linear):
+        config = SimpleNamespace(block_size=99)
+        def forward(self, x, targets):
+            return 2.0 * F.one_hot(torch.full_like(x, 97), 257), None
+    monkeypatch.setattr(bench, "load_model", lambda *_: (LikesA(1, 1), prep.get_tokenizer("bytes"), {}))
+    endings = ["bb", "aab", 6 * "日", "cccc"]        # the likeliest; the likeliest a letter; that a byte
+    write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
+    bench.main(["hellaswag", f"--file={tmp_path}/q", f"--results_dir={tmp_path}", "--batch_size=3"])
+    assert json.loads((tmp_path / "hellaswag.json").read_text())["runs"]["out/angpt"] == pytest.approx(
+        dict(acc=0.4, acc_stderr=(0.4 * 0.6 / 4) ** 0.5, acc_norm=0.2, acc_norm_stderr=(0.2 * 0.8 / 4) ** 0.5))
+
+@pytest.mark.parametrize("text, says", [
+    ("", "0 questions"), ("oops", "row 1: expected JSON"), ('{"ctx_a": "", "label": 1}', "row 1: expected JSON"),
+    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], "label": 7}', "row 1: not f")])
+def test_hellaswag_s_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
+    (tmp_path / "q").write_text(text)
+    with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):        # run_script makes exit code 2 of it
+        bench.main(["hellaswag", f"--file={tmp_path}/q"])

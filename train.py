@@ -1,10 +1,9 @@
 """
 Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
 
-    python train.py                                  # laptop size; makes the default corpus if it is missing
-    python train.py --arch=ngpt --max_steps=500      # another architecture, shorter
-    python train.py --data=data/fineweb --size=125m  # a size of the anGPT paper's Table F.1
+    python train.py --arch=ngpt                      # laptop size; makes the default corpus if it is missing
     python train.py --resume=true                    # go on after an interruption; with a larger --max_steps, further
+    python train.py --init_from=out/angpt --data=data/mine --learning_rate=1e-3       # from weights that exist
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
 It writes out/<arch>/ckpt.pt, log.jsonl and loss.png, and ends with a sample. An earlier run in that folder is moved to
@@ -16,7 +15,6 @@ import functools
 import json
 import math
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -27,13 +25,14 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # threads that wait in a loop slow down whatever else runs here
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.benchmark import Timer
 
 from model import ARCHS, GPT, GPTConfig, option
 from prepare import (atomic, blame, bytes_per_token, check, choose, expect, get_tokenizer, parse, prepare,
                      read_meta, read_shard, run_script)
-
-DEFAULT_DATA = "data/stdlib"
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
 SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
@@ -44,15 +43,15 @@ for name, width, depth, heads, batch in (("32m", 256, 6, 4, 32), ("62m", 384, 10
                        batch_size=batch, total_batch_size=2 ** 19, eval_tokens=10 * 2 ** 20)
 
 # The best of a sweep at laptop size (README). The sphere needs neither weight decay nor warm-up (nGPT 2.6, anGPT F.2).
-PRE_NORM = dict(learning_rate=4e-3, weight_decay=0.1, warmup_ratio=0.2, embed_std=0.02)
+PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2, embed_std=0.02)
 SPHERE = dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02)
-RECIPES = {"layernorm": PRE_NORM, "rmsnorm": PRE_NORM, "powernorm": PRE_NORM, "angpt": SPHERE,
-           "ngpt": dict(SPHERE, learning_rate=8e-3), "rmsnorm+qk_norm": dict(PRE_NORM, learning_rate=2e-3),      # GPT+
-           "normformer": dict(PRE_NORM, embed_std=1.0)}     # beside its branches' LayerNorms smaller tokens would drown
+RECIPES = {"layernorm": dict(PRE_NORM, learning_rate=4e-3), "rmsnorm": PRE_NORM,                    # and GPT+
+           "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
+           "normformer": dict(PRE_NORM, embed_std=1.0),     # beside its branches' LayerNorms smaller tokens would drown
+           "ngpt": dict(SPHERE, learning_rate=8e-3), "angpt": SPHERE}
 
-# What may differ between a run and its continuation: the machine, the reports, what may help after a divergence
-FREE = {"resume", "out_dir", "data", "device", "dtype", "compile", "batch_size", "log_interval", "eval_interval",
-        "eval_tokens", "checkpoint_interval", "learning_rate", "grad_clip", "pn_warmup", "max_steps"}
+# What may be given otherwise than in the checkpoint that a run goes on from; what is told of the machine is never taken
+FREE = {"dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "eval_tokens", "max_steps"}
 
 @dataclass
 class TrainConfig(GPTConfig):
@@ -66,8 +65,6 @@ class TrainConfig(GPTConfig):
     rope_fraction: float | None = option(None, "share of each head's channels that rope turns (by size)")
     embed_std: float | None = option(None, "embeddings' standard deviation at the start (by arch; not ngpt, angpt)")
     pn_warmup: int | None = option(None, "powernorm: steps with the batch's own statistics (the warm-up's)", "training")
-    data: str = option(DEFAULT_DATA, "corpus: a folder made by prepare.py", "training")
-    out_dir: str | None = option(None, "folder for results (out/<arch>)", "training")
     max_steps: int | None = option(None, "optimizer steps (by size; the paper's: 20 tokens a parameter)", "training")
     total_batch_size: int | None = option(None, "tokens in an optimizer step of all processes (by size)", "training")
     learning_rate: float | None = option(None, "peak learning rate (by arch)", "training")
@@ -79,43 +76,46 @@ class TrainConfig(GPTConfig):
     eps: float = option(1e-9, "of Adam", "training")
     grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit", "training")
     seed: int = option(1337, "of weights, order of the data, and dropout", "training")
-    eval_interval: int | None = option(None, "steps between validations (ten a run, or more)", "training")
+    dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)", "training")
+    compile: str = option("auto", "auto | true | false: torch.compile, block by block; auto: in long runs", "training")
     eval_tokens: int | None = option(None, "held-out tokens in a validation (by size; fewer in short runs)", "training")
-    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or 100)", "training")
-    log_interval: int = option(10, "steps between lines of log.jsonl", "training")
-    resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one", "training")
+    eval_interval: int | None = option(None, "steps between validations (ten a run, or more)", "machine")
+    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or 100)", "machine")
+    log_interval: int = option(10, "steps between lines of log.jsonl", "machine")
+    keep_best: bool = option(False, "keep the weights of the best validation, too, as best.pt", "machine")
+    eval_only: bool = option(False, "validate the weights in init_from or out_dir, print that as JSON", "machine")
+    data: str = option("data/stdlib", "corpus: a folder made by prepare.py", "machine")
+    out_dir: str | None = option(None, "folder for results (out/<arch>; with init_from out/tuned)", "machine")
+    init_from: str | None = option(None, "weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)", "machine")
+    resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one", "machine")
     batch_size: int | None = option(None, "sequences in a micro-step of one process (by size)", "machine")
     device: str = option("auto", "auto | cpu | cuda | mps", "machine")
-    dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)", "machine")
-    compile: str = option("auto", "auto | true | false: torch.compile, block by block; auto: in long runs", "machine")
 
     def __post_init__(self):
         self.compile, self.resume = str(self.compile).lower(), str(self.resume).lower()      # True, False from Python
+        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{self.arch}")
         choose("arch", self.arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true; lessons/variants.py registers more")
         for name, valid in dict(size=SIZES, dtype=("auto", "float32", "bfloat16"), compile=("auto", "true", "false"),
-                                resume=("auto", "true", "false"), device=("auto", "cpu", "cuda", "mps"),
-                                mlp=("swiglu", "gelu"), pos=("rope", "learned")).items():
+                                resume=("auto", "true", "false"), device=("auto", "cpu", "cuda", "mps")).items():
             choose(name, getattr(self, name), valid)
         check(self, "vocab_size block_size n_layer n_head n_embd max_steps batch_size total_batch_size eval_interval "
                     "eval_tokens checkpoint_interval log_interval", lambda x: x >= 1, "at least 1")
         check(self, "learning_rate eps embed_std", lambda x: 0 < x < math.inf, "more than 0")
         check(self, "weight_decay grad_clip pn_warmup seed", lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")
-        check(self, "min_lr_ratio warmup_ratio rope_fraction dropout", lambda x: 0 <= x <= 1, "a number from 0 to 1")
-        check(self, "beta1 beta2", lambda x: 0 <= x < 1, "a number from 0 to below 1")
-        check(self, "resid_scale", lambda x: not x or "normformer" in self.arch, f"false with arch={self.arch}")
+        check(self, "min_lr_ratio warmup_ratio rope_fraction dropout", lambda x: 0 <= x <= 1, "from 0 to 1")
+        check(self, "beta1 beta2", lambda x: 0 <= x < 1, "from 0 to below 1")
 
     def model_config(self):
         return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
 
 def resolve(config, corpus_vocab=257, world_size=1):
     """A copy of config with every None replaced: by arch, size, and what follows from those. Raises ConfigError."""
-    made = getattr(ARCHS[config.arch], "func", ARCHS[config.arch])       # a class, or a partial of one
-    family = next((x for x in ("normformer", "ngpt", "angpt") if issubclass(made, ARCHS[x])), "rmsnorm")   # a seventh's
-    recipe = RECIPES.get(config.arch + "+qk_norm" * config.qk_norm) or RECIPES.get(config.arch) or RECIPES[family]
+    parents = getattr(getattr(ARCHS[config.arch], "func", ARCHS[config.arch]), "__mro__", ())        # of its block
+    family = next((x for x in ("normformer", "ngpt", "angpt") if ARCHS[x] in parents), "rmsnorm")      # a seventh's
+    recipe = RECIPES.get(config.arch, RECIPES[family]) | ({"embed_std": 0.02} if config.tie else {})  # see README 8
     c = replace(config, **{k: v for k, v in (SIZES[config.size] | recipe).items() if getattr(config, k) is None})
     c.vocab_size = c.vocab_size or corpus_vocab
     check(c, "vocab_size", lambda x: x >= corpus_vocab, f"at least the corpus's {corpus_vocab}")
-    check(c, "n_embd", lambda x: c.arch != "powernorm" or x % 4 == 0, "a multiple of 4 with arch=powernorm")
     c.learning_rate = config.learning_rate or c.learning_rate * (128 / c.n_embd) ** 0.5      # a guess at other widths
     share = max(1, round(c.total_batch_size / (c.block_size * world_size)))                  # sequences of a process
     c.batch_size = config.batch_size or max(n for n in range(1, min(share, c.batch_size) + 1) if share % n == 0)
@@ -130,8 +130,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     c.eval_tokens = config.eval_tokens or min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)      # ten take some 2% of the time
     c.checkpoint_interval = c.checkpoint_interval or max(100, c.eval_interval)
-    c.pn_warmup = warmup_steps(c) if c.pn_warmup is None else c.pn_warmup
-    c.out_dir = c.out_dir or f"out/{c.arch}"
+    c.pn_warmup = round(c.warmup_ratio * c.max_steps) if c.pn_warmup is None else c.pn_warmup
     return c
 
 class Tokens:
@@ -149,8 +148,7 @@ class Tokens:
         first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
         pieces = [self.shards[n][max(0, start - self.starts[n]):stop - self.starts[n]] for n in range(first, last + 1)]
         window = np.concatenate(pieces).astype(np.int64)
-        expect(window.max() < self.vocab_size, f"{self.paths[first]}: token {window.max()}, expected less than "
-                                               f"vocab_size={self.vocab_size}")
+        expect(window.max() < self.vocab_size, f"{self.paths[first]}: token {window.max()} in {self.vocab_size} tokens")
         return window
 
     def batch(self, indices, device):
@@ -160,12 +158,11 @@ class Tokens:
         return tuple(x.to(device, non_blocking=True).contiguous() for x in (rows[:, :-1], rows[:, 1:]))
 
 @functools.lru_cache(2)
-def epoch_order(seed, epoch, windows):
+def epoch_order(seed, epoch, windows):               # an epoch visits every window once
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 def batches(tokens, step, config, machine):
-    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of (seed, step) alone,
-    which ranks and micro-steps share out. An epoch visits every window once."""
+    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of (seed, step) alone."""
     per_step = config.total_batch_size // config.block_size
     places = (divmod(i, tokens.windows) for i in range(step * per_step, (step + 1) * per_step))
     mine = [epoch_order(config.seed, epoch, tokens.windows)[i] for epoch, i in places][machine.rank::machine.world_size]
@@ -191,14 +188,11 @@ def evaluate(model, tokens, config, machine, token_bytes, asked=()):
 
 @functools.cache
 def matmul_flops(device, dtype):
-    """Floating-point operations a second of a large square matrix product, the best within a fifth of a second."""
-    n, times = 8192 if device.type == "cuda" else 1024, []
+    """Floating-point operations a second of a large square matrix product, the best of many."""
+    n = 8192 if device.type == "cuda" else 1024
     a = torch.randn(n, n, device=device).to(dtype)
-    while sum(times) < 0.2:
-        start = time.perf_counter()
-        (a @ a)[0, 0].item()                         # .item() waits for the device
-        times.append(time.perf_counter() - start)
-    return 2 * n ** 3 / min(times)
+    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
+    return 2 * n ** 3 / min(timer.blocked_autorange(min_run_time=0.1).times)
 
 class Machine:
     """This process's place among all (rank, world_size), its device, the dtype to compute in and the speed of that."""
@@ -230,10 +224,7 @@ class Machine:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def sum(self, x):
-        if self.world_size > 1:
-            x = x.to(self.device)
-            torch.distributed.all_reduce(x)
-        return x
+        return all_reduce(x.to(self.device), "sum", torch.distributed.group.WORLD) if self.world_size > 1 else x
 
     def any(self, flag):
         return self.sum(torch.tensor(float(bool(flag)))).item() > 0
@@ -245,12 +236,9 @@ def make_optimizer(model, config):
     assert sum(len(group["params"]) for group in groups) == len({*model.parameters()})
     return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps, fused=True)
 
-def warmup_steps(config):
-    return round(config.warmup_ratio * config.max_steps)
-
 def learning_rate(config, step):
     """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last step."""
-    warmup = warmup_steps(config)
+    warmup = round(config.warmup_ratio * config.max_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(1, config.max_steps - 1 - warmup)
@@ -258,9 +246,8 @@ def learning_rate(config, step):
 
 def flops_per_token(model):
     """6 for each weight of a matrix product; in each layer 12 d for each position looked at, half of block_size."""
-    c = model.config
     used = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    return 6 * used + 12 * c.n_layer * c.n_embd * c.block_size // 2
+    return 6 * (used + model.config.n_layer * model.config.n_embd * model.config.block_size)
 
 def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
     """A step on micro-batches `pairs`: (this rank's mean loss, norm of the gradient). Raises Diverged before it."""
@@ -278,8 +265,7 @@ def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
         loss += part.detach()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
     if not math.isfinite(norm):
-        raise Diverged(f"step {step + 1}: loss {float(loss)}, norm of the gradient {norm}, learning rate {rate:.3g}; "
-                       "a lower --learning_rate, float32 or (powernorm) a longer --pn_warmup may help")
+        raise Diverged(f"step {step + 1}: loss {float(loss)}, gradient's norm {norm}; a lower --learning_rate may help")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     model.project_()
@@ -290,26 +276,39 @@ class Diverged(Exception):
 
 def save_checkpoint(path, model, optimizer, config, **state):
     """Replaces the file at path in one step: a crash leaves the old or the new one. Raises DataError."""
-    with blame(f"{path}: cannot be written, {shutil.disk_usage(Path(path).parent).free / 1e6:,.0f} MB are free there"):
-        with atomic(path) as file:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
-                        "versions": {"torch": str(torch.__version__), "numpy": np.__version__}, **state}, file)
+    with blame(f"{path}: cannot be written"), atomic(path) as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
+                    **state}, file)
 
-def read_checkpoint(path, device="cpu"):
-    """The dict that `save_checkpoint` wrote. Raises DataError when there is none, or none that can be read."""
-    expect(os.path.isfile(path), f"{path}: no such checkpoint; train.py writes one to its --out_dir")
+def read_checkpoint(source, device="cpu"):
+    """The dict that `save_checkpoint` wrote to a run's folder or a .pt file; of GPT-2 one like it. Raises DataError."""
+    path = Path(source)
+    if (path / "config.json").exists() or path.name.startswith("gpt2") and not path.exists():
+        from lessons.gpt2 import read_gpt2
+        return read_gpt2(source)
+    path = path / "ckpt.pt" if path.suffix != ".pt" else path
+    expect(path.is_file(), f"{path}: no such checkpoint; train.py writes one to its --out_dir")
     with blame(f"{path}: cannot be read as a checkpoint of train.py"):
         state = torch.load(path, map_location=device, weights_only=True)
-        expect({"model", "optimizer", "config", "step"} <= {*state}, f"{path}: expected a checkpoint of train.py")
+        expect({"model", "config", "step", "tokenizer"} <= {*state}, f"{path}: expected a checkpoint of train.py")
         return state
 
-def load_model(path, device="cpu"):
-    """(model in eval mode, tokenizer, checkpoint dict) of the checkpoint at path. Raises DataError."""
-    state, names = read_checkpoint(path, device), {f.name for f in fields(GPTConfig)}
-    with blame(f"{path}: weights and config do not fit this model.py"):
+def load_model(source, device="cpu"):
+    """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads. Raises DataError."""
+    state, names = read_checkpoint(source, device), {f.name for f in fields(GPTConfig)}
+    with blame(f"{source}: weights and config do not fit this model.py"):
         model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
         model.load_state_dict(state["model"])
     return model.eval(), get_tokenizer(state["tokenizer"]), state
+
+def as_in(then, config, free, source):
+    """config with the options `then` of a checkpoint; those given, other than by default, may differ if in `free`."""
+    given = {k: v for k in then if (v := getattr(config, k)) != getattr(TrainConfig, k)
+             or k in free and v not in (None, "auto")}
+    other = [f"{k}={then[k]}, now {k}={v}" for k, v in given.items()
+             if v != then[k] and (k not in free or k == "max_steps" and v < then[k])]
+    expect(not other, f"{source}: made with {'; '.join(other)}")
+    return replace(config, **then | given)
 
 @contextlib.contextmanager
 def interrupts():
@@ -326,15 +325,13 @@ def interrupts():
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        [signal.signal(*pair) for pair in before.items()]
 
 def read_log(folder):
     """The records of folder/log.jsonl up to the first that cannot be read: the last line of a killed run may be cut."""
     records = []
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(folder, "log.jsonl").open("rb"):
-            records.append(json.loads(line))
+        records.extend(map(json.loads, Path(folder, "log.jsonl").open("rb")))
     return [r for r in records if isinstance(r, dict) and {"step", "tokens", "seconds"} <= r.keys()]
 
 def report(records, config, say):
@@ -348,20 +345,14 @@ def report(records, config, say):
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
     if "val_loss" in record:
         line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
-        if record["step"]:
-            draw(records, out / "loss.png")
+        axes = Figure(figsize=(8, 5), layout="constrained").subplots()
+        for key, style in ("loss", dict(lw=0.8, label="training")), ("val_loss", dict(marker="o", label="held out")):
+            axes.plot(*zip(*[(r["tokens"] / 1e6, r[key]) for r in records if key in r] or [(0, math.nan)]), **style)
+        axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=out.name)
+        axes.legend()
+        axes.figure.savefig(out / "loss.png", dpi=110)
     if "val_loss" in record or record["seconds"] // 10 > records[-2:][0]["seconds"] // 10:
         say(line)
-
-def draw(records, path):
-    from matplotlib.figure import Figure
-    axes = Figure(figsize=(8, 5), layout="constrained").subplots()
-    for key, style in ("loss", dict(lw=0.8, label="training")), ("val_loss", dict(marker="o", label="held out")):
-        points = [(r["tokens"] / 1e6, r[key]) for r in records if key in r]
-        axes.plot([x for x, _ in points], [y for _, y in points], **style)
-    axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=path.parent.name)
-    axes.legend()
-    axes.figure.savefig(path, dpi=110)
 
 def tell(text):
     with contextlib.suppress(BrokenPipeError):       # somebody's `| head` has read enough; the run goes on
@@ -373,10 +364,18 @@ def train(config, watch=None, say=tell):
     quiet. Raises ConfigError for options, DataError for files, Diverged when the loss is no longer finite."""
     machine = Machine(config.device)
     say = say if say and machine.rank == 0 else lambda text: None
-    if config.data == DEFAULT_DATA and not Path(DEFAULT_DATA, "meta.json").exists() and machine.rank == 0:
+    if config.data == TrainConfig.data and not Path(config.data, "meta.json").exists() and machine.rank == 0:
         prepare()
     machine.any(False)                               # the others wait
-    tokenizer = get_tokenizer(read_meta(config.data)["tokenizer"])
+    tokenizer, out = get_tokenizer(read_meta(config.data)["tokenizer"]), Path(config.out_dir)
+    resumes = config.resume == "true" or config.resume == "auto" and (out / "ckpt.pt").exists()
+    source = out / "ckpt.pt" if resumes or config.eval_only and not config.init_from else config.init_from
+    if source:
+        state = read_checkpoint(source)
+        expect(state["tokenizer"] == tokenizer.name, f"{config.data}: {source} expects tokenizer={state['tokenizer']}")
+        names = {f.name for f in fields(TrainConfig if resumes else GPTConfig) if f.metadata["group"] != "machine"}
+        then = {k: v for k, v in state["config"].items() if k in names}
+        config = as_in(then, config, FREE if resumes else FREE | {"block_size"}, source)
     config = resolve(config, tokenizer.n_vocab, machine.world_size)
     train_tokens, val_tokens = (Tokens(config.data, x, config.block_size, tokenizer.n_vocab) for x in ("train", "val"))
     token_bytes = torch.from_numpy(bytes_per_token(tokenizer))
@@ -384,58 +383,59 @@ def train(config, watch=None, say=tell):
     torch.manual_seed(config.seed)
     model = GPT(config.model_config()).to(machine.device)
     optimizer = make_optimizer(model, config)
-    out, best, begun, before = Path(config.out_dir), math.inf, -1, 0.0
-    if config.resume == "true" or config.resume == "auto" and (out / "ckpt.pt").exists():
-        state, now = read_checkpoint(out / "ckpt.pt"), asdict(config)
-        best, begun, before, then = (state[name] for name in ("best_val_loss", "step", "seconds", "config"))
-        fixed = [k for k in now if k not in FREE or k == "max_steps" and now[k] < then[k]]
-        other = [f"{k}={then[k]}, now {k}={now[k]}" for k in fixed if then.get(k, now[k]) != now[k]]
-        expect(not other, f"{out}: made with {'; '.join(other)}; give those of the first run, or another --out_dir")
-        config = replace(config, **{k: then[k] for k in ("dtype", "compile") if now[k] == "auto"})
-        model.load_state_dict(state["model"])
+    best, begun, before = math.inf, -1, 0.0
+    if source:
+        weights = {k: x[:config.block_size] if k == "wpe.weight" else x for k, x in state["model"].items()}
+        with blame(f"{source}: does not fit"):
+            model.load_state_dict(weights)
+    machine.use(config.dtype)
+    if config.eval_only:
+        losses = evaluate(model, val_tokens, config, machine, token_bytes)
+        found = {"weights": str(source), "step": state["step"], "eval_tokens": config.eval_tokens, **losses}
+        say(json.dumps(found))
+        return [found]
+    if resumes:
         optimizer.load_state_dict(state["optimizer"])
-        longer = f"; the cosine ends later now, not at {then['max_steps']}" * (config.max_steps > then["max_steps"])
-        say(f"{out}: goes on after step {begun} of {config.max_steps}{longer}")
+        best, begun, before, end = *(state[k] for k in ("best_val_loss", "step", "seconds")), then["max_steps"]
+        say(f"{out}: goes on after step {begun} of {end}" + f", now to {config.max_steps}; the cosine ends there"
+            * (config.max_steps > end))
     elif machine.rank == 0:
+        if (out / "ckpt.pt").exists() or (out / "log.jsonl").exists():
+            free = next(i for i in range(1, 10 ** 6) if not Path(f"{out}.{i}").exists())
+            out.rename(f"{out}.{free}")
+            say(f"{out}.{free}: the run that was there before")
         with blame(f"out_dir={out}: no folder that can be written to"):
-            say(f"{out}: a new run")
-            if (out / "ckpt.pt").exists() or (out / "log.jsonl").exists():
-                free = next(i for i in range(1, 10 ** 6) if not Path(f"{out}.{i}").exists())
-                out.rename(f"{out}.{free}")
-                say(f"{out}.{free}: the run that was there before")
             out.mkdir(parents=True, exist_ok=True)
     records = [record for record in read_log(out) if record["step"] <= begun]
+    validated = {record["step"] for record in records if "val_loss" in record}    # not if a signal came in between
     if machine.rank == 0:
         (out / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
-    machine.use(config.dtype)
     config.dtype, flops = str(machine.dtype).removeprefix("torch."), flops_per_token(model)
     if config.compile == "auto":                     # it saves a third of the time, and costs a quarter of a minute
         long = flops * config.max_steps * config.total_batch_size > 15 * machine.peak * machine.world_size
         able = machine.device.type == "cuda" or machine.device.type == "cpu" and shutil.which("g++")
         config.compile = "false" if machine.any(not (long and able)) else "true"
-        torch._dynamo.config.suppress_errors = True  # a compiler that fails is no reason not to train
     torch.compiler.reset()                           # models of earlier calls would count towards its limit
     for block in model.blocks if config.compile == "true" else ():
         block.compile()
     forward = DistributedDataParallel(model, broadcast_buffers=False) if machine.world_size > 1 else model
 
     epochs = config.max_steps * config.total_batch_size / (train_tokens.windows * config.block_size)
-    say(f"{config.arch}: {sum(map(torch.numel, model.parameters())):,} parameters; {epochs:.2g} epochs of {config.data}"
-        f": {config.max_steps} steps of {config.total_batch_size:,} tokens, {machine.world_size} x {config.batch_size}"
-        f" x {config.block_size} at a time\nlearning rate up to {config.learning_rate:.2g} in {warmup_steps(config)} "
-        f"steps, down to {config.min_lr_ratio:.2g} of it; {machine.device}, {config.dtype}, compile={config.compile}, "
-        f"{torch.get_num_threads()} threads, {machine.peak / 1e9:,.0f} GFLOP/s, torch {torch.__version__}")
+    say(f"{out}: {config.arch}{f' from {source}' if source else ''}, {sum(map(torch.numel, model.parameters())):,} "
+        f"parameters; {config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of "
+        f"{config.data}; peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; "
+        f"{machine.device}, {config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads")
     started, times = time.perf_counter() - before, []
     with interrupts() as asked:
-        for step in range(begun + 1, config.max_steps + 1):        # step 0 is the model before it is trained
+        for step in range(max(begun, 0), config.max_steps + 1):    # step 0 is the model before it is trained
             record, last = {}, step == config.max_steps
-            validates = step % config.eval_interval == 0 or last
-            if step > 0:
+            validates = (step % config.eval_interval == 0 or last) and step not in validated
+            if step > max(begun, 0):
                 start, pairs = time.perf_counter(), batches(train_tokens, step - 1, config, machine)
                 loss, norm = optimizer_step(step - 1, forward, model, optimizer, pairs, config, machine)
                 times.append(time.perf_counter() - start)
-            if step > 0 and (step % config.log_interval == 0 or validates):
+            if step > max(begun, 0) and (step % config.log_interval == 0 or validates):
                 rate = config.total_batch_size / float(np.median(times[-config.log_interval:]))   # the first compiles
                 record = dict(loss=machine.sum(loss).item() / machine.world_size, grad_norm=norm, tokens_per_s=rate,
                               lr=learning_rate(config, step - 1), mfu=rate * flops / machine.peak / machine.world_size)
@@ -452,9 +452,11 @@ def train(config, watch=None, say=tell):
                 if machine.rank == 0:
                     report(records, config, say)
             stops = machine.any(asked)
-            if machine.rank == 0 and (step % config.checkpoint_interval == 0 or last or stops):
-                save_checkpoint(out / "ckpt.pt", model, optimizer, config, **here, best_val_loss=best,
-                                tokenizer=tokenizer.name, world_size=machine.world_size)
+            for name, due in (("ckpt", step % config.checkpoint_interval == 0 or last or stops),
+                              ("best", config.keep_best and best == record.get("val_loss"))):
+                if due and machine.rank == 0:
+                    save_checkpoint(out / f"{name}.pt", model, optimizer, config, **here, best_val_loss=best,
+                                    tokenizer=tokenizer.name)
             if stops:
                 break
     return records
@@ -462,17 +464,15 @@ def train(config, watch=None, say=tell):
 def main(argv):
     config = parse(TrainConfig, argv, __doc__)
     train(config)
-    if int(os.environ.get("RANK", 0)) > 0:
+    if int(os.environ.get("RANK", 0)) > 0 or config.eval_only:
         return
-    out = config.out_dir or f"out/{config.arch}"
-    model, tokenizer, state = load_model(f"{out}/ckpt.pt")
+    model, tokenizer, state = load_model(config.out_dir)
     if state["step"] < state["config"]["max_steps"]:
-        again = shlex.join([word for word in argv if not word.startswith("--resume")] + ["--resume=true"])
-        print(f"\nStopped and saved at step {state['step']}. To go on, as before: train.py {again}")
+        print(f"\nStopped and saved at step {state['step']}. To go on: train.py {' '.join(argv)} --resume=true")
     else:
         tokens = [t.item() for t in model.generate(torch.tensor([[tokenizer.eot_token]]), 400, temperature=0.8)]
-        print(f"\n{out}/ckpt.pt, log.jsonl and loss.png are written. A sample (more: sample.py --out_dir={out}):\n")
-        print(tokenizer.decode([t for t in tokens if t < tokenizer.n_vocab]))
+        print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n\n"
+              + tokenizer.decode([t for t in tokens if t < tokenizer.n_vocab]))
 
 if __name__ == "__main__":
     run_script(main)

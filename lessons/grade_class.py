@@ -55,8 +55,9 @@ def run_notebook(path, seconds=600, steps=20):
         for file in (*ROOT.glob("*.py"), *ROOT.glob("lessons/*.py")):
             (Path(folder) / file.relative_to(ROOT)).parent.mkdir(exist_ok=True)
             shutil.copy(file, Path(folder) / file.relative_to(ROOT))
-        if (ROOT / "data").exists():                        # else the notebook makes its corpus
-            (Path(folder) / "data").symlink_to(ROOT / "data")
+        for name in "data", "assets":                       # without data the notebook makes its corpus
+            if (ROOT / name).exists():
+                (Path(folder) / name).symlink_to(ROOT / name)
         report, log = Path(folder, "report.json"), Path(folder, "log.txt")
         with open(log, "w") as stream:
             process = subprocess.Popen(
