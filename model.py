@@ -55,7 +55,7 @@ class GPTConfig:
 
     def __post_init__(self):
         made = ARCHS.get(self.arch)
-        sphere = getattr(getattr(made, "func", made), "axes", None)               # of a class, or a partial of one
+        sphere = getattr(getattr(made, "func", made), "axes", None)               # a class has it, or a partial's func
         valid = dict(arch=[*ARCHS], pos=["rope", "learned"], mlp=["swiglu"], bias=[False], tie=[False],
                      n_head=[n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0],
                      resid_scale=[False, True] if "normformer" in self.arch else [False])
@@ -120,7 +120,7 @@ def swiglu(x):
     return u * F.silu(z)
 
 class Scale(nn.Module):
-    """n learned numbers, worth `init` at the start, stored as `scale`: Adam's steps count init / scale (nGPT 2.5)."""
+    """n learned numbers, `init` at the start, stored as `scale`: Adam moves them by rate * init / scale (nGPT 2.5)."""
     def __init__(self, n, init, scale):
         super().__init__()
         self.init, self.scale = init, scale
@@ -262,7 +262,7 @@ class NormFormerBlock(PreNormBlock):
 class NGPTBlock(Block):
     """Every vector on the unit sphere; the block walks on it (nGPT sections 2.2-2.4, equation numbers are its)."""
     axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
-    bound = 1e-30                                                                 # norms above it become 1: all do
+    bound = 1e-30                                                                 # project_: w / max(norm, bound)
 
     def __init__(self, config):
         super().__init__(config)
@@ -287,7 +287,7 @@ class NGPTBlock(Block):
         return unit(h + self.alpha_m().abs() * (h_m - h))                         # (11)
 
 class ANGPTBlock(Block):
-    """nGPT with factors nu for norms of h (anGPT Table 1). The norms that stay undo nu_qkv, nu_p, nu_acf and nu_d."""
+    """nGPT with factors nu for norms of h (anGPT Table 1, whose nu_qkv, nu_p, nu_acf and nu_d unit() cancels)."""
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                 # norms along the input: section 4.2
     bound = 1.0                                                                   # those above it become 1: section 4.2
     small = 0.01                                                                  # stored size: Table F.2
@@ -295,7 +295,7 @@ class ANGPTBlock(Block):
     def __init__(self, config):
         super().__init__(config)
         self.nu_qkv, self.nu_p = (self.d / self.d_k) ** 0.5, (self.d_k / self.d) ** 0.5       # section 4.3
-        self.nu_uz, self.nu_d = (self.d / (4 * self.d)) ** 0.5, (4 * self.d / self.d) ** 0.5
+        self.nu_uz, self.nu_d = 0.5, 2.0                                          # sqrt(d / 4d), sqrt(4d / d)
         self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: README
         self.alpha_a = Scale(self.d, 0.05, self.small)
@@ -313,7 +313,7 @@ class ANGPTBlock(Block):
         h_a = unit(self.nu_p * self.w_o(y.transpose(1, 2).flatten(2)))            # (B, T, d)
         h = self.nu(a) * (h + a * (h_a - h))                                      # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)                         # Table 1, MLP: (B, T, 4d) each
-        z = z * self.d ** 0.5                                                     # nGPT (21); not in Table 1: README
+        z = z * self.d ** 0.5                      # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
         h_m = unit(self.nu_d * self.w_down(self.nu_acf * u * F.silu(z)))
         return self.nu(m) * (h + m * (h_m - h))                                   # Table 1, Residual
 
