@@ -390,8 +390,9 @@ def draw_lines(axes, lines):
         axes.plot(x, mean, color=color, marker="o", ms=3)
         axes.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
         ends |= {name: point for point in zip(x, mean) if math.isfinite(point[1])}               # the last
-    bottom, top = axes.get_ylim()
-    heights = {name: (y - bottom) / (top - bottom) for name, (_, y) in ends.items()}
+    axes.autoscale_view()
+    to_axes = axes.transData - axes.transAxes
+    heights = {name: to_axes.transform(point)[1] for name, point in ends.items()}
     lowest = max(0, np.mean([*heights.values()]) - 0.035 * (len(ends) - 1))
     for i, name in enumerate(sorted(ends, key=heights.get)):
         color, label = lines[name][2], name.replace("rmsnorm+qk_norm", "GPT+")

@@ -3,7 +3,7 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
 
     python train.py --arch=ngpt                      # laptop size; makes the default corpus if it is missing
     python train.py --resume=true                    # go on after an interruption; with a larger --max_steps, further
-    python train.py --init_from=out/angpt --data=data/mine --learning_rate=1e-3       # from weights that exist
+    python train.py --init_from=out/angpt --data=data/mine       # from weights that exist, a run's or GPT-2's
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
 It writes out/<arch>/ckpt.pt, log.jsonl and loss.png, and ends with a sample. An earlier run in that folder is moved to

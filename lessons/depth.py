@@ -40,6 +40,7 @@ def draw(found, path):
     right.set_yscale("log")
     draw_lines(right, {arch: (range(LAYERS + 1), f["residual_norm"], COLORS[arch]) for arch, f in found.items()})
     right.set(xlabel="blocks passed", ylabel="mean norm of the residual stream")
+    right.set_xticks(range(0, LAYERS + 1, 2))
     figure.savefig(path)
 
 

@@ -1,7 +1,7 @@
 """GPT-2's published weights, as HuggingFace keeps them, in this project's model: --init_from of train.py and sample.py.
 
     python sample.py --init_from=gpt2 --prompt="The capital of France is"
-    python train.py --init_from=gpt2-medium --data=data/mine --learning_rate=1e-4
+    python train.py --init_from=gpt2-medium --data=data/mine --learning_rate=3e-5
     python train.py --init_from=FOLDER --data=data/mine         # a folder with config.json and model.safetensors
 
 GPT-2 is arch layernorm with learned positions, gelu, biases and one matrix for embedding and head.
