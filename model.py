@@ -263,10 +263,10 @@ class NGPTBlock(Block):
     """Every vector on the unit sphere; the block walks on it (nGPT sections 2.2-2.4, equation numbers are its)."""
     axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
     bound = 1e-30                                                                 # project_: w / max(norm, bound)
+    small = property(lambda self: self.d ** -0.5)                                 # stored size: section 2.6, 3, 4, 6
 
     def __init__(self, config):
         super().__init__(config)
-        self.small = self.d ** -0.5                                               # stored size: section 2.6, 3, 4, 6
         self.s_qk = Scale(self.d, 1.0, self.small)
         self.s_u = Scale(4 * self.d, 1.0, 1.0)
         self.s_v = Scale(4 * self.d, 1.0, 1.0)
