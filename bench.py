@@ -421,16 +421,17 @@ def curves(config, *folders):
         figure, lines = Figure(figsize=(9, 5), dpi=100, layout="constrained"), {}
         for folder, color in zip(folders, itertools.cycle(COLORS.values())):
             log = [r for r in read_log(folder) if r["tokens"] and type(r.get(config.key)) is float]
+            expect(log or config.follow, f"{folder}/log.jsonl: no {config.key}")
             if log:
                 lines[folder] = [r["tokens"] / 1e6 for r in log], [[r[config.key] for r in log]], color
-        expect(lines or config.follow, f"no {config.key} in the log.jsonl of {', '.join(folders) or 'no folders'}")
+        expect(lines or config.follow, "no folders of runs are given")
         axes = figure.subplots()
         draw_lines(axes, lines)
         axes.set(xlabel="tokens (millions)", ylabel=config.key)
         os.makedirs(config.out_dir, exist_ok=True)
         figure.savefig(f"{config.out_dir}/curves.png")
         if not config.follow:
-            return
+            return print(f"{config.out_dir}/curves.png")
         time.sleep(5)
 
 def questions(path):

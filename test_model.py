@@ -1244,6 +1244,9 @@ def test_resume_names_what_differs_and_auto_begins_anew_where_nothing_is(tiny, t
     with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
         train(tiny(resume="auto", n_layer=3), say=None)
     assert train(tiny(resume="auto", batch_size=2, learning_rate=1.0), say=None)[-1]["step"] == 6
+    told = []
+    train(tiny(resume="true", data=TrainConfig.data), say=told.append)               # the checkpoint's corpus
+    assert f"epochs of {tiny().data}" in told[1]
 
 
 def test_a_cut_log_counts_as_far_as_it_can_be_read(tiny, tmp_path):
@@ -1623,7 +1626,7 @@ def test_bench_curves(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words, says", [
     ("sped", "did you mean speed?"), ("speed --archs=rmsnorm,ngtp", "did you mean ngpt?"), ("speed now", "option now"),
-    ("speed --archs=rmsnorm+qknorm", "mean qk_norm?"), ("speed --arch=ngpt", "arch=ngpt"), ("curves", "no folders"),
+    ("speed --archs=rmsnorm+qknorm", "mean qk_norm?"), ("speed --arch=ngpt", "arch=ngpt"), ("curves", "no folders of runs"),
     ("sample --new_tokens=300", "2 to block_size - 16 = 240"), ("sample --batch_sizes=1,x", "batch_sizes=1,x"),
     ("race --seeds=0", "seeds=0"), ("race --data=nowhere", "nowhere"), ("race --tokens=10 --data={}", "at least 8192"),
     ("hellaswag --file=no", "file=no: HellaSwag's questions cannot be read"),

@@ -51,7 +51,7 @@ RECIPES = {"layernorm": dict(PRE_NORM, learning_rate=4e-3), "rmsnorm": PRE_NORM,
            "ngpt": dict(SPHERE, learning_rate=8e-3), "angpt": SPHERE}
 
 # What may be given otherwise than in the checkpoint that a run goes on from; what is told of the machine is never taken
-FREE = {"dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "eval_tokens", "max_steps"}
+FREE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "eval_tokens", "max_steps"}
 
 @dataclass
 class TrainConfig(GPTConfig):
@@ -65,6 +65,7 @@ class TrainConfig(GPTConfig):
     rope_fraction: float | None = option(None, "share of each head's channels that rope turns (by size)")
     embed_std: float | None = option(None, "embeddings' standard deviation at the start (by arch; not ngpt, angpt)")
     pn_warmup: int | None = option(None, "powernorm: steps with the batch's own statistics (the warm-up's)", "training")
+    data: str = option("data/stdlib", "corpus: a folder made by prepare.py", "training")
     max_steps: int | None = option(None, "optimizer steps (by size; the paper's: 20 tokens a parameter)", "training")
     total_batch_size: int | None = option(None, "tokens in an optimizer step of all processes (by size)", "training")
     learning_rate: float | None = option(None, "peak learning rate (by arch)", "training")
@@ -84,7 +85,6 @@ class TrainConfig(GPTConfig):
     log_interval: int = option(10, "steps between lines of log.jsonl", "machine")
     keep_best: bool = option(False, "keep the weights of the best validation, too, as best.pt", "machine")
     eval_only: bool = option(False, "validate the weights in init_from or out_dir, print that as JSON", "machine")
-    data: str = option("data/stdlib", "corpus: a folder made by prepare.py", "machine")
     out_dir: str | None = option(None, "folder for results (out/<arch>; with init_from out/tuned)", "machine")
     init_from: str | None = option(None, "weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)", "machine")
     resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one", "machine")
@@ -304,7 +304,7 @@ def load_model(source, device="cpu"):
 def as_in(then, config, free, source):
     """config with the options `then` of a checkpoint; those given, other than by default, may differ if in `free`."""
     given = {k: v for k in then if (v := getattr(config, k)) != getattr(TrainConfig, k)
-             or k in free and v not in (None, "auto")}
+             or k in free and v not in (None, "auto", TrainConfig.data)}
     other = [f"{k}={then[k]}, now {k}={v}" for k, v in given.items()
              if v != then[k] and (k not in free or k == "max_steps" and v < then[k])]
     expect(not other, f"{source}: made with {'; '.join(other)}")
@@ -362,20 +362,20 @@ def train(config, watch=None, say=tell):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl holds.
     watch(model, optimizer, step) is called at each validation; the dict that it returns joins the record. say=None is
     quiet. Raises ConfigError for options, DataError for files, Diverged when the loss is no longer finite."""
-    machine = Machine(config.device)
+    machine, out = Machine(config.device), Path(config.out_dir)
     say = say if say and machine.rank == 0 else lambda text: None
-    if config.data == TrainConfig.data and not Path(config.data, "meta.json").exists() and machine.rank == 0:
-        prepare()
-    machine.any(False)                               # the others wait
-    tokenizer, out = get_tokenizer(read_meta(config.data)["tokenizer"]), Path(config.out_dir)
     resumes = config.resume == "true" or config.resume == "auto" and (out / "ckpt.pt").exists()
     source = out / "ckpt.pt" if resumes or config.eval_only and not config.init_from else config.init_from
     if source:
         state = read_checkpoint(source)
-        expect(state["tokenizer"] == tokenizer.name, f"{config.data}: {source} expects tokenizer={state['tokenizer']}")
         names = {f.name for f in fields(TrainConfig if resumes else GPTConfig) if f.metadata["group"] != "machine"}
         then = {k: v for k, v in state["config"].items() if k in names}
         config = as_in(then, config, FREE if resumes else FREE | {"block_size"}, source)
+    if config.data == TrainConfig.data and not Path(config.data, "meta.json").exists() and machine.rank == 0:
+        prepare()
+    machine.any(False)                               # the others wait
+    tokenizer = get_tokenizer(read_meta(config.data)["tokenizer"])
+    expect(not source or state["tokenizer"] == tokenizer.name, f"{config.data}: {source} has other tokens")
     config = resolve(config, tokenizer.n_vocab, machine.world_size)
     train_tokens, val_tokens = (Tokens(config.data, x, config.block_size, tokenizer.n_vocab) for x in ("train", "val"))
     token_bytes = torch.from_numpy(bytes_per_token(tokenizer))
@@ -391,7 +391,7 @@ def train(config, watch=None, say=tell):
     machine.use(config.dtype)
     if config.eval_only:
         losses = evaluate(model, val_tokens, config, machine, token_bytes)
-        found = {"weights": str(source), "step": state["step"], "eval_tokens": config.eval_tokens, **losses}
+        found = {"weights": str(source), "step": state["step"], "data": config.data, **losses}
         say(json.dumps(found))
         return [found]
     if resumes:
@@ -468,7 +468,7 @@ def main(argv):
         return
     model, tokenizer, state = load_model(config.out_dir)
     if state["step"] < state["config"]["max_steps"]:
-        print(f"\nStopped and saved at step {state['step']}. To go on: train.py {' '.join(argv)} --resume=true")
+        print(f"\nStopped and saved at step {state['step']}. To go on: python train.py {' '.join(argv)} --resume=true")
     else:
         tokens = [t.item() for t in model.generate(torch.tensor([[tokenizer.eot_token]]), 400, temperature=0.8)]
         print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n\n"
