@@ -89,9 +89,6 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
-    if 128 < T == S <= 512 and v.is_cpu:                   # by halves: the first needs no later keys, a tenth of a step
-        halves = ((q[:, :, :T // 2], k[:, :, :T // 2], v[:, :, :T // 2]), (q[:, :, T // 2:], k, v))
-        return torch.cat([attend(*half, 1.0, None, dropout) for half in halves], dim=2)
     if 1 < T < S or 1 < T <= 512 and v.is_cpu:             # torch's own takes a quarter longer a step there
         future = torch.full((T, S), -math.inf, device=v.device).triu(1 + S - T)   # 0 up to the query's own place
         return F.dropout((q @ k.transpose(-2, -1) + future).softmax(-1), dropout).type_as(v) @ v
