@@ -75,9 +75,9 @@ def unit(x, dim=-1):
 
 def rope(x, cos, sin):
     """Rotary embedding (Su et al. 2021): turns channels (i, i + r/2) of x (B, H, T, d_k) by cos, sin (T, r/2)."""
-    r = 2 * cos.shape[-1]
-    a, b = x[..., :r].chunk(2, dim=-1)                                            # (B, H, T, r/2) each
-    return torch.cat((a * cos - b * sin, a * sin + b * cos, x[..., r:]), dim=-1).type_as(x)
+    n = cos.shape[-1]
+    a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)                     # (B, H, T, r/2) twice, the rest
+    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
 
 def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""

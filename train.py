@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -23,6 +24,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # threads that wait in a loop slow down whatever else runs here
+if platform.machine() == "x86_64":                   # GCC 12 may vectorize transposes of bfloat16 into NaNs
+    os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
 from matplotlib.figure import Figure
@@ -251,9 +254,8 @@ def flops_per_token(model):
 
 def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
     """A step on micro-batches `pairs`: (this rank's mean loss, norm of the gradient). Raises Diverged before it."""
-    rate = learning_rate(config, step)
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = learning_rate(config, step)
     torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))    # dropout
     micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
@@ -301,8 +303,10 @@ def load_model(source, device="cpu"):
         model.load_state_dict(state["model"])
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
-def as_in(then, config, free, source):
-    """config with the options `then` of a checkpoint; those given, other than by default, may differ if in `free`."""
+def as_in(then, config, resumes, source):
+    """config with a checkpoint's options, all of a resumed run's or the model's: those in `free` may be given anew."""
+    names = {f.name for f in fields(TrainConfig if resumes else GPTConfig) if f.metadata["group"] != "machine"}
+    then, free = {k: v for k, v in then.items() if k in names}, FREE if resumes else FREE | {"block_size"}
     given = {k: v for k in then if (v := getattr(config, k)) != getattr(TrainConfig, k)
              or k in free and v not in (None, "auto", TrainConfig.data)}
     other = [f"{k}={then[k]}, now {k}={v}" for k, v in given.items()
@@ -314,7 +318,6 @@ def as_in(then, config, free, source):
 def interrupts():
     """Yields a list in which SIGINT and SIGTERM leave their time, so that a step can end and be saved."""
     asked = []
-
     def ask(number, frame):                          # `timeout` signals twice at once, torchrun again later
         if number == signal.SIGINT and asked and time.monotonic() > asked[0] + 0.2 and "RANK" not in os.environ:
             raise KeyboardInterrupt
@@ -368,14 +371,13 @@ def train(config, watch=None, say=tell):
     source = out / "ckpt.pt" if resumes or config.eval_only and not config.init_from else config.init_from
     if source:
         state = read_checkpoint(source)
-        names = {f.name for f in fields(TrainConfig if resumes else GPTConfig) if f.metadata["group"] != "machine"}
-        then = {k: v for k, v in state["config"].items() if k in names}
-        config = as_in(then, config, FREE if resumes else FREE | {"block_size"}, source)
+        config = as_in(state["config"], config, resumes, source)
     if config.data == TrainConfig.data and not Path(config.data, "meta.json").exists() and machine.rank == 0:
         prepare()
     machine.any(False)                               # the others wait
     tokenizer = get_tokenizer(read_meta(config.data)["tokenizer"])
-    expect(not source or state["tokenizer"] == tokenizer.name, f"{config.data}: {source} has other tokens")
+    then = state["tokenizer"] if source else tokenizer.name
+    expect(then == tokenizer.name, f"{source}: made with tokenizer={then}, now {config.data} has {tokenizer.name}")
     config = resolve(config, tokenizer.n_vocab, machine.world_size)
     train_tokens, val_tokens = (Tokens(config.data, x, config.block_size, tokenizer.n_vocab) for x in ("train", "val"))
     token_bytes = torch.from_numpy(bytes_per_token(tokenizer))
@@ -390,15 +392,14 @@ def train(config, watch=None, say=tell):
             model.load_state_dict(weights)
     machine.use(config.dtype)
     if config.eval_only:
-        losses = evaluate(model, val_tokens, config, machine, token_bytes)
-        found = {"weights": str(source), "step": state["step"], "data": config.data, **losses}
-        say(json.dumps(found))
+        found = evaluate(model, val_tokens, config, machine, token_bytes)
+        say(json.dumps({"weights": str(source), "step": state["step"], "data": config.data} | found))
         return [found]
     if resumes:
         optimizer.load_state_dict(state["optimizer"])
-        best, begun, before, end = *(state[k] for k in ("best_val_loss", "step", "seconds")), then["max_steps"]
-        say(f"{out}: goes on after step {begun} of {end}" + f", now to {config.max_steps}; the cosine ends there"
-            * (config.max_steps > end))
+        best, begun, before, end = state["best_val_loss"], state["step"], state["seconds"], state["config"]["max_steps"]
+        longer = f", now to {config.max_steps}; the cosine ends there" if config.max_steps > end else ""
+        say(f"{out}: goes on after step {begun} of {end}{longer}")
     elif machine.rank == 0:
         if (out / "ckpt.pt").exists() or (out / "log.jsonl").exists():
             free = next(i for i in range(1, 10 ** 6) if not Path(f"{out}.{i}").exists())
@@ -439,8 +440,7 @@ def train(config, watch=None, say=tell):
                 rate = config.total_batch_size / float(np.median(times[-config.log_interval:]))   # the first compiles
                 record = dict(loss=machine.sum(loss).item() / machine.world_size, grad_norm=norm, tokens_per_s=rate,
                               lr=learning_rate(config, step - 1), mfu=rate * flops / machine.peak / machine.world_size)
-                if machine.device.type == "cuda":
-                    record["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+                record |= {"memory_gb": torch.cuda.max_memory_allocated() / 1e9} if machine.device.type == "cuda" else {}
             if validates:
                 found = evaluate(model, val_tokens, config, machine, token_bytes, asked)
                 if not machine.any(asked):
