@@ -90,8 +90,9 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
     if 1 < T < S or 1 < T <= 512 and v.is_cpu:             # torch's own takes a quarter longer a step there
-        future = torch.full((T, S), -math.inf, device=v.device).triu(1 + S - T)   # 0 up to the query's own place
-        return F.dropout((q @ k.transpose(-2, -1) + future).softmax(-1), dropout).type_as(v) @ v
+        place = torch.arange(S, device=v.device, dtype=torch.int32)               # int64: a tenth of a step more
+        scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
+        return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True).transpose(1, 2)
