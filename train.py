@@ -323,7 +323,6 @@ def interrupts():
             raise KeyboardInterrupt
         os.write(2, b"" if asked else b"\nStopping after this step; Ctrl-C again: at once, unsaved\n")
         asked.append(time.monotonic())
-
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
@@ -340,6 +339,7 @@ def read_log(folder):
 def report(records, config, say):
     """Writes the last record to log.jsonl, tells it, at validations or after ten seconds, and draws loss.png."""
     record, out = records[-1], Path(config.out_dir)
+    validations = [r["seconds"] for r in records if "val_loss" in r]
     with (out / "log.jsonl").open("a") as file:
         file.write(json.dumps(record) + "\n")
     left = int((config.max_steps - record["step"]) * config.total_batch_size / record.get("tokens_per_s", math.inf))
@@ -348,12 +348,13 @@ def report(records, config, say):
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
     if "val_loss" in record:
         line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
-        axes = Figure(figsize=(8, 5), layout="constrained").subplots()
-        for key, style in ("loss", dict(lw=0.8, label="training")), ("val_loss", dict(marker="o", label="held out")):
-            axes.plot(*zip(*[(r["tokens"] / 1e6, r[key]) for r in records if key in r] or [(0, math.nan)]), **style)
-        axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=out.name)
-        axes.legend()
-        axes.figure.savefig(out / "loss.png", dpi=110)
+        if record["step"] == config.max_steps or validations[-1] > validations[-2:][0] + 1:     # a picture takes 0.2 s
+            axes = Figure(figsize=(8, 5), layout="constrained").subplots()
+            for key, style in ("loss", dict(lw=1, label="training")), ("val_loss", dict(marker="o", label="held out")):
+                axes.plot(*zip(*[(r["tokens"] / 1e6, r[key]) for r in records if key in r] or [(0, math.nan)]), **style)
+            axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=out.name)
+            axes.legend()
+            axes.figure.savefig(out / "loss.png", dpi=110)
     if "val_loss" in record or record["seconds"] // 10 > records[-2:][0]["seconds"] // 10:
         say(line)
 
@@ -398,8 +399,7 @@ def train(config, watch=None, say=tell):
     if resumes:
         optimizer.load_state_dict(state["optimizer"])
         best, begun, before, end = state["best_val_loss"], state["step"], state["seconds"], state["config"]["max_steps"]
-        longer = f", now to {config.max_steps}; the cosine ends there" if config.max_steps > end else ""
-        say(f"{out}: goes on after step {begun} of {end}{longer}")
+        say(f"{out}: goes on after step {begun} of {end}, to {config.max_steps}, where the cosine ends")
     elif machine.rank == 0:
         if (out / "ckpt.pt").exists() or (out / "log.jsonl").exists():
             free = next(i for i in range(1, 10 ** 6) if not Path(f"{out}.{i}").exists())
@@ -440,7 +440,7 @@ def train(config, watch=None, say=tell):
                 rate = config.total_batch_size / float(np.median(times[-config.log_interval:]))   # the first compiles
                 record = dict(loss=machine.sum(loss).item() / machine.world_size, grad_norm=norm, tokens_per_s=rate,
                               lr=learning_rate(config, step - 1), mfu=rate * flops / machine.peak / machine.world_size)
-                record |= {"memory_gb": torch.cuda.max_memory_allocated() / 1e9} if machine.device.type == "cuda" else {}
+                record |= {"memory_gb": torch.cuda.max_memory_allocated() / 1e9} if torch.cuda.is_available() else {}
             if validates:
                 found = evaluate(model, val_tokens, config, machine, token_bytes, asked)
                 if not machine.any(asked):

@@ -33,7 +33,8 @@ def run_cells(notebook, report, steps):
     import train
     from IPython.core.interactiveshell import InteractiveShell
     whole = train.train
-    train.train = lambda config, *a, **k: whole(replace(config, max_steps=min(config.max_steps, steps)), *a, **k)
+    train.train = lambda config, *a, **k: whole(replace(config, max_steps=min(config.max_steps, steps),
+                                                        eval_interval=config.eval_interval or steps), *a, **k)
     shell, errors = InteractiveShell.instance(), []
     cells = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
     for place, source in enumerate(cells, 1):
