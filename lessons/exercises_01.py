@@ -288,6 +288,11 @@ layer_norm_backward = Exercise(
          "You treat the mean as a constant, but it depends on x: a row mean is missing."),
         (partial(backward_as, use_weight=False),
          "On its way to x the gradient passes the gain: multiply g by weight first."),
+        (lambda g, x, w, eps: (w * backward_as(g, x, torch.ones_like(w), eps)[0], *backward_as(g, x, w, eps)[1:]),
+         "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it comes first: the "
+         "two row means are of g times weight."),
+        (lambda g, x, w, eps: (backward_as(g, x, w, eps)[0], (g * x).sum(0), g.sum(0)),
+         "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x."),
         (partial(backward_as, y_for_weight=False),
          "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
         (partial(backward_as, over_root=False), "dx is not divided by s: the forward pass was."),
@@ -345,7 +350,8 @@ stream_norms = Exercise(
          "rule; under the second the stream is longer by then."),
         (lambda L: (math.sqrt(L), math.sqrt(L)),
          "Under the second rule the contributions are not of length 1: each doubles the stream's expected square."),
-        (lambda L: (math.sqrt(L), 2 ** (L - 1)), "The second is the expected square: its root is missing."),
+        (lambda L: (math.sqrt(L), 2 ** (L - 1)), "The second is the expected square: its root is missing. "
+                                                  "Independent directions add their squares, not their lengths."),
     ], parts=("rule a", "rule b"))
 
 

@@ -191,6 +191,7 @@ def reach_inputs(generator):
     yield "the same, detached", by_batch_detached, x
     yield "a fixed psi", by_running, x
     yield "the mean square of all tokens so far", by_past, x
+    yield "LayerNorm", lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), x
     yield "the next token added", lambda x: x + torch.cat((x[:, 1:], x[:, :1] * 0), dim=1), x
 
 
@@ -219,6 +220,8 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
      "You change a token's sign, which no mean of squares can notice. Change it in another way."),
     (lambda norm, x: reach(norm, x, change=lambda token: 2 * token),
      "You make a token longer without turning it, which RMSNorm does not notice. Change it in another way."),
+    (lambda norm, x: reach(norm, x, change=lambda token: token + 1),
+     "You shift all channels alike, which LayerNorm does not notice. Change the token in another way."),
     (lambda norm, x: reach(norm, x).triu(1),
      "Only the future? The whole matrix is asked for, the past and the diagonal too."),
     (lambda norm, x: reach(norm, x, upto=lambda t: x.shape[1]),
@@ -260,7 +263,7 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
     (partial(exact, mean_too=True),
      "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's."),
     (lambda x, g, eps: (g - x * (g * x).mean(ALL) / (moment(x) + eps).sqrt()) / (moment(x) + eps).sqrt(),
-     "One of the two xhat of the second term is still x."),
+     "In the second term one of the two xhat is still x, or it is not divided by psi."),
     (partial(exact, hat=False), "It is xhat that stands in both places of the second term; you have x."),
     (partial(exact, small=False), "The forward had eps under the root, so psi and xhat have it here."),
 ])

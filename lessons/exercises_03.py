@@ -407,10 +407,11 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
     (partial(stream_share, ffn=lambda L, d: 1.0),
      "The feed-forward branch ends in W_2, not in a norm. How large is W_2 times a vector of f entries of variance 1?"),
     (partial(stream_share, ffn=lambda L, d: 0.0),
-     "Only attention's branches are counted. The feed-forward ones are small here, but not nothing."),
+     "Only attention's branches are counted, or W_2 as if it read one entry. The feed-forward ones are small here, but "
+     "not nothing."),
     (summed, "You add standard deviations. For independent vectors it is the variances that add up."),
     (partial(stream_share, ffn=lambda L, d: 4 * d * 0.02 ** 2),
-     "W_2 starts smaller than the other matrices: see init_weights."),
+     "W_2 starts smaller than the other matrices: see init_weights in model.py."),
     (partial(stream_share, ffn=lambda L, d: d * 0.02 ** 2 / (2 * L)),
      "W_2 sums over the hidden layer's entries. How many are they?"),
     (partial(stream_share, size=lambda variance: variance),

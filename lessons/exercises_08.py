@@ -41,6 +41,7 @@ DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions=[
     (partial(dyt, slope=False, outside=True),
      "alpha should decide where the curve bends. Where yours stands, it only makes the result larger."),
     (partial(dyt, slope=False), "alpha does not enter."),
+    (lambda x, alpha, gamma: alpha * torch.tanh(gamma * x), "alpha and gamma have changed places."),
     (partial(dyt, gain=False), "gamma does not enter."),
     (lambda x, alpha, gamma: torch.tanh(alpha * x) + gamma, "gamma is a gain: it does not shift the curve."),
     (partial(dyt, center=True), "You subtract a mean, which is a statistic over the channels: DyT has none."),
@@ -238,6 +239,8 @@ POST = Exercise(reference=post, inputs=post_inputs, misconceptions=[
      "You norm what the branch gives, and the stream grows on. In Post-LN the sum goes through the norm."),
     (chain(lambda h, branch, norm: norm(h) + branch(norm(h))),
      "You norm before the branch and give the residual the normed h, too. The norm comes after the sum."),
+    (lambda h, branches, norms: post(h, branches, norms[1:]),
+     "Your norms are shifted by one: the first branch's sum goes through the first norm."),
     (chain(lambda h, branch, norm: norm(branch(h))),
      "The residual is missing: norm the sum of the branch and what went into it."),
     (lambda h, branches, norms: norms[len(branches) - 1](

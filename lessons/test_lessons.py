@@ -339,8 +339,8 @@ def test_stacked_lists_generators_and_numbers(monkeypatch, capsys):
     (lambda x: 1 / x, "upside down"), (lambda x: -x, "the sign is the other one"), (lambda x: x * x, "the square of"),
     (lambda x: x.flip(-1), "in reverse order"), (lambda x: 4 * x, "everywhere 4 times"), (lambda x: x.exp(), "expone"),
     (lambda x: x + 0.25, "everywhere +0.25"), (lambda x: x.mT, "expected, given shape (3, 2); transposed"),
-    (lambda x: x * torch.tensor([[2.0], [3.0]]), "; each row, with a number of its own: 2 times"),
-    (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "; each column, with a number of its own: +1"),
+    (lambda x: x * torch.tensor([[2.0], [3.0]]), "; each row, with a number of its own: 2 to 3 times"),
+    (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "; each column, with a number of its own: +1 to +3"),
     (lambda x: x.reshape(6), "; the numbers are right, the shape is not"), (lambda x: 0 * x, "it is 0 everywhere"),
     (lambda x: x + x.abs().sqrt(), "6 of 6 entries, all too large"), (lambda x: x * (1 - 0.1 * x ** 2), "entries"),
     (lambda x: x * (1 + 0.1 * x ** 2), "6 of 6 entries, all too large in size")])
