@@ -1751,8 +1751,8 @@ def test_race_goes_on_where_ctrl_c_stopped_it(bench_corpus, bench_inside, tmp_pa
     words = ["race", *BENCH_RACE, f"--data={bench_corpus}", f"--out_dir={tmp_path}", f"--runs_dir={tmp_path}/runs",
              "--archs=angpt", f"--tokens={300 * 64}", "--lengths=1", "--seeds=2", "--sweep=false"]
     race = subprocess.Popen([sys.executable, bench.__file__, *words], stderr=subprocess.PIPE, start_new_session=True)
-    while race.poll() is None and not any(len(read_log(log.parent)) > 2 for log in tmp_path.glob("runs/*/log.jsonl")):
-        time.sleep(0.02)
+    while race.poll() is None and not any(len(read_log(log.parent)) > 1 for log in tmp_path.glob("runs/*/log.jsonl")):
+        time.sleep(0.005)
     os.killpg(race.pid, signal.SIGINT)               # as a terminal does: to the runs too
     assert b"stopped" in race.communicate()[1] and race.returncode == 130
     folder, = tmp_path.glob("runs/*")                # the second was not begun

@@ -145,11 +145,11 @@ def relation(pairs, where="everywhere"):
             continue
         factor, shift = (x * y).sum(axis, True) / (y * y).sum(axis, True), (x - y).mean(axis, keepdim=True)
         if (factor - 1).abs().max() > 1e-3 and torch.allclose(x, factor * y, rtol=1e-4, atol=1e-9):
-            low, high = factor.min().item(), factor.max().item()
-            return f"; {of} {low:.4g}{f' to {high:.4g}' * (low < high)} times what is expected"
+            ends = dict.fromkeys(f"{x.item():.4g}" for x in (factor.min(), factor.max()))
+            return f"; {of} {' to '.join(ends)} times what is expected"
         if torch.allclose(x, y + shift, rtol=1e-4, atol=1e-9):
-            low, high = shift.min().item(), shift.max().item()
-            return f"; {of} {low:+.4g}{f' to {high:+.4g}' * (low < high)}"
+            ends = dict.fromkeys(f"{x.item():+.4g}" for x in (shift.min(), shift.max()))
+            return f"; {of} {' to '.join(ends)}"
     return ""
 
 

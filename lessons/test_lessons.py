@@ -65,9 +65,40 @@ def runs(request):
         subprocess.run([sys.executable, "prepare.py"], cwd=HERE.parent, check=True, stdout=subprocess.DEVNULL)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)                            # two would wait for each other where notebooks take the cores
-    with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(grade_class.run_notebook, HERE / f"{name}.ipynb", 300, steps) for name in names}
+    pool = ThreadPoolExecutor(2)
+    yield {name: pool.submit(grade_class.run_notebook, HERE / f"{name}.ipynb", 300, steps) for name in names}
+    pool.shutdown(cancel_futures=True)
     torch.set_num_threads(threads)
+
+
+def test_a_class_is_graded(tmp_path):
+    def notebook(name, *cells):
+        new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        nbformat.write(new, tmp_path / name)
+
+    start = "from grader import grade\nimport torch\n"
+    stub = "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"
+    notebook("good.ipynb", start + "drift = grade('1.1', lambda n, a, b, m, v: (m + n * a, v * b ** n))", "1 / 0", stub,
+             "def f(x, eps):\n    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps) ** 0.5",
+             "layer_norm = grade('1.2', f)")
+    solved = "largest = grade('1.3', lambda n: (n - 1) ** 0.5)"
+    notebook("endless.ipynb", start + solved, "import time\ntime.sleep(1000)")
+    notebook("gone.ipynb", start + stub, "import os\nos._exit(7)")
+    (tmp_path / "broken.ipynb").write_text("no notebook, grade(\"1.1\", f)")
+    names = ["good.ipynb", "endless.ipynb", "gone.ipynb", "broken.ipynb", "missing.ipynb"]
+    command = [sys.executable, str(HERE / "grader.py"), *names, "--seconds=60", "--jobs=5"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    with open(tmp_path / "grades.csv", newline="") as file:
+        rows = {row["notebook"]: row for row in csv.DictReader(file)}
+    assert list(rows) == names and done.stdout.count(" solved, ") == 5
+    good, endless, gone = rows["good.ipynb"], rows["endless.ipynb"], rows["gone.ipynb"]
+    assert good["solved"] == "1.1" and good["wrong"] == "1.2" and good["unsolved"].startswith("1.3 1.4 ")
+    assert "cell 2: ZeroDivisionError" in good["note"] and "sample variance" in good["mistakes"]
+    assert "sample variance" in done.stdout
+    assert endless["solved"] == "1.3" and endless["note"] == "stopped after 60 s; in cell 2 of 2"
+    assert gone["solved"] == gone["wrong"] == "" and "broken off: 7; in cell 2 of 2" in gone["note"]
+    assert "broken off" in rows["broken.ipynb"]["note"] and rows["broken.ipynb"]["unsolved"].startswith("1.1 1.2")
+    assert "FileNotFoundError" in rows["missing.ipynb"]["note"]
 
 
 @every_exercise
@@ -402,36 +433,6 @@ def test_a_shortcut_does_not_pass(monkeypatch, capsys):
     said = ask(monkeypatch, lambda x: x.norm(), (M,), without=("norm", "normalize"))
     assert "without norm" in said(lambda x: x.norm(), capsys) and "pass" in said(lambda x: (x * x).sum() ** 0.5, capsys)
     assert "without norm" in said(lambda x: (lambda y: torch.linalg.norm(y))(x), capsys)
-
-
-def test_a_class_is_graded(tmp_path):
-    def notebook(name, *cells):
-        new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        nbformat.write(new, tmp_path / name)
-
-    start = "from grader import grade\nimport torch\n"
-    stub = "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"
-    notebook("good.ipynb", start + "drift = grade('1.1', lambda n, a, b, m, v: (m + n * a, v * b ** n))", "1 / 0", stub,
-             "def f(x, eps):\n    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps) ** 0.5",
-             "layer_norm = grade('1.2', f)")
-    solved = "largest = grade('1.3', lambda n: (n - 1) ** 0.5)"
-    notebook("endless.ipynb", start + solved, "import time\ntime.sleep(1000)")
-    notebook("gone.ipynb", start + stub, "import os\nos._exit(7)")
-    (tmp_path / "broken.ipynb").write_text("no notebook, grade(\"1.1\", f)")
-    names = ["good.ipynb", "endless.ipynb", "gone.ipynb", "broken.ipynb", "missing.ipynb"]
-    command = [sys.executable, str(HERE / "grader.py"), *names, "--seconds=40", "--jobs=5"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    with open(tmp_path / "grades.csv", newline="") as file:
-        rows = {row["notebook"]: row for row in csv.DictReader(file)}
-    assert list(rows) == names and done.stdout.count(" solved, ") == 5
-    good, endless, gone = rows["good.ipynb"], rows["endless.ipynb"], rows["gone.ipynb"]
-    assert good["solved"] == "1.1" and good["wrong"] == "1.2" and good["unsolved"].startswith("1.3 1.4 ")
-    assert "cell 2: ZeroDivisionError" in good["note"] and "sample variance" in good["mistakes"]
-    assert "sample variance" in done.stdout
-    assert endless["solved"] == "1.3" and endless["note"] == "stopped after 40 s; in cell 2 of 2"
-    assert gone["solved"] == gone["wrong"] == "" and "broken off: 7; in cell 2 of 2" in gone["note"]
-    assert "broken off" in rows["broken.ipynb"]["note"] and rows["broken.ipynb"]["unsolved"].startswith("1.1 1.2")
-    assert "FileNotFoundError" in rows["missing.ipynb"]["note"]
 
 
 @every_lesson
