@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # threads that wait in a loop slow down whatever else runs here
-if platform.machine() == "x86_64":                   # GCC 12 vectorizes bfloat16 into NaNs; read by torch 2.13
+if platform.machine() == "x86_64":                   # else GCC 12 may compile bfloat16 to NaN (torch 2.13 heeds it)
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
