@@ -5,10 +5,11 @@ Six ways to normalize a GPT, each written out as its paper's equations.
   layernorm    h <- h + Attn(LN(h));        h <- h + MLP(LN(h))                    GPT-2's form, Pre-LN
   rmsnorm      h <- h + Attn(RMS(h));       h <- h + MLP(RMS(h))                   nGPT eq. 4, 5; with qk_norm: GPT+
   powernorm    h <- h + Attn(PN(h));        h <- h + MLP(PN(h))                    PowerNorm (Shen et al. 2020)
-  normformer   h <- h + LN(Attn(LN(h)));    h <- h + W_down LN(f(W_up LN(h)))      NormFormer section 2.1
+  normformer   h <- h + LN(Attn(LN(h)));    h <- h + W_down LN(f(W_up LN(h)))      NormFormer 2.1; HeadScale in Attn
   ngpt         h <- unit(h + a (unit(Attn(h)) - h));     the same with the MLP     nGPT eq. 10, 11, 15, 16, 20, 21
   angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));   the same with the MLP     anGPT Table 1
 
+a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). In ngpt, angpt and GPT+ q and k are unit, too.
 Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
 """
 import functools
@@ -44,7 +45,7 @@ class GPTConfig:
     n_embd: int = option(128, "channels of the residual stream")
     pos: str = option("rope", "rope | learned")
     rope_fraction: float = option(1.0, "share of each head's channels that rope turns, in whole pairs")
-    dropout: float = option(0.0, "on embeddings, attention weights and each branch's output")
+    dropout: float = option(0.0, "on embeddings, attention weights and what w_o and w_down give")
     qk_norm: bool = option(False, "unit q and k with a learned gain; ngpt and angpt always do this")
     mlp: str = option("swiglu", "swiglu | gelu (tanh form, as in GPT-2); not for ngpt and angpt")
     bias: bool = option(False, "biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt")
@@ -74,8 +75,8 @@ def unit(x, dim=-1):
     return (x / norm.masked_fill(norm == 0, math.inf)).type_as(x)
 
 def rope(x, cos, sin):
-    """Rotary embedding (Su et al. 2021): turns channels (i, i + r/2) of x (B, H, T, d_k) by cos, sin (T, r/2)."""
-    n = cos.shape[-1]
+    """Rotary embedding (Su et al. 2021): turns x (B, H, T, d_k), of its first r channels i with i + r/2."""
+    n = cos.shape[-1]                                                             # r/2; cos, sin: (T, r/2)
     a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)                     # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
 
@@ -89,7 +90,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
-    if 1 < T < S or 1 < T <= 512 and v.is_cpu:             # torch's own takes a quarter longer a step there
+    if 1 < T < S or (1 < T <= 512 and v.is_cpu):           # torch's own takes a quarter longer on a CPU
         place = torch.arange(S, device=v.device, dtype=torch.int32)               # int64: a tenth of a step more
         scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
@@ -206,7 +207,7 @@ def mean_over_ranks(x):                            # dist.all_reduce would not c
 # ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None -----------------------
 
 class Block(nn.Module):
-    """The linear maps that all blocks share."""
+    """The linear maps of all. GPT reads a block's Norm (for its last norm), or of a sphere's axes, bound and small."""
     axes = None                                    # ngpt, angpt: along which axis each matrix's norms are taken
     def __init__(self, config):
         super().__init__()
@@ -216,21 +217,20 @@ class Block(nn.Module):
         self.w_o = nn.Linear(d, d, bias=config.bias)
         self.w_up = nn.Linear(d, 2 * f if config.mlp == "swiglu" else f, bias=config.bias)
         self.w_down = nn.Linear(f, d, bias=config.bias)
-        if config.dropout:                         # by hooks, which leave the equations as they are
+        if config.dropout:                         # by hooks, so on what w_o and w_down give, before a norm of it
             for branch in (self.w_o, self.w_down):
                 branch.register_forward_hook(lambda w, x, y: F.dropout(y, config.dropout, w.training))
 
 class PreNormBlock(Block):
-    """layernorm, rmsnorm, powernorm. The residual adds to h itself, never to N(h). (Equation numbers are nGPT's.)"""
+    """layernorm, rmsnorm and powernorm, by Norm. (Equation numbers are nGPT's.)"""
     def __init__(self, config, Norm):
         super().__init__(config)
         self.Norm = Norm
         self.norm1 = Norm(self.d, config=config)
         self.norm2 = Norm(self.d, config=config)
         self.f = {"swiglu": swiglu, "gelu": gelu}[config.mlp]
-        self.norm_qk, self.g = (lambda x: x), self.d_k ** -0.5
-        if config.qk_norm:                                                        # GPT+ (anGPT Table 1)
-            self.norm_qk, self.g = unit, nn.Parameter(torch.tensor(self.d_k ** 0.5))
+        self.norm_qk = unit if config.qk_norm else lambda x: x                    # GPT+ (anGPT Table 1)
+        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)                   # (12)
@@ -254,14 +254,14 @@ class NormFormerBlock(PreNormBlock):
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # h_i: (B, H, T, d_k)
         y = self.head_scale.view(-1, 1, 1) * y                                    # HeadScaleMHA, before W_o
         h = h + self.norm_attn(self.w_o(y.transpose(1, 2).flatten(2)))            # NormScaledMHA
-        m = self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h)))))          # NormFFN
-        return self.resid_scale * h + m                                           # ResScale
+        h_m = self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h)))))        # NormFFN
+        return self.resid_scale * h + h_m                                         # ResScale
 
 class NGPTBlock(Block):
-    """Every vector on the unit sphere; the block walks on it (nGPT sections 2.2-2.4, equation numbers are its)."""
+    """h, q, k and what each branch gives have norm 1 (nGPT sections 2.2-2.4, equation numbers are its)."""
     axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
     bound = 1e-30                                                                 # project_: w / max(norm, bound)
-    small = property(lambda self: self.d ** -0.5)                                 # stored size: section 2.6, 3, 4, 6
+    small = property(lambda self: self.d ** -0.5)                                 # what Scale stores: 2.6, 3, 4, 6
 
     def __init__(self, config):
         super().__init__(config)
@@ -276,44 +276,44 @@ class NGPTBlock(Block):
         q, k, v = heads(self.w_qkv(h), self.n_head)                               # (12)
         q = unit(rope(q, cos, sin)) * s_qk                                        # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                        # (16)
-        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)          # (13); 2.3.2: sqrt(d_k)
+        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training) # (13); 2.3.2, as q, k are unit
         h_a = unit(self.w_o(y.transpose(1, 2).flatten(2)))                        # (14): (B, T, d)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                            # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
-        u, z = u * self.s_u(), z * self.s_v() * self.d ** 0.5                     # (20, 21)
+        u, z = u * self.s_u(), z * self.s_v() * self.d ** 0.5                     # (20, 21): z is the paper's v
         h_m = unit(self.w_down(u * F.silu(z)))                                    # (18, 19)
         return unit(h + self.alpha_m().abs() * (h_m - h))                         # (11)
 
 class ANGPTBlock(Block):
-    """nGPT with factors nu for norms of h (anGPT Table 1, whose nu_qkv, nu_p, nu_acf and nu_d unit() cancels)."""
+    """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and nu_d."""
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                 # norms along the input: section 4.2
     bound = 1.0                                                                   # those above it become 1: section 4.2
-    small = 0.01                                                                  # stored size: Table F.2
+    small = 0.01                                                                  # what Scale stores: Table F.2
 
     def __init__(self, config):
         super().__init__(config)
         self.nu_qkv, self.nu_p = (self.d / self.d_k) ** 0.5, (self.d_k / self.d) ** 0.5       # section 4.3
         self.nu_uz, self.nu_d = 0.5, 2.0                                          # sqrt(d / 4d), sqrt(4d / d)
         self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
-        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: README
+        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # one a layer; the paper gives neither
         self.alpha_a = Scale(self.d, 0.05, self.small)
         self.alpha_m = Scale(self.d, 0.05, self.small)
 
     def nu(self, alpha):
-        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # section 4.2, Residual update
+        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # 1 / expected norm: section 4.2
 
     def forward(self, h, cos, sin, cache=None):
-        a, m = self.alpha_a().abs(), self.alpha_m().abs()                         # (d,)
+        alpha_a, alpha_m = self.alpha_a().abs(), self.alpha_m().abs()             # (d,)
         q, k, v = heads(self.w_qkv(self.nu_qkv * h), self.n_head)                 # Table 1, MHA
         q = unit(rope(q, cos, sin)) * self.g
         k = unit(rope(k, cos, sin))
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
         h_a = unit(self.nu_p * self.w_o(y.transpose(1, 2).flatten(2)))            # (B, T, d)
-        h = self.nu(a) * (h + a * (h_a - h))                                      # Table 1, Residual
+        h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))                          # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)                         # Table 1, MLP: (B, T, 4d) each
         z = z * self.d ** 0.5                      # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
         h_m = unit(self.nu_d * self.w_down(self.nu_acf * u * F.silu(z)))
-        return self.nu(m) * (h + m * (h_m - h))                                   # Table 1, Residual
+        return self.nu(alpha_m) * (h + alpha_m * (h_m - h))                       # Table 1, Residual
 
 # name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock
 ARCHS = {
@@ -326,7 +326,7 @@ ARCHS = {
 }
 
 class GPT(nn.Module):
-    """Token embedding, n_layer blocks, head."""
+    """Token embedding, n_layer blocks, a last norm (ngpt and angpt have none), head."""
     logits_at_once = 2 ** 26                       # a quarter of a GB in float32
 
     def __init__(self, config):
@@ -344,7 +344,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)    # (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
-        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0     # none: no turn
+        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0     # none: no rope
         frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
         angle = torch.arange(config.block_size, dtype=torch.float64)[:, None] * frequency      # (block_size, r/2)
         self.register_buffer("cos", angle.cos().to(self.wte.weight.dtype), persistent=False)
@@ -365,12 +365,12 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def project_(self):
-        """After every optimizer step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
+        """Call it after each step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
         for name, module in self.named_modules():
             if isinstance(module, PowerNorm):
                 module.update_()
             elif self.sphere and isinstance(module, (nn.Linear, nn.Embedding)):
-                axis = self.blocks[0].axes.get(name.split(".")[-1], 1)            # of embeddings and head the rows
+                axis = self.blocks[0].axes.get(name.split(".")[-1], 1)            # embeddings and head: rows
                 norm = module.weight.norm(dim=axis, keepdim=True)
                 module.weight.div_(norm.clamp(min=self.blocks[0].bound))
 
@@ -402,12 +402,12 @@ class GPT(nn.Module):
             nats = functools.partial(checkpoint, nats, use_reentrant=False)
         pieces = zip(h.split(max(1, split), dim=1), targets.split(max(1, split), dim=1))
         loss = sum(nats(*piece) for piece in pieces) / (targets >= 0).sum()
-        return None if loss_only else self.logits(h), loss
+        return (None if loss_only else self.logits(h)), loss
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
         """Continues idx (B, T): yields (B,) token ids, at temperature 0 the likeliest, else drawn, among the top_k.
-        Of a full window the second half is kept."""
+        When block_size tokens are there, the older half is dropped."""
         size, training = self.config.block_size, self.training
         new, caches = idx[:, -size:], None
         self.eval()

@@ -98,7 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description="Grades notebooks, a row each. THIS RUNS THE STUDENTS' CODE.")
     parser.add_argument("notebooks", nargs="+")
     parser.add_argument("--seconds", type=float, default=600, help="time limit a notebook (600)")
-    parser.add_argument("--steps", type=int, default=20, help="cuts training runs to so many steps (20)")
+    parser.add_argument("--steps", type=int, default=20, help="cuts training runs to about so many steps (20)")
     parser.add_argument("--jobs", type=int, default=1, help="notebooks at a time (1)")
     parser.add_argument("--csv", default="grades.csv", help="where the rows go (grades.csv)")
     parser.add_argument("--cells", help=argparse.SUPPRESS)
