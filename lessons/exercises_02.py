@@ -44,6 +44,7 @@ MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions=[
     (lambda x: x.abs().mean(ALL), "The mean of the squares is asked for; you take absolute values."),
     (lambda x: x.mean(ALL) ** 2, "The mean of the squares, not the square of the mean."),
     (partial(moment, over=(0, 1, 2)), "One number for everything: each channel has its own."),
+    (lambda x: x.var(ALL), "That is torch's variance: it takes the mean off, and divides by one less than there are."),
     (partial(moment, total=True), "That is the sum over all tokens. Divide by how many there are."),
 ])
 
@@ -110,6 +111,11 @@ def cumulative(moments, decay):
     return torch.stack(used), decay ** len(moments)
 
 
+def in_place(moments, decay):
+    used = running(moments, decay, late=False)[0][-1:].repeat(len(moments), 1)
+    return used, decay ** len(moments)
+
+
 RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statistics", "the share"), misconceptions=[
     (partial(running, late=False),
      "You update before use: step t then normalizes with its own tokens too. It uses what the steps before it left."),
@@ -117,6 +123,8 @@ RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statist
     (partial(running, start=0.0), "You start at 0. psi2 starts at 1."),
     (partial(running, start=0.0, corrected=True), "That is Adam's correction of the start. PowerNorm has none."),
     (cumulative, "That is the plain mean of all steps so far; here older steps fade."),
+    (in_place, "All your rows are one tensor, changed in place by each update (*=, +=, lerp_): keep copies, or make a "
+               "new psi2."),
     (partial(running, power=0.5), "You average the roots. It is the squares that are averaged."),
     (partial(running, share=lambda decay, n: decay ** (n - 1)),
      "The share that you give is that in what the last step used; asked is the share after its update."),
@@ -152,6 +160,8 @@ STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconception
      "Never the batch's own? The first steps of training have nothing else."),
     (lambda x, psi2, training, step, warmup: moment(x) if training and step >= warmup else psi2,
      "The wrong way round: it is at the beginning that psi2 cannot be trusted yet."),
+    (lambda x, psi2, training, step, warmup: psi2 if training else moment(x),
+     "You look at the batch in evaluation, and never in training: exchanged, and where is the warm-up?"),
     (lambda x, psi2, training, step, warmup: moment(x) if training and step < warmup else
      0.9 * psi2 + 0.1 * moment(x) if training else psi2,
      "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still look at the batch."),
@@ -212,6 +222,15 @@ def derivative(norm, x):
     return torch.stack([row.abs().amax((0, 2)) > 1e-9 for row in rows])
 
 
+def piling(norm, x):
+    """The same tensor changed for each t, so that what was changed before stays so."""
+    y, columns = norm(x), []
+    for t in range(x.shape[1]):
+        x[:, t] += torch.linspace(1, 2, x.shape[-1])
+        columns.append((norm(x) - y).abs().amax((0, 2)) > 1e-9)
+    return torch.stack(columns, dim=1)
+
+
 REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
     (lambda norm, x: reach(norm, x).T, "Transposed: the row is the output's position, the column the token's."),
     (derivative, "You look at derivatives. A detached statistic has none and is still made of all tokens: "
@@ -219,13 +238,16 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
     (lambda norm, x: reach(norm, x, change=lambda token: -token),
      "You change a token's sign, which no mean of squares can notice. Change it in another way."),
     (lambda norm, x: reach(norm, x, change=lambda token: 2 * token),
-     "You make a token longer without turning it, which RMSNorm does not notice. Change it in another way."),
+     "You make a token longer without turning it, which RMSNorm does not notice; or 0, of which it makes NaN, and no "
+     "comparison with NaN is true. Change it in another way."),
     (lambda norm, x: reach(norm, x, change=lambda token: token + 1),
      "You shift all channels alike, which LayerNorm does not notice. Change the token in another way."),
     (lambda norm, x: reach(norm, x).triu(1),
      "Only the future? The whole matrix is asked for, the past and the diagonal too."),
     (lambda norm, x: reach(norm, x, upto=lambda t: x.shape[1]),
      "You change token t and all that follow it. Only token t is to change."),
+    (piling, "Your changes pile up: when you come to token t, those before it are still changed. Does each t have a "
+             "copy of its own?"),
     (lambda norm, x: torch.ones(x.shape[1], x.shape[1]).tril().bool(),
      "That is how it should be. Find out how it is: change a token, and compare the outputs."),
 ])
@@ -256,6 +278,8 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
      "You average over the row, as RMSNorm's backward does. Average over what the statistic averages."),
     (partial(exact, mean=lambda p: p.mean(0)), "You average over the sequences only: time belongs to it."),
     (partial(exact, mean=lambda p: p.sum(ALL)), "A mean over the tokens, not their sum."),
+    (partial(exact, mean=lambda p: p / (p.shape[0] * p.shape[1])),
+     "You take only what an entry does to its own output (i = j). It moves those of the other tokens too: sum over j."),
     (partial(exact, part=-1.0), "The sign: what x does to the statistic *reduces* the gradient along xhat."),
     (partial(exact, part=2.0),
      "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root."),
@@ -297,6 +321,11 @@ PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", 
     (partial(published, mean=lambda p: p.sum(ALL)), "Lambda is a mean over the tokens, not their sum."),
     (lambda x, dy, w, psi2, nu, eps: (exact(x, dy * w, eps), published(x, dy, w, psi2, nu, eps)[1]),
      "Your dx is the exact one of 2.6, of the batch's own moment. Here psi2 and nu are given numbers."),
+    (lambda x, dy, w, psi2, nu, eps: (published(x, dy, w, psi2, published(x, dy, w, psi2, nu, eps)[1], eps)[0],
+                                      published(x, dy, w, psi2, nu, eps)[1]),
+     "In dx you use this batch's Lambda, where the rule has the remembered number. Lambda is for nu's update only."),
+    (lambda x, dy, w, psi2, nu, eps: (published(x, dy, w, psi2, nu * w, eps)[0], published(x, dy, w, psi2, nu, eps)[1]),
+     "Your gain multiplies nu's part as well. nu belongs to g, and the gain is in g already."),
     (partial(published, own=True),
      "You divide the gradient by this batch's root mean square, as the public code does. The forward divided by psi."),
     (partial(published, gain=False),
@@ -343,6 +372,8 @@ NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions=[
     (partial(next_nu, share=lambda decay: 1.0), "The new part is multiplied by 1 - decay; yours comes in whole."),
     (partial(next_nu, share=lambda decay: decay, fade=lambda decay: decay),
      "The weights are exchanged: what is new counts 1 - decay."),
+    (partial(next_nu, fade=lambda decay: decay),
+     "The new part is right. In the old one's factor, G has another weight: how fast is nu to forget?"),
     (partial(next_nu, fade=lambda decay: decay - 1), "The sign: a large xhat makes the old nu smaller, not larger."),
     (partial(next_nu, hat=False), "Lambda is the mean of g xhat; yours is that of g x."),
     (partial(next_nu, early=True), "You update psi2 first, so that xhat is not the one of the forward pass."),
@@ -389,9 +420,10 @@ def group_inputs(generator):
 
 
 def group_scale(x, groups, eps, *, size=lambda square: square.mean(-1, keepdim=True), center=False, inside=True,
-                strided=False, whole=False, bound=lambda d, n: math.sqrt(d / n)):
+                strided=False, whole=False, sized=False, bound=lambda d, n: math.sqrt(d / n)):
     d = x.shape[-1]
-    x = x.unflatten(-1, (-1, groups)).mT if strided else x.unflatten(-1, (1 if whole else groups, -1))
+    count = 1 if whole else d // groups if sized else groups
+    x = x.unflatten(-1, (-1, groups)).mT if strided else x.unflatten(-1, (count, -1))
     x = x - x.mean(-1, keepdim=True) if center else x
     psi = (size(x * x) + eps).sqrt() if inside is True else size(x * x).sqrt() + (eps if inside is False else 0)
     return ((x / psi).mT if strided else x / psi).flatten(-2), bound(d, groups)
@@ -407,6 +439,8 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
     (partial(group_scale, bound=lambda d, n: math.sqrt(n)),
      "The bound depends on how many entries a group has, not on how many groups there are."),
     (partial(group_scale, whole=True), "You scale the whole token at once. Each group has its own root mean square."),
+    (partial(group_scale, sized=True),
+     "`groups` is how many groups there are; you take it for how many channels a group has."),
     (partial(group_scale, strided=True),
      "A group is d/groups neighbouring channels; yours has every groups-th channel."),
     (partial(group_scale, size=lambda square: square.sum(-1, keepdim=True)),
@@ -436,7 +470,7 @@ def fold(weight, bias, psi2, eps, w, c, *, root=torch.rsqrt, gain=True, small=Tr
          groups=False):
     scale = (weight if gain else 1) * root(psi2 + (eps if small else 0))
     scale = scale / psi2.unflatten(0, (2, -1)).mean(-1).sqrt().repeat_interleave(len(psi2) // 2) if groups else scale
-    folded = w * scale[:len(w), None] if rows else torch.einsum("md,d->md", w, scale)
+    folded = w * scale[:, None] if rows else torch.einsum("md,d->md", w, scale)
     added = {"w": w, "folded": folded, "nothing": 0 * w}[through]
     return folded, c + torch.einsum("md,d->m", added, bias)
 

@@ -131,6 +131,7 @@ def run_inputs(generator):
     yield "two seeds each", records(generator, [(400, 400, 50), (100, 100, 50), (400, 400, 50), (100, 100, 50)])
     yield "one that was stopped", records(generator, [(100, 100, 50), (400, 200, 50), (400, 400, 50), (200, 200, 50)])
     yield "losses that rise at the end", records(generator, [(400, 400, 100), (200, 200, 100), (200, 200, 100)], 2.0)
+    yield "a budget at which nothing ended", records(generator, [(200, 200, 50), (400, 150, 50), (100, 100, 50)])
 
 
 def gather(rows, *, keep=lambda rows: rows[rows[:, 1] == rows[:, 2]], by=1, of=lambda losses: sum(losses) / len(losses),
@@ -198,6 +199,8 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
      "The factor is right. But who is twice as fast does not save 100% of the time."),
     (partial(in_time, saved=lambda speed, factor: 100 * (1 - 1 / factor)),
      "You have the share of the tokens that is saved. The time is asked for."),
+    (lambda factor, percent: (in_time(factor, percent)[0], 100 * (1 - 1 / factor) - percent),
+     "The factor is right. From the tokens saved you took the step's percents: those are percents of what is left."),
     (partial(in_time, saved=lambda speed, factor: 1 - 1 / speed), "What is saved should be in percent."),
     (partial(in_time, saved=lambda speed, factor: 100 / speed), "That is the time that is left, not what is saved."),
     (partial(in_time, both=lambda factor, each: factor), "What a step costs does not enter."),
@@ -225,6 +228,8 @@ SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", 
      "A share of the excess over 1 adds up only where factors add. What turns a product into a sum?"),
     (partial(baseline_share, share=lambda weak, strong: (weak / strong - 1) / (weak - 1)),
      "Your shares, that of the baseline and that of the architecture, would not add up to 1."),
+    (partial(baseline_share, share=lambda weak, strong: (weak - strong) / weak),
+     "You divide a difference by `weak`: where the architecture adds nothing your share is not 1."),
     (partial(baseline_share, share=lambda weak, strong: math.log(strong) / math.log(weak)),
      "That is the architecture's own share; the baseline's is asked for."),
     (partial(baseline_share, share=lambda weak, strong: 1 / strong),
@@ -338,6 +343,7 @@ LAW = Exercise(reference=power_law, inputs=law_inputs, parts=("A", "a"), misconc
                       "most. Least squares in the logarithm were asked for."),
     (straight, "That is a straight line through the losses as they are."),
     (partial(straight, x=torch.log), "You took the logarithm of C, not of L."),
+    (partial(straight, y=torch.log, level=torch.exp), "You took the logarithm of L, not of C."),
     (partial(straight, x=torch.log, y=torch.log), "A is a loss; you have its logarithm."),
     (lambda c, losses: (power_law(c, losses)[0], -power_law(c, losses)[1]),
      "With your sign, the law as it is written would rise with C."),
@@ -373,6 +379,9 @@ WORTH = Exercise(reference=worth, inputs=worth_inputs, misconceptions=[
     (lambda percent, a: math.exp(percent / 100 / a), "Close: you take p/100 for the logarithm of the losses' ratio."),
     (lambda percent, a: 100 * ((1 - percent / 100) ** (-1 / a) - 1), "A factor is asked for, not percents."),
     (lambda percent, a: 1 + percent / 100, "The law's exponent does not enter."),
+    (lambda percent, a: (1 - percent / 100) ** -1 / a, "Python takes ** before /: yours is a power, divided by a."),
+    (lambda percent, a: (complex(1 - percent) ** (-1 / a)).real,
+     "A percent is a hundredth: by 2.6% yours takes away more than the whole loss."),
 ])
 
 
@@ -398,6 +407,8 @@ TABLE = Exercise(reference=table, inputs=table_inputs, parts=("sum", "6ND/C", "D
     (partial(table, per=lambda d, n: 20.0), "20 is Hoffmann's; these fits say something else."),
     (partial(table, start=False), "The laws' first numbers, D0 and N0, do not enter."),
     (lambda d0, a_d, n0, a_n, c: table(d0, a_n, n0, a_d, c), "You gave D the exponent of N."),
+    (lambda d0, a_d, n0, a_n, c: (a_d + a_n, 1.0, c / 6 / (n0 * c ** a_n) ** 2),
+     "You take D from C = 6ND, so that your check cannot fail: D has a law of its own."),
     (partial(table, total=lambda a_d, a_n: a_d * a_n), "Multiplying powers of C does something else to exponents."),
     (lambda d0, a_d, n0, a_n, c: (a_d + a_n, 6 * n0 * d0, d0 / n0), "Your second and third number are those at C = 1."),
     (lambda d0, a_d, n0, a_n, c: (a_d + a_n, 6 * d0 * n0 * c ** (a_d + a_n), table(d0, a_d, n0, a_n, c)[2]),
@@ -414,6 +425,7 @@ def exponent_inputs(generator):
     yield "three seeds each: wide errors", 0.21, 0.18, 4e-4, 9e-4, 0.02
     yield "clearly different, and all the same close", 0.2, 0.201, 1e-8, 4e-8, 0.005
     yield "equal, as far as one can see", 0.2, 0.2, 1e-4, 1e-5, 0.005
+    yield "clearly lower, and not close", 0.21, 0.18, 1e-6, 4e-6, 0.01
 
 
 def compare(a, b, var_a, var_b, margin, *, width=1.96, middle=lambda a, b: b - a, sign=plain,
@@ -471,9 +483,9 @@ def bootstrap(tokens, baseline, losses, draws, *, axis=1, of=torch.mean,
     return numbers(*(factor(draw) for draw in draws))
 
 
-def factors_of_seeds(tokens, baseline, losses, draws):
+def factors_of_seeds(tokens, baseline, losses, draws, power=1):
     single = [bootstrap(tokens, baseline, losses, torch.full((1, 1), i))[0] for i in range(len(baseline))]
-    return torch.stack(single)[draws].mean(1)
+    return torch.stack(single).pow(power)[draws].mean(1).pow(power)             # -1: the mean is one of tokens
 
 
 BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
@@ -482,6 +494,10 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
     (partial(bootstrap, base=lambda x, draw, axis: x.mean()),
      "The baseline has seeds, too; in yours it is known exactly."),
     (factors_of_seeds, "You draw factors that each rest on one seed. Average the losses first, then one factor."),
+    (partial(factors_of_seeds, power=-1),
+     "You average tokens that each rest on one seed. Average the losses first, then go to tokens once."),
+    (partial(bootstrap, base=lambda x, draw, axis: x[:, draw].mean()),
+     "`losses` has its seeds in the middle, `baseline` in front: you draw windows of the baseline."),
     (partial(bootstrap, of=torch.median), "The middle one of so few losses jumps: take their mean."),
     (lambda tokens, baseline, losses, draws: bootstrap(tokens, baseline, losses, draws[:, :1]),
      "You use the first seed of each draw only."),

@@ -147,7 +147,7 @@ def relation(pairs, where="everywhere"):
         if (factor - 1).abs().max() > 1e-3 and torch.allclose(x, factor * y, rtol=1e-4, atol=1e-9):
             ends = dict.fromkeys(f"{x.item():.4g}" for x in (factor.min(), factor.max()))
             return f"; {of} {' to '.join(ends)} times what is expected"
-        if torch.allclose(x, y + shift, rtol=1e-4, atol=1e-9):
+        if (x - y - shift).abs().max() <= 1e-3 * shift.abs().max():
             ends = dict.fromkeys(f"{x.item():+.4g}" for x in (shift.min(), shift.max()))
             return f"; {of} {' to '.join(ends)}"
     return ""
@@ -204,6 +204,8 @@ def difference(label, given, expected, exercise):
         words += [f"wrong too: {', '.join(names[i] for i in wrong[2:])}"] if len(wrong) > 2 else []
         right = [names[i] for i in range(len(theirs)) if i not in wrong]
         words += [f"right: {', '.join(right)}"] if right else []
+        if all(any(same(a, b, tolerance) for b in y) for x, y in ((ours, theirs), (theirs, ours)) for a in x):
+            words.append("the values are right, in another order")
     return "\n     ".join(words) + along_another_axis(label, ours, theirs, exercise)
 
 

@@ -392,6 +392,10 @@ def test_parts_of_a_tuple_are_named(monkeypatch, capsys):
     assert "dweight: off by" in out and "right: dx, dbias" in out
     out = ask(monkeypatch, lambda x: (1.0, 2.0), (M,), parts=("mean", "variance"))(lambda x: (1.0, 3.0), capsys)
     assert "variance: off by 1, too large" in out and "right: mean" in out
+    out = said(lambda x: (x, x.sum(1), x.sum(0)), capsys)
+    assert "other order" not in out
+    out = ask(monkeypatch, lambda x: (x.sum(), x.max()), (M,), parts=("sum", "max"))(lambda x: (x.max(), x.sum()), capsys)
+    assert "the values are right, in another order" in out
 
 
 def test_two_known_mistakes_at_once(monkeypatch, capsys):
