@@ -262,10 +262,11 @@ jacobian = Exercise(
 # 1.8  LayerNorm's backward pass ---------------------------------------------------------------------------------------
 
 def backward_as(g, x, weight, eps, *, use_weight=True, through_mean=True, through_root=True, over_root=True,
-                y_for_weight=True, row=torch.mean, down=torch.sum):
-    y, root = standardize(x, eps)
+                y_for_weight=True, y_for_x=True, correction=0, row=torch.mean, down=torch.sum):
+    y, root = standardize(x, eps, correction)
     u = g * weight if use_weight else g
-    dx = u - through_mean * row(u, -1, keepdim=True) - through_root * y * row(u * y, -1, keepdim=True)
+    last = y if y_for_x else y * root
+    dx = u - through_mean * row(u, -1, keepdim=True) - through_root * last * row(u * last, -1, keepdim=True)
     return dx / (root if over_root else 1), down(g * (y if y_for_weight else y * root), 0), down(g, 0)
 
 
@@ -295,6 +296,10 @@ layer_norm_backward = Exercise(
          "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x."),
         (partial(backward_as, y_for_weight=False),
          "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
+        (partial(backward_as, y_for_x=False),
+         "In dx's last term stands x - mean where the normalized x belongs, twice."),
+        (partial(backward_as, correction=1),
+         "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n."),
         (partial(backward_as, over_root=False), "dx is not divided by s: the forward pass was."),
         (partial(backward_as, row=torch.sum),
          "dx has two means over the row. You took sums: a 1/n is missing in both."),

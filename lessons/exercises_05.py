@@ -215,12 +215,13 @@ def inputs_block(generator):
         p |= {name: size * torch.randn(d, generator=generator) for name in ("alpha_a", "alpha_m")}
         p["g"] = torch.tensor((d / n_head) ** 0.5 + 0.3)
         angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(d // n_head // 2) / (d // n_head // 2))
-        h = 1.2 * rows(torch.randn(2, tokens, d, generator=generator))
+        h = torch.linspace(0.8, 1.4, tokens)[:, None] * rows(torch.randn(2, tokens, d, generator=generator))
         yield label, h, p, n_head, angle.cos(), angle.sin()
 
 
 def angpt_block(h, p, n_head, cos, sin, *, scale=0.0, causal=True, g_twice=False, nu_uz=True, sqrt_d=True,
-                swapped=False, branch_norm=True, residual=nu_residual, retract=False, absolute=True, parallel=False):
+                swapped=False, branch_norm=True, residual=nu_residual, retract=False, absolute=True, parallel=False,
+                pre_norm=False, heads_back=True):
     (B, T, d), d_k = h.shape, h.shape[-1] // n_head
 
     def step(h, y, alpha):
@@ -228,17 +229,21 @@ def angpt_block(h, p, n_head, cos, sin, *, scale=0.0, causal=True, g_twice=False
         y = (h + alpha * ((rows(y) if branch_norm else y) - h)) * residual(alpha)
         return rows(y) if retract else y
 
+    def read(h):
+        return rows(h) if pre_norm else h
+
     def turned(x):
         a, b = x.chunk(2, dim=-1)
         return rows(torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1))
 
-    q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1))
+    q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (read(h) @ p["w_qkv"].T).chunk(3, dim=-1))
     scores = turned(q) @ turned(k).transpose(2, 3) * p["g"] ** (2 if g_twice else 1) * d_k ** scale
     if causal:
         scores = scores + torch.full((T, T), -torch.inf).triu(1)
-    y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, d)
+    y = scores.softmax(-1) @ v
+    y = (y.transpose(1, 2) if heads_back else y).reshape(B, T, d)
     start, h = h, step(h, y @ p["w_o"].T, p["alpha_a"])
-    u, z = ((start if parallel else h) @ p["w_up"].T).chunk(2, dim=-1)
+    u, z = (read(start if parallel else h) @ p["w_up"].T).chunk(2, dim=-1)
     u, z = (z, u) if swapped else (u, z)
     z = z * (0.5 if nu_uz else 1) * (d ** 0.5 if sqrt_d else 1)
     return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, p["alpha_m"])
@@ -252,6 +257,8 @@ EXERCISES = {
          "This is the squared norm; the root is missing."),
         (lambda W, X: (X @ rows(W).T).norm(dim=-1),
          "The rows of X keep the lengths they came with: they are to be unit vectors too."),
+        (lambda W, X: (rows(X) @ W.T).norm(dim=-1),
+         "X is normalized, W is not: its rows are to be unit vectors as well."),
         (lambda W, X: (rows(X) @ (W / W.norm()).T).norm(dim=-1),
          "You divided W by one number, its norm as a whole. Each row has a length of its own."),
         (lambda W, X: (X @ W.T).norm(dim=-1), "Nothing is normalized: both have rows that are to be unit vectors."),
@@ -295,6 +302,8 @@ EXERCISES = {
     "5.5": Exercise(nu_gate, inputs_nu_gate, [
         (lambda s: mean_of(lambda t: F.silu(t) ** 2, s ** 0.5) ** -0.5,
          "sigma is the standard deviation; you used it as the variance."),
+        (lambda s: mean_of(lambda t: F.silu(t) ** 2, s ** 2) ** -0.5,
+         "You stretched t by sigma^2, which is its variance. By what does one stretch a normal number?"),
         (lambda s: 1 / mean_of(lambda t: F.silu(t) ** 2, s),
          "1 / E[f^2] undoes a squared norm; the root is missing."),
         (lambda s: 1 / abs(mean_of(F.silu, s)),
@@ -344,6 +353,8 @@ EXERCISES = {
         8: "residual: h after the step is read by the next one as it is. Is there a norm on h itself?",
     }),
     "5.8": Exercise(fold_least, inputs_fold, [
+        (fold_up(lambda nu, s: 1, lambda nu, s: 1),
+         "You leave w_up as it is. Not every factor is undone by a norm: which of the constants counted in 5.7?"),
         (fold_up(lambda nu, s: 1, lambda nu, s: nu),
          "The gate's argument is z * nu_uz * sqrt(d): two factors, one of which you left behind."),
         (fold_up(lambda nu, s: 1, lambda nu, s: s), "Besides sqrt(d) there is nu_uz, on z as well as on u."),
@@ -393,6 +404,10 @@ EXERCISES = {
         (partial(angpt_block, g_twice=True), "g multiplies q and k both, so that it counts twice. q alone has it."),
         (partial(angpt_block, nu_uz=False), "The gate's argument lacks nu_uz: of the constants that one counts (5.7)."),
         (partial(angpt_block, sqrt_d=False), "The gate's argument lacks sqrt(d)."),
+        (partial(angpt_block, heads_back=False),
+         "The heads are put side by side in the wrong order: before (B, T, d), H and T have to change places again."),
+        (partial(angpt_block, pre_norm=True),
+         "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, k, h_a and h_m."),
         (partial(angpt_block, branch_norm=False),
          "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m."),
         (partial(angpt_block, residual=lambda a: 1.0), "nu(alpha) is missing: h becomes shorter with each step."),

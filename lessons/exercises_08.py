@@ -100,10 +100,11 @@ def matching_inputs(generator):
     yield "one token", 3 * randn(generator, 1, 1, 6)
 
 
-def slopes(x, *, center=True, least=0, eps=1e-5, power=-0.5, mean=torch.mean):
+def slopes(x, *, center=True, least=0, eps=1e-5, late=0, power=-0.5, mean=torch.mean):
     """LayerNorm's slope for each token, (variance + eps) ** power; least = 1 divides by n - 1. -> their mean"""
     off = x - x.mean(-1, keepdim=True) if center else x
-    return mean((off.square().sum(-1) / (x.shape[-1] - least) + eps) ** power)
+    variance = off.square().sum(-1) / (x.shape[-1] - least)
+    return mean(((variance + eps).sqrt() + late) ** (2 * power))
 
 
 MATCHING = Exercise(reference=slopes, inputs=matching_inputs, tolerance=1e-4, misconceptions=[
@@ -112,6 +113,8 @@ MATCHING = Exercise(reference=slopes, inputs=matching_inputs, tolerance=1e-4, mi
     (partial(slopes, power=0.5), "Upside down: the larger the inputs, the flatter LayerNorm's line."),
     (partial(slopes, mean=lambda s: 1 / (1 / s).mean()),
      "The mean of the slopes is asked for. You have the slope of the mean deviation, which is smaller."),
+    (partial(slopes, mean=lambda s: 1 / (1 / s ** 2).mean().sqrt()),
+     "You average the variances and take one slope of that. Each token has its slope first; then they are averaged."),
     (lambda x: 1 / ((x - x.mean()).square().mean() + 1e-5).sqrt(),
      "You pool all tokens into one deviation. LayerNorm gives each token a slope of its own."),
     (partial(slopes, power=-1), "LayerNorm divides by the root of the variance."),
@@ -120,8 +123,7 @@ MATCHING = Exercise(reference=slopes, inputs=matching_inputs, tolerance=1e-4, mi
     (partial(slopes, least=1),
      "Your variance divides by n - 1, as torch's std does by itself; LayerNorm divides by n."),
     (partial(slopes, eps=0), "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts."),
-    (lambda x: (1 / (x.std(-1, unbiased=False) + 1e-5)).mean(),
-     "Epsilon is added to the variance, before the root is taken."),
+    (partial(slopes, eps=0, late=1e-5), "Epsilon is added to the variance, before the root is taken."),
     (partial(slopes, mean=lambda s: s.max()), "That is the steepest of the slopes; their mean is asked for."),
 ])
 
@@ -160,6 +162,8 @@ SCALING = Exercise(reference=scaled, inputs=scaling_inputs, misconceptions=[
     (partial(scaled, at="input"),
      "A norm undoes every factor in front of it (but for epsilon): yours changes nothing."),
     (partial(scaled, power=-1), "Too strong from layer 2 on: have another look at the power of the layer's number."),
+    (lambda h, norm, branch, layer: h + branch(norm(h) / layer ** 1 / 2),
+     "In Python a power comes before a division: ** 1/2 is ** 1, and then half of that. Brackets help."),
     (partial(scaled, first=1), "Layers count from 1 here; the first one is left as it is."),
     (partial(scaled, power=0.5), "Your branches grow with depth; this was meant to tame them."),
     (partial(scaled, residual=lambda h, norm, factor: norm(h) * factor),
@@ -183,6 +187,8 @@ GROWTH = Exercise(
         (lambda layers: harmonic(layers), "That is the mean of the squared norm; its root is asked for."),
         (lambda layers: harmonic(layers, 0.5), "You add the norms, as if all contributions pointed the same way. "
                                                "What adds up for independent vectors?"),
+        (lambda layers: math.sqrt(harmonic(layers, 0.5)),
+         "There is a root at the end, but what you add under it are the lengths themselves, not yet squared."),
         (lambda layers: math.sqrt(harmonic(layers, 2)), "You squared the factors once too often."),
         (lambda layers: math.sqrt(math.log(layers)), "Close for very many layers only; with one layer it is 0."),
         (lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
@@ -241,6 +247,8 @@ POST = Exercise(reference=post, inputs=post_inputs, misconceptions=[
      "You norm before the branch and give the residual the normed h, too. The norm comes after the sum."),
     (lambda h, branches, norms: post(h, branches, norms[1:]),
      "Your norms are shifted by one: the first branch's sum goes through the first norm."),
+    (lambda h, branches, norms: post(norms[0](h), branches, norms[1:]),
+     "Before the first branch nothing was added: h goes in as it is. Which norm is left over then?"),
     (chain(lambda h, branch, norm: norm(branch(h))),
      "The residual is missing: norm the sum of the branch and what went into it."),
     (lambda h, branches, norms: norms[len(branches) - 1](
@@ -324,6 +332,8 @@ CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, mis
      "You count the token's own place as a leak; its output has to change."),
     (lambda f, x: not moved(f, x, slice(None), -1)[:, 0].any(),
      "You change the last token and look at the first place. Who peeks one token ahead gets through."),
+    (lambda f, x: not moved(f, x, 0, 0)[1:].any(),
+     "You judge by a sequence's first token alone. Does a return stand inside your loop?"),
     (lambda f, x: all(torch.allclose(f(x[:, :t]), f(x)[:, :t], atol=1e-6) for t in range(1, x.shape[1])),
      "Cutting tokens off is not changing them: you reject what only counts tokens, and other sequences go unseen."),
     (by_autograd,
@@ -419,7 +429,8 @@ CACHE = Exercise(
          "You find nothing wrong with any of them; numbers have to be compared."),
         (lambda full, step, x: torch.allclose(step(x[:, :3], None)[0], full(x)[:, :3], atol=1e-5)
             and agrees(full, lambda piece, state: (step(piece, None)[0], None), x, [1] * 6),
-         "You do not hand the state on: each step has to get what the one before gave."),
+         "You reject the right one, too. Each step has to get the state that the one before gave, the first of a cut "
+         "None; and its outputs are those of its own places in full(x)."),
     ])
 
 
@@ -448,6 +459,8 @@ FOLDING = Exercise(
         (lambda w, alpha, gamma, beta: (w * gamma, beta), "beta has the matrix's inputs; a bias has its outputs."),
         (lambda w, alpha, gamma, beta: (gamma[:, None] * w, w @ beta) if w.shape[0] == w.shape[1] else
             (w * gamma, w @ beta), "For a square matrix you scale the rows. The gain belongs to the inputs."),
+        (lambda w, alpha, gamma, beta: (w * gamma[:, None], w @ beta),
+         "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do the inputs lie?"),
         (lambda w, alpha, gamma, beta: (w / gamma, w @ beta),
          "You divide by the gain; the folded matrix has to do its work."),
         (lambda w, alpha, gamma, beta: (w, w @ beta), "gamma is lost: what takes its place?"),
@@ -485,6 +498,10 @@ COMPARE = Exercise(reference=compared, inputs=seed_inputs, parts=("mean", "error
      "You divide by n; the error of a mean shrinks more slowly."),
     (partial(compared, error=lambda d: spread(d, 0) / len(d) ** 0.5),
      "With n in the variance, one seed has an error of 0, and two too small a one: n - 1."),
+    (partial(compared, error=lambda d: spread(d, len(d) == 1) / len(d) ** 0.5),
+     "Right for one seed. For more, your variance divides by n, as NumPy's std does by itself."),
+    (partial(compared, error=lambda d: spread(d) / len(d) ** 0.5 if len(d) > 1 else torch.tensor(0.0)),
+     "An error of 0 would mean that one seed settles it. What one seed leaves unknown is not small."),
     (lambda mine, other: ((mine - other).mean(), ((spread(mine) ** 2 + spread(other) ** 2) / len(mine)) ** 0.5),
      "You treat the two as independent. Both had the same seeds, easy or hard for both: differences first."),
     (partial(compared, error=lambda d: d.std() / len(d) ** 0.5),

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import torch
@@ -147,7 +147,7 @@ def relation(pairs, where="everywhere"):
         if (factor - 1).abs().max() > 1e-3 and torch.allclose(x, factor * y, rtol=1e-4, atol=1e-9):
             ends = dict.fromkeys(f"{x.item():.4g}" for x in (factor.min(), factor.max()))
             return f"; {of} {' to '.join(ends)} times what is expected"
-        if (x - y - shift).abs().max() <= 1e-3 * shift.abs().max():
+        if (x - y - shift).abs().max() < 1e-3 * shift.abs().max():
             ends = dict.fromkeys(f"{x.item():+.4g}" for x in (shift.min(), shift.max()))
             return f"; {of} {' to '.join(ends)}"
     return ""
@@ -204,7 +204,7 @@ def difference(label, given, expected, exercise):
         words += [f"wrong too: {', '.join(names[i] for i in wrong[2:])}"] if len(wrong) > 2 else []
         right = [names[i] for i in range(len(theirs)) if i not in wrong]
         words += [f"right: {', '.join(right)}"] if right else []
-        if all(any(same(a, b, tolerance) for b in y) for x, y in ((ours, theirs), (theirs, ours)) for a in x):
+        if len(theirs) < 6 and any(all(map(partial(same, tolerance=tolerance), ours, x)) for x in permutations(theirs)):
             words.append("the values are right, in another order")
     return "\n     ".join(words) + along_another_axis(label, ours, theirs, exercise)
 
@@ -262,11 +262,14 @@ def mistakes(given, expected, exercise):
         if ways and not f.keywords.keys() & g.keywords.keys():
             if explains(answers(partial(f.func, **f.keywords, **g.keywords), exercise)):
                 return [one, two]
-    places = [(label, i) for label in given for i in range(len(expected[label]))]
+    if yes_or_no(given, expected, exercise):                # a mistake that always says yes would explain a few
+        return []
+    parts = {label: range(len(aligned(x, x, exercise.parts)[1])) for label, x in expected.items()}
+    places = [(label, i) for label in given for i in parts[label]]
     wrong = [(label, i) for label, i in places if not is_same(given[label], expected[label], i)]
     found = [{(label, i) for label, i in wrong if is_same(given[label], answer[label], i)} for answer in theirs]
     for answer, its in zip(theirs, found):                  # but not where it would have got a right value wrong
-        its -= {(label, i) for label, i in its for j in range(len(expected[label]))
+        its -= {(label, i) for label, i in its for j in parts[label]
                 if (label, j) not in wrong and not is_same(expected[label], answer[label], j)}
     for count in (1, 2):                                    # one for some inputs or values, the other for the rest
         for some in combinations(range(len(theirs)), count):
