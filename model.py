@@ -222,10 +222,10 @@ class Block(nn.Module):
                 branch.register_forward_hook(lambda w, x, y: F.dropout(y, config.dropout, w.training))
 
 class PreNormBlock(Block):
-    """layernorm, rmsnorm and powernorm, by Norm. (Equation numbers are nGPT's.)"""
+    """h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Equation numbers are nGPT's.)"""
     def __init__(self, config, Norm):
         super().__init__(config)
-        self.Norm = Norm
+        self.Norm = Norm                                                          # GPT's last norm is one, too
         self.norm1 = Norm(self.d, config=config)
         self.norm2 = Norm(self.d, config=config)
         self.f = {"swiglu": swiglu, "gelu": gelu}[config.mlp]
@@ -235,7 +235,7 @@ class PreNormBlock(Block):
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)                   # (12)
         q, k = self.norm_qk(rope(q, cos, sin)), self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # (13)
+        y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # (13), g q k^T
         h = h + self.w_o(y.transpose(1, 2).flatten(2))                            # (14, 4): (B, T, d)
         return h + self.w_down(self.f(self.w_up(self.norm2(h))))                  # (17, 18, 19, 5)
 
@@ -261,22 +261,22 @@ class NGPTBlock(Block):
     """h, q, k and what each branch gives have norm 1 (nGPT sections 2.2-2.4, equation numbers are its)."""
     axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
     bound = 1e-30                                                                 # project_: w / max(norm, bound)
-    small = property(lambda self: self.d ** -0.5)                                 # what Scale stores: 2.6, 3, 4, 6
+    small = property(lambda self: self.d ** -0.5)                                 # alpha's, s_qk's, s_z's scale: 2.6
 
     def __init__(self, config):
         super().__init__(config)
-        self.s_qk = Scale(self.d, 1.0, self.small)
-        self.s_u = Scale(4 * self.d, 1.0, 1.0)
-        self.s_v = Scale(4 * self.d, 1.0, 1.0)
-        self.alpha_a = Scale(self.d, 0.05, self.small)
-        self.alpha_m = Scale(self.d, 0.05, self.small)
+        self.s_qk = Scale(self.d, init=1.0, scale=self.small)
+        self.s_u = Scale(4 * self.d, init=1.0, scale=1.0)
+        self.s_v = Scale(4 * self.d, init=1.0, scale=1.0)
+        self.alpha_a = Scale(self.d, init=0.05, scale=self.small)
+        self.alpha_m = Scale(self.d, init=0.05, scale=self.small)
 
     def forward(self, h, cos, sin, cache=None):
         s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
         q, k, v = heads(self.w_qkv(h), self.n_head)                               # (12)
         q = unit(rope(q, cos, sin)) * s_qk                                        # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                        # (16)
-        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training) # (13); 2.3.2, as q, k are unit
+        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training) # (13); times sqrt(d_k): 2.3.2
         h_a = unit(self.w_o(y.transpose(1, 2).flatten(2)))                        # (14): (B, T, d)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                            # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
@@ -288,7 +288,7 @@ class ANGPTBlock(Block):
     """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and nu_d."""
     axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                 # norms along the input: section 4.2
     bound = 1.0                                                                   # those above it become 1: section 4.2
-    small = 0.01                                                                  # what Scale stores: Table F.2
+    small = 0.01                                                                  # alpha's and s_z's scale: Table F.2
 
     def __init__(self, config):
         super().__init__(config)
@@ -296,8 +296,8 @@ class ANGPTBlock(Block):
         self.nu_uz, self.nu_d = 0.5, 2.0                                          # sqrt(d / 4d), sqrt(4d / d)
         self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # one a layer; the paper gives neither
-        self.alpha_a = Scale(self.d, 0.05, self.small)
-        self.alpha_m = Scale(self.d, 0.05, self.small)
+        self.alpha_a = Scale(self.d, init=0.05, scale=self.small)
+        self.alpha_m = Scale(self.d, init=0.05, scale=self.small)
 
     def nu(self, alpha):
         return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # 1 / expected norm: section 4.2
@@ -326,7 +326,7 @@ ARCHS = {
 }
 
 class GPT(nn.Module):
-    """Token embedding, n_layer blocks, a last norm (ngpt and angpt have none), head."""
+    """Embedding, n_layer blocks, a last norm (not ngpt, angpt), head. Call project_() after every optimizer step."""
     logits_at_once = 2 ** 26                       # a quarter of a GB in float32
 
     def __init__(self, config):
@@ -338,7 +338,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
         self.sphere = self.blocks[0].axes is not None                             # ngpt, angpt
         if self.sphere:
-            self.s_z = Scale(config.vocab_size, 1.0, self.blocks[0].small)
+            self.s_z = Scale(config.vocab_size, init=1.0, scale=self.blocks[0].small)
         else:
             self.norm_f = self.blocks[0].Norm(config.n_embd, config=config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)    # (V, d)
@@ -365,7 +365,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def project_(self):
-        """Call it after each step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
+        """After every step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
         for name, module in self.named_modules():
             if isinstance(module, PowerNorm):
                 module.update_()
