@@ -9,7 +9,7 @@ Six ways to normalize a GPT, each written out as its paper's equations.
   ngpt         h <- unit(h + a (unit(Attn(h)) - h));     the same with the MLP     nGPT eq. 10, 11, 15, 16, 20, 21
   angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));   the same with the MLP     anGPT Table 1
 
-a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). In ngpt, angpt and GPT+ q and k are unit, too.
+a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). ngpt, angpt and GPT+ make q and k unit, too.
 Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
 """
 import functools
@@ -75,7 +75,7 @@ def unit(x, dim=-1):
     return (x / norm.masked_fill(norm == 0, math.inf)).type_as(x)
 
 def rope(x, cos, sin):
-    """Rotary embedding (Su et al. 2021): turns x (B, H, T, d_k), of its first r channels i with i + r/2."""
+    """Rotary embedding (Su et al. 2021): turns channels (i, i + r/2), i < r/2, of x (B, H, T, d_k)."""
     n = cos.shape[-1]                                                             # r/2; cos, sin: (T, r/2)
     a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)                     # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
@@ -90,7 +90,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
-    if 1 < T < S or (1 < T <= 512 and v.is_cpu):           # torch's own takes a quarter longer on a CPU
+    if 1 < T < S or (1 < T <= 512 and v.is_cpu):           # torch's own: a quarter longer a CPU step
         place = torch.arange(S, device=v.device, dtype=torch.int32)               # int64: a tenth of a step more
         scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
@@ -207,7 +207,7 @@ def mean_over_ranks(x):                            # dist.all_reduce would not c
 # ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None -----------------------
 
 class Block(nn.Module):
-    """The linear maps of all. GPT reads a block's Norm (for its last norm), or of a sphere's axes, bound and small."""
+    """The linear maps of all. GPT reads Norm too (for its last norm), or axes, bound and small of ngpt and angpt."""
     axes = None                                    # ngpt, angpt: along which axis each matrix's norms are taken
     def __init__(self, config):
         super().__init__()
@@ -258,7 +258,7 @@ class NormFormerBlock(PreNormBlock):
         return self.resid_scale * h + h_m                                         # ResScale
 
 class NGPTBlock(Block):
-    """h, q, k and what each branch gives have norm 1 (nGPT sections 2.2-2.4, equation numbers are its)."""
+    """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its equation numbers)."""
     axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
     bound = 1e-30                                                                 # project_: w / max(norm, bound)
     small = property(lambda self: self.d ** -0.5)                                 # alpha's, s_qk's, s_z's scale: 2.6
@@ -295,12 +295,12 @@ class ANGPTBlock(Block):
         self.nu_qkv, self.nu_p = (self.d / self.d_k) ** 0.5, (self.d_k / self.d) ** 0.5       # section 4.3
         self.nu_uz, self.nu_d = 0.5, 2.0                                          # sqrt(d / 4d), sqrt(4d / d)
         self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
-        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # one a layer; the paper gives neither
+        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: see README
         self.alpha_a = Scale(self.d, init=0.05, scale=self.small)
         self.alpha_m = Scale(self.d, init=0.05, scale=self.small)
 
     def nu(self, alpha):
-        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # 1 / expected norm: section 4.2
+        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # section 4.2 (4.3 has no root)
 
     def forward(self, h, cos, sin, cache=None):
         alpha_a, alpha_m = self.alpha_a().abs(), self.alpha_m().abs()             # (d,)

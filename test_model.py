@@ -1528,7 +1528,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(tiny, tmp_path):
             run.kill()
             break
     assert run.wait() == -signal.SIGKILL
-    train(replace(whole, out_dir=f"{tmp_path}/killed", resume="true"), say=None)
+    train(replace(whole, out_dir=f"{tmp_path}/killed", resume="auto"), say=None)
     assert same_state(weights(whole), weights(tiny(out_dir=f"{tmp_path}/killed")))
 
 

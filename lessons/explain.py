@@ -193,9 +193,9 @@ def difference(label, given, expected, exercise):
     wrong = [i for i, (a, b) in enumerate(zip(ours, theirs)) if not same(a, b, tolerance)]
     if not wrong:
         return None
-    words = []
+    words, order = [], range(len(theirs))
+    all_pairs = [aligned(given[x], expected[x], names) for x in given if not isinstance(given[x], Exception)]
     for i in wrong[:2]:
-        all_pairs = [aligned(given[x], expected[x], names) for x in given if not isinstance(given[x], Exception)]
         everywhere = [(a[i], b[i]) for a, b in all_pairs if len(a) == len(b) > i and a[i].shape == b[i].shape]
         words.append(off_by(ours[i], theirs[i], tolerance, everywhere))
     if len(theirs) > 1:
@@ -204,7 +204,8 @@ def difference(label, given, expected, exercise):
         words += [f"wrong too: {', '.join(names[i] for i in wrong[2:])}"] if len(wrong) > 2 else []
         right = [names[i] for i in range(len(theirs)) if i not in wrong]
         words += [f"right: {', '.join(right)}"] if right else []
-        if len(theirs) < 6 and any(all(map(partial(same, tolerance=tolerance), ours, x)) for x in permutations(theirs)):
+        if len(theirs) < 6 and any(all(len(a) == len(b) == len(x) and all(same(a[i], b[j], tolerance) for i, j in zip(
+                order, x)) for a, b in all_pairs) for x in permutations(order)):
             words.append("the values are right, in another order")
     return "\n     ".join(words) + along_another_axis(label, ours, theirs, exercise)
 
@@ -262,14 +263,14 @@ def mistakes(given, expected, exercise):
         if ways and not f.keywords.keys() & g.keywords.keys():
             if explains(answers(partial(f.func, **f.keywords, **g.keywords), exercise)):
                 return [one, two]
-    if yes_or_no(given, expected, exercise):                # a mistake that always says yes would explain a few
-        return []
-    parts = {label: range(len(aligned(x, x, exercise.parts)[1])) for label, x in expected.items()}
-    places = [(label, i) for label in given for i in parts[label]]
+    right = {label: aligned(x, x, exercise.parts)[1] for label, x in expected.items()}
+    places = [(label, i) for label, x in right.items() for i in range(len(x))]
+    yes_or_no = {i for _, i in places if all((x[i] * x[i] == x[i]).all() for x in right.values() if len(x) > i)}
     wrong = [(label, i) for label, i in places if not is_same(given[label], expected[label], i)]
-    found = [{(label, i) for label, i in wrong if is_same(given[label], answer[label], i)} for answer in theirs]
+    found = [{(label, i) for label, i in wrong if i not in yes_or_no and is_same(given[label], answer[label], i)}
+             for answer in theirs]                          # a mistake that always says yes would explain a few
     for answer, its in zip(theirs, found):                  # but not where it would have got a right value wrong
-        its -= {(label, i) for label, i in its for j in parts[label]
+        its -= {(label, i) for label, i in its for j in range(len(right[label]))
                 if (label, j) not in wrong and not is_same(expected[label], answer[label], j)}
     for count in (1, 2):                                    # one for some inputs or values, the other for the rest
         for some in combinations(range(len(theirs)), count):
