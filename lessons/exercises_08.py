@@ -429,7 +429,7 @@ CACHE = Exercise(
          "You find nothing wrong with any of them; numbers have to be compared."),
         (lambda full, step, x: torch.allclose(step(x[:, :3], None)[0], full(x)[:, :3], atol=1e-5)
             and agrees(full, lambda piece, state: (step(piece, None)[0], None), x, [1] * 6),
-         "You reject the right one, too. Each step has to get the state that the one before gave, the first of a cut "
+         "You reject the right one, too. Each step has to get the state that the one before gave, the first piece "
          "None; and its outputs are those of its own places in full(x)."),
     ])
 
