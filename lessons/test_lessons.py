@@ -378,6 +378,8 @@ def test_single_numbers_are_compared_over_all_inputs(monkeypatch, capsys):
     said = ask(monkeypatch, lambda n: n ** 0.5, (2.0,), (3.0,), (10.0,))
     assert "upside down" in said(lambda n: n ** -0.5, capsys) and "2 times" in said(lambda n: 2 * n ** 0.5, capsys)
     assert "too small" in said(lambda n: n ** 0.4, capsys)
+    uneven = lambda x: x + 5e-5 * torch.tensor([1.0, 2.0, -1.0])
+    assert "everywhere" not in ask(monkeypatch, lambda x: x, (M,))(uneven, capsys)
 
 
 def test_the_other_axis_is_named(monkeypatch, capsys):
