@@ -222,7 +222,7 @@ class Block(nn.Module):
                 branch.register_forward_hook(lambda w, x, y: F.dropout(y, config.dropout, w.training))
 
 class PreNormBlock(Block):
-    """h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Equation numbers are nGPT's.)"""
+    """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are nGPT's equations.)"""
     def __init__(self, config, Norm):
         super().__init__(config)
         self.Norm = Norm                                                          # GPT's last norm is one, too
@@ -235,7 +235,7 @@ class PreNormBlock(Block):
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)                   # (12)
         q, k = self.norm_qk(rope(q, cos, sin)), self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # (13), g q k^T
+        y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # (13): softmax(g q k^T) v
         h = h + self.w_o(y.transpose(1, 2).flatten(2))                            # (14, 4): (B, T, d)
         return h + self.w_down(self.f(self.w_up(self.norm2(h))))                  # (17, 18, 19, 5)
 

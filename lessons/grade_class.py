@@ -33,12 +33,13 @@ def run_cells(notebook, report, steps):
     import train
     from IPython.core.interactiveshell import InteractiveShell
     whole = train.train
-    def short(config, *arguments, **options):               # of two lengths, still: lesson 6 compares them
-        length = min(whole_length := config.max_steps or 1000, steps + whole_length // 50)
+    def short(config, *arguments, **options):
+        wanted = config.max_steps or 1000
+        length = min(wanted, steps + wanted // 50)          # of two lengths, still: lesson 6 compares them
         return whole(replace(config, max_steps=length, eval_interval=config.eval_interval or length, eval_tokens=1024),
                      *arguments, **options)
     train.train = short
-    train.Figure = type("Blank", (train.Figure,), {"savefig": lambda *a, **k: None})   # a fifth of so short a run
+    train.Figure = type("NoPicture", (train.Figure,), {"savefig": lambda *a, **k: None})    # loss.png: a fifth of a run
     shell, errors = InteractiveShell.instance(), []
     cells = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
     for place, source in enumerate(cells, 1):
