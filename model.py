@@ -12,9 +12,9 @@ Six ways to normalize a GPT, each written out as its paper's equations.
 a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). ngpt, angpt and GPT+ make q and k unit, too.
 Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
 """
-import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,40 +31,51 @@ except ImportError:
 class ConfigError(ValueError):
     """Options that do not fit: one line that names what was given and what was expected."""
 
-def option(default, help, group="model"):
-    return field(default=default, metadata={"help": help, "group": group})
+Position = Literal["rope", "learned"]
+Activation = Literal["swiglu", "gelu"]
 
 @dataclass
 class GPTConfig:
     """What a model is. Raises ConfigError where options do not fit together."""
-    arch: str = option("angpt", "normalization: layernorm | rmsnorm | powernorm | normformer | ngpt | angpt")
-    vocab_size: int = option(257, "tokens in the vocabulary (257: bytes and an end of text)")
-    block_size: int = option(256, "context length in tokens")
-    n_layer: int = option(4, "blocks")
-    n_head: int = option(4, "attention heads")
-    n_embd: int = option(128, "channels of the residual stream")
-    pos: str = option("rope", "rope | learned")
-    rope_fraction: float = option(1.0, "share of each head's channels that rope turns, in whole pairs")
-    dropout: float = option(0.0, "on embeddings, attention weights and what w_o and w_down give")
-    qk_norm: bool = option(False, "unit q and k with a learned gain; ngpt and angpt always do this")
-    mlp: str = option("swiglu", "swiglu | gelu (tanh form, as in GPT-2); not for ngpt and angpt")
-    bias: bool = option(False, "biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt")
-    tie: bool = option(False, "one matrix for token embedding and output head; not for ngpt and angpt")
-    embed_std: float = option(0.02, "embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1")
-    resid_scale: bool = option(False, "normformer: a learned scale on the second residual")
-    pn_warmup: int = option(4000, "powernorm: steps that normalize with the batch's own statistics")
+    arch: str = "angpt"           # normalization: layernorm | rmsnorm | powernorm | normformer | ngpt | angpt
+    vocab_size: int = 257         # tokens in the vocabulary (257: bytes and an end of text)
+    block_size: int = 256         # context length in tokens
+    n_layer: int = 4              # blocks
+    n_head: int = 4               # attention heads
+    n_embd: int = 128             # channels of the residual stream
+    pos: Position = "rope"        # how a token's place is told
+    rope_fraction: float = 1.0    # share of each head's channels that rope turns, in whole pairs
+    dropout: float = 0.0          # on embeddings, attention weights and what w_o and w_down give
+    qk_norm: bool = False         # unit q and k with a learned gain; ngpt and angpt always do this
+    mlp: Activation = "swiglu"    # gelu is the tanh form, as in GPT-2; not for ngpt and angpt
+    bias: bool = False            # biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt
+    tie: bool = False             # one matrix for token embedding and output head; not for ngpt and angpt
+    embed_std: float = 0.02       # embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1
+    resid_scale: bool = False     # normformer: a learned scale on the second residual
+    pn_warmup: int = 4000         # powernorm: steps that normalize with the batch's own statistics
 
     def __post_init__(self):
-        made = ARCHS.get(self.arch)
-        sphere = getattr(getattr(made, "func", made), "axes", None)               # a class has it, or a partial's func
-        valid = dict(arch=[*ARCHS], pos=["rope", "learned"], mlp=["swiglu"], bias=[False], tie=[False],
-                     n_head=[n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0],
-                     resid_scale=[False, True] if "normformer" in self.arch else [False])
-        if not sphere:
-            valid |= dict(mlp=["swiglu", "gelu"], bias=[False, True], tie=[False, True])
-        for name, values in valid.items():
-            if (given := getattr(self, name)) not in values:
-                raise ConfigError(f"{name}={given}: expected {' or '.join(map(str, values))} with arch={self.arch}")
+        self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
+            self.expect(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("rope_fraction", "dropout"):
+            self.expect(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        self.expect("pos", self.pos in get_args(Position), "rope or learned")
+        self.expect("mlp", self.mlp in get_args(Activation), "swiglu or gelu")
+        fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
+        nearest = self.n_head * max(1, round(self.n_embd / self.n_head))
+        self.expect("n_embd", self.n_head in fitting, f"a multiple of n_head={self.n_head}, such as {nearest}, "
+                    f"or n_head one of {', '.join(map(str, fitting))}")
+        block = ARCHS[self.arch]
+        if block.sphere:
+            self.expect("mlp", self.mlp == "swiglu", "swiglu")
+            self.expect("bias", not self.bias, "False")
+            self.expect("tie", not self.tie, "False")
+        self.expect("resid_scale", not self.resid_scale or issubclass(block, NormFormerBlock), "False")
+
+    def expect(self, name, holds, expected):
+        if not holds:
+            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected} with arch={self.arch}")
 
 def wide(x):
     return x if x.dtype.itemsize >= 4 else x.float()                              # float32 or better
@@ -80,12 +91,19 @@ def rope(x, cos, sin):
     a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)                     # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
 
+def rope_tables(length, pairs):
+    """cos and sin, each (length, pairs), of t 10000^(-i / pairs) at place t, in float64; no pairs: no rope."""
+    frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return angle.cos(), angle.sin()
+
 def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
     return qkv.unflatten(-1, (3, n_head, -1)).permute(2, 0, 3, 1, 4).unbind(0)    # (3, B, H, T, d_k)
 
 def attend(q, k, v, scale, cache=None, dropout=0.0):
-    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values come first."""
+    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values come first.
+    Three ways to the same result: the formula itself, flash_attn's kernel, torch's own."""
     q, k = (scale * q).type_as(v), k.type_as(v)            # under autocast float32 gains have widened them
     if cache is not None:
         k, v = cache.extend(k, v)
@@ -143,7 +161,10 @@ class PowerNorm(nn.Module):
     behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.
     In the first pn_warmup steps the batch's own mean(x^2) takes the place of psi2: a token is normalized with later
     ones, so the training loss sees the future. Afterwards, and always in evaluation, nothing leaks."""
-    eps, groups, decay = 1e-5, 4, 0.9
+    eps = 1e-5
+    groups = 4
+    decay = 0.9
+
     def __init__(self, n, config):
         super().__init__()
         if n % self.groups:
@@ -154,7 +175,8 @@ class PowerNorm(nn.Module):
         self.register_buffer("psi2", torch.ones(n))
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))            # its gradient: mean(g xhat)
         self.register_buffer("steps", torch.zeros(()))
-        self.register_buffer("sums", torch.zeros(3, n), persistent=False)         # over micro-batches: x^2, xhat^2, 1
+        for name in ("moment", "gamma", "micro_steps"):                           # sums over a step's micro-batches
+            self.register_buffer(name, torch.zeros(n), persistent=False)
 
     def group_scale(self, x):
         groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
@@ -165,8 +187,10 @@ class PowerNorm(nn.Module):
         if self.training:
             moment = mean_over_ranks(x.detach().square().mean((0, 1)))            # (n,)
             psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)
-            self.sums += torch.stack((moment, moment / (psi2 + self.eps), torch.ones_like(moment)))
-            xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu)
+            self.moment += moment
+            self.gamma += moment / (psi2 + self.eps)                              # mean(xhat^2)
+            self.micro_steps += 1
+            xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, number_of_ranks())
         else:
             xhat = x * (self.psi2 + self.eps).rsqrt()
         return xhat * self.weight if self.bias is None else xhat * self.weight + self.bias
@@ -180,69 +204,104 @@ class PowerNorm(nn.Module):
     def update_(self):
         """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu (1 - 0.1 xhat^2) + 0.1 g xhat, g = dL/dxhat."""
         if self.nu.grad is not None:
-            moment, gamma, _ = self.sums / self.sums[2]
-            self.psi2.lerp_(moment, 1 - self.decay)
-            self.nu.mul_(1 - (1 - self.decay) * gamma)
-            self.nu.add_(mean_over_ranks(self.nu.grad / self.sums[2]), alpha=1 - self.decay)
+            self.psi2.lerp_(self.moment / self.micro_steps, 1 - self.decay)
+            self.nu.mul_(1 - (1 - self.decay) * self.gamma / self.micro_steps)
+            self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=1 - self.decay)
             self.steps += 1
         self.nu.grad = None
-        self.sums.zero_()
+        for total in (self.moment, self.gamma, self.micro_steps):
+            total.zero_()
 
 class PowerScale(torch.autograd.Function):
     """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and nu constants."""
     @staticmethod
-    def forward(ctx, x, inv_psi, nu):
+    def forward(ctx, x, inv_psi, nu, ranks):
         xhat = x * inv_psi
         ctx.save_for_backward(xhat, inv_psi, nu)
+        ctx.ranks = ranks                          # g is of this rank's mean loss, nu of the mean over all ranks
         return xhat
 
     @staticmethod
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
-        return (g - nu * xhat) * inv_psi, None, (g * xhat).mean((0, 1))           # the last for nu's own update
+        of_nu = (g * xhat).mean((0, 1)) / ctx.ranks                               # for nu's own update
+        return (g - ctx.ranks * nu * xhat) * inv_psi, None, of_nu, None
 
-def mean_over_ranks(x):                            # dist.all_reduce would not compile
-    return all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size() if dist.is_initialized() else x
+def number_of_ranks():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+def mean_over_ranks(x):
+    if not dist.is_initialized():
+        return x
+    return all_reduce(x, "sum", dist.group.WORLD) / number_of_ranks()             # dist.all_reduce would not compile
 
 # ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None -----------------------
 
 class Block(nn.Module):
-    """The linear maps of all. GPT reads Norm too (for its last norm), or axes, bound and small of ngpt and angpt."""
-    axes = None                                    # ngpt, angpt: along which axis each matrix's norms are taken
+    """The linear maps of all. What others must know of a class of blocks: family, whose recipe train.py takes; sphere,
+    whether h and the weights keep norm 1; and Norm, of which GPT makes its last norm, except on the sphere."""
+    family = None
+    sphere = False
+    Norm = None
+
     def __init__(self, config):
         super().__init__()
-        d, f = config.n_embd, 4 * config.n_embd
-        self.d, self.n_head, self.d_k, self.dropout = d, config.n_head, d // config.n_head, config.dropout
+        d = config.n_embd
+        self.d = d
+        self.n_head = config.n_head
+        self.d_k = d // config.n_head
+        self.dropout = config.dropout              # of attention weights
+        self.drop = nn.Dropout(config.dropout)     # of what w_o and w_down give
         self.w_qkv = nn.Linear(d, 3 * d, bias=config.bias)
         self.w_o = nn.Linear(d, d, bias=config.bias)
-        self.w_up = nn.Linear(d, 2 * f if config.mlp == "swiglu" else f, bias=config.bias)
-        self.w_down = nn.Linear(f, d, bias=config.bias)
-        if config.dropout:                         # by hooks, so on what w_o and w_down give, before a norm of it
-            for branch in (self.w_o, self.w_down):
-                branch.register_forward_hook(lambda w, x, y: F.dropout(y, config.dropout, w.training))
+        self.w_up = nn.Linear(d, 8 * d if config.mlp == "swiglu" else 4 * d, bias=config.bias)
+        self.w_down = nn.Linear(4 * d, d, bias=config.bias)
+
+    def project_(self):
+        """What a block does to its own matrices after every step: nothing, off the sphere."""
+
+class Unit(nn.Module):
+    def forward(self, x):
+        return unit(x)
 
 class PreNormBlock(Block):
     """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are nGPT's equations.)"""
-    def __init__(self, config, Norm):
+    family = "rmsnorm"
+
+    def __init__(self, config):
         super().__init__(config)
-        self.Norm = Norm                                                          # GPT's last norm is one, too
-        self.norm1 = Norm(self.d, config=config)
-        self.norm2 = Norm(self.d, config=config)
-        self.f = {"swiglu": swiglu, "gelu": gelu}[config.mlp]
-        self.norm_qk = unit if config.qk_norm else lambda x: x                    # GPT+ (anGPT Table 1)
+        self.norm1 = self.Norm(self.d, config)
+        self.norm2 = self.Norm(self.d, config)
+        self.f = swiglu if config.mlp == "swiglu" else gelu
+        self.norm_qk = Unit() if config.qk_norm else nn.Identity()                # GPT+ (anGPT Table 1)
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)                   # (12)
-        q, k = self.norm_qk(rope(q, cos, sin)), self.norm_qk(rope(k, cos, sin))
+        q = self.norm_qk(rope(q, cos, sin))
+        k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # (13): softmax(g q k^T) v
-        h = h + self.w_o(y.transpose(1, 2).flatten(2))                            # (14, 4): (B, T, d)
-        return h + self.w_down(self.f(self.w_up(self.norm2(h))))                  # (17, 18, 19, 5)
+        h = h + self.drop(self.w_o(y.transpose(1, 2).flatten(2)))                 # (14, 4): (B, T, d)
+        return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))       # (17, 18, 19, 5)
+
+class LayerNormBlock(PreNormBlock):
+    family = "layernorm"
+    Norm = LayerNorm
+
+class RMSNormBlock(PreNormBlock):
+    Norm = RMSNorm
+
+class PowerNormBlock(PreNormBlock):
+    family = "powernorm"
+    Norm = PowerNorm
 
 class NormFormerBlock(PreNormBlock):
     """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as in the paper."""
+    family = "normformer"
+    Norm = LayerNorm
+
     def __init__(self, config):
-        super().__init__(config, LayerNorm)
+        super().__init__(config)
         self.head_scale = nn.Parameter(torch.ones(self.n_head))                   # gamma_i
         self.norm_attn = LayerNorm(self.d, config)
         self.norm_ffn = LayerNorm(4 * self.d, config)
@@ -250,26 +309,41 @@ class NormFormerBlock(PreNormBlock):
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
-        q, k = self.norm_qk(rope(q, cos, sin)), self.norm_qk(rope(k, cos, sin))
+        q = self.norm_qk(rope(q, cos, sin))
+        k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # h_i: (B, H, T, d_k)
         y = self.head_scale.view(-1, 1, 1) * y                                    # HeadScaleMHA, before W_o
-        h = h + self.norm_attn(self.w_o(y.transpose(1, 2).flatten(2)))            # NormScaledMHA
-        h_m = self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h)))))        # NormFFN
+        h = h + self.norm_attn(self.drop(self.w_o(y.transpose(1, 2).flatten(2)))) # NormScaledMHA
+        h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))              # NormFFN
         return self.resid_scale * h + h_m                                         # ResScale
 
 class NGPTBlock(Block):
     """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its equation numbers)."""
-    axes = dict(w_qkv=1, w_o=0, w_up=1, w_down=0)                                 # the side of d channels: section 2.6
-    bound = 1e-30                                                                 # project_: w / max(norm, bound)
-    small = property(lambda self: self.d ** -0.5)                                 # alpha's, s_qk's, s_z's scale: 2.6
+    family = "ngpt"
+    sphere = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.s_qk = Scale(self.d, init=1.0, scale=self.small)
+        self.s_qk = Scale(self.d, init=1.0, scale=self.d ** -0.5)                 # section 2.6
         self.s_u = Scale(4 * self.d, init=1.0, scale=1.0)
         self.s_v = Scale(4 * self.d, init=1.0, scale=1.0)
-        self.alpha_a = Scale(self.d, init=0.05, scale=self.small)
-        self.alpha_m = Scale(self.d, init=0.05, scale=self.small)
+        self.alpha_a = Scale(self.d, init=0.05, scale=self.d ** -0.5)
+        self.alpha_m = Scale(self.d, init=0.05, scale=self.d ** -0.5)
+
+    def output_scale(self, vocab_size):
+        """s_z, which GPT multiplies its logits by."""
+        return Scale(vocab_size, init=1.0, scale=self.d ** -0.5)
+
+    def constrain_(self, weight, dim):
+        """Norms along dim become 1."""
+        weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1e-30))
+
+    def project_(self):
+        """Norms along the side of d channels, rows or columns, become 1 (section 2.6)."""
+        self.constrain_(self.w_qkv.weight, dim=1)
+        self.constrain_(self.w_o.weight, dim=0)
+        self.constrain_(self.w_up.weight, dim=1)
+        self.constrain_(self.w_down.weight, dim=0)
 
     def forward(self, h, cos, sin, cache=None):
         s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
@@ -277,49 +351,64 @@ class NGPTBlock(Block):
         q = unit(rope(q, cos, sin)) * s_qk                                        # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                        # (16)
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training) # (13); times sqrt(d_k): 2.3.2
-        h_a = unit(self.w_o(y.transpose(1, 2).flatten(2)))                        # (14): (B, T, d)
+        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))             # (14): (B, T, d)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                            # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
-        u, z = u * self.s_u(), z * self.s_v() * self.d ** 0.5                     # (20, 21): z is the paper's v
-        h_m = unit(self.w_down(u * F.silu(z)))                                    # (18, 19)
+        u = u * self.s_u()                                                        # (20)
+        z = z * self.s_v() * self.d ** 0.5                                        # (21): z is the paper's v
+        h_m = unit(self.drop(self.w_down(u * F.silu(z))))                         # (18, 19)
         return unit(h + self.alpha_m().abs() * (h_m - h))                         # (11)
 
 class ANGPTBlock(Block):
     """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and nu_d."""
-    axes = dict(w_qkv=1, w_o=1, w_up=1, w_down=1)                                 # norms along the input: section 4.2
-    bound = 1.0                                                                   # those above it become 1: section 4.2
-    small = 0.01                                                                  # alpha's and s_z's scale: Table F.2
+    family = "angpt"
+    sphere = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.nu_qkv, self.nu_p = (self.d / self.d_k) ** 0.5, (self.d_k / self.d) ** 0.5       # section 4.3
-        self.nu_uz, self.nu_d = 0.5, 2.0                                          # sqrt(d / 4d), sqrt(4d / d)
+        self.nu_qkv = (self.d / self.d_k) ** 0.5                                  # section 4.3
+        self.nu_p = (self.d_k / self.d) ** 0.5
+        self.nu_uz = 0.5                                                          # sqrt(d / 4d)
+        self.nu_d = 2.0                                                           # sqrt(4d / d)
         self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: see README
-        self.alpha_a = Scale(self.d, init=0.05, scale=self.small)
-        self.alpha_m = Scale(self.d, init=0.05, scale=self.small)
+        self.alpha_a = Scale(self.d, init=0.05, scale=0.01)                       # Table F.2
+        self.alpha_m = Scale(self.d, init=0.05, scale=0.01)
+
+    def output_scale(self, vocab_size):
+        """s_z, which GPT multiplies its logits by."""
+        return Scale(vocab_size, init=1.0, scale=0.01)
+
+    def constrain_(self, weight, dim):
+        """Norms along dim above 1 become 1 (section 4.2)."""
+        weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1.0))
+
+    def project_(self):
+        for matrix in (self.w_qkv, self.w_o, self.w_up, self.w_down):
+            self.constrain_(matrix.weight, dim=1)                                 # rows: along the input
 
     def nu(self, alpha):
         return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # section 4.2 (4.3 has no root)
 
     def forward(self, h, cos, sin, cache=None):
-        alpha_a, alpha_m = self.alpha_a().abs(), self.alpha_m().abs()             # (d,)
+        alpha_a = self.alpha_a().abs()                                            # (d,)
+        alpha_m = self.alpha_m().abs()
         q, k, v = heads(self.w_qkv(self.nu_qkv * h), self.n_head)                 # Table 1, MHA
         q = unit(rope(q, cos, sin)) * self.g
         k = unit(rope(k, cos, sin))
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
-        h_a = unit(self.nu_p * self.w_o(y.transpose(1, 2).flatten(2)))            # (B, T, d)
+        h_a = unit(self.nu_p * self.drop(self.w_o(y.transpose(1, 2).flatten(2)))) # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))                          # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)                         # Table 1, MLP: (B, T, 4d) each
         z = z * self.d ** 0.5                      # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
-        h_m = unit(self.nu_d * self.w_down(self.nu_acf * u * F.silu(z)))
+        h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
         return self.nu(alpha_m) * (h + alpha_m * (h_m - h))                       # Table 1, Residual
 
-# name -> what makes a block from a config. A seventh: ARCHS["mine"] = MyBlock
+# A seventh is one assignment: ARCHS["mine"] = MyBlock
 ARCHS = {
-    "layernorm": functools.partial(PreNormBlock, Norm=LayerNorm),
-    "rmsnorm": functools.partial(PreNormBlock, Norm=RMSNorm),
-    "powernorm": functools.partial(PreNormBlock, Norm=PowerNorm),
+    "layernorm": LayerNormBlock,
+    "rmsnorm": RMSNormBlock,
+    "powernorm": PowerNormBlock,
     "normformer": NormFormerBlock,
     "ngpt": NGPTBlock,
     "angpt": ANGPTBlock,
@@ -336,19 +425,18 @@ class GPT(nn.Module):
         if config.pos == "learned":
             self.wpe = nn.Embedding(config.block_size, config.n_embd)             # (block_size, d)
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
-        self.sphere = self.blocks[0].axes is not None                             # ngpt, angpt
+        self.sphere = self.blocks[0].sphere                                       # ngpt, angpt
         if self.sphere:
-            self.s_z = Scale(config.vocab_size, init=1.0, scale=self.blocks[0].small)
+            self.s_z = self.blocks[0].output_scale(config.vocab_size)
         else:
-            self.norm_f = self.blocks[0].Norm(config.n_embd, config=config)
+            self.norm_f = self.blocks[0].Norm(config.n_embd, config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)    # (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
-        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0     # none: no rope
-        frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
-        angle = torch.arange(config.block_size, dtype=torch.float64)[:, None] * frequency      # (block_size, r/2)
-        self.register_buffer("cos", angle.cos().to(self.wte.weight.dtype), persistent=False)
-        self.register_buffer("sin", angle.sin().to(self.wte.weight.dtype), persistent=False)
+        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0
+        cos, sin = rope_tables(config.block_size, pairs)
+        self.register_buffer("cos", cos.type_as(self.wte.weight), persistent=False)
+        self.register_buffer("sin", sin.type_as(self.wte.weight), persistent=False)
         self.init_weights()
 
     @torch.no_grad()
@@ -366,20 +454,36 @@ class GPT(nn.Module):
     @torch.no_grad()
     def project_(self):
         """After every step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
-        for name, module in self.named_modules():
+        for block in self.blocks:
+            block.project_()
+        for module in self.modules():
             if isinstance(module, PowerNorm):
                 module.update_()
-            elif self.sphere and isinstance(module, (nn.Linear, nn.Embedding)):
-                axis = self.blocks[0].axes.get(name.split(".")[-1], 1)            # embeddings and head: rows
-                norm = module.weight.norm(dim=axis, keepdim=True)
-                module.weight.div_(norm.clamp(min=self.blocks[0].bound))
+            elif isinstance(module, nn.Embedding) and self.sphere:
+                self.blocks[0].constrain_(module.weight, dim=1)                   # a row is a token's or a place's
+        if self.sphere:
+            self.blocks[0].constrain_(self.lm_head.weight, dim=1)
 
     def logits(self, h):
-        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)   # (1, 3): (B, T, V)
+        """(B, T, d) -> (B, T, V)"""
+        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)   # (1, 3)
 
     def nats(self, h, targets):
-        logits = wide(self.logits(h)).flatten(0, 1)
+        """The sum of cross-entropies of h (B, T, d); targets of -1 do not count."""
+        logits = wide(self.logits(h)).flatten(0, 1)                               # (B T, V)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+
+    def loss(self, h, targets):
+        """Mean cross-entropy. Where the logits of all T positions would outweigh all else, they are taken in pieces
+        along T, which the backward makes anew."""
+        at_once = max(1, self.logits_at_once // (len(h) * self.config.vocab_size))
+        if at_once >= h.shape[1]:
+            total = self.nats(h, targets)
+        else:
+            total = 0.0
+            for piece, target in zip(h.split(at_once, dim=1), targets.split(at_once, dim=1)):
+                total = total + checkpoint(self.nats, piece, target, use_reentrant=False)
+        return total / (targets >= 0).sum()
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
         """idx, targets (B, T) token ids -> logits (B, T, V), mean cross-entropy in nats (targets of -1 do not count).
@@ -397,32 +501,33 @@ class GPT(nn.Module):
         h = h if self.sphere else self.norm_f(h)
         if targets is None:
             return self.logits(h[:, -1:]), None
-        split, nats = self.logits_at_once // (len(h) * self.config.vocab_size), self.nats
-        if split < h.shape[1]:                     # the logits would outweigh all else: the backward makes them anew
-            nats = functools.partial(checkpoint, nats, use_reentrant=False)
-        pieces = zip(h.split(max(1, split), dim=1), targets.split(max(1, split), dim=1))
-        loss = sum(nats(*piece) for piece in pieces) / (targets >= 0).sum()
-        return (None if loss_only else self.logits(h)), loss
+        logits = None if loss_only else self.logits(h)
+        return logits, self.loss(h, targets)
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
         """Continues idx (B, T): yields (B,) token ids, at temperature 0 the likeliest, else drawn, among the top_k.
         When block_size tokens are there, the older half is dropped."""
-        size, training = self.config.block_size, self.training
-        new, caches = idx[:, -size:], None
+        size = self.config.block_size
+        was_training = self.training
+        new = idx[:, -size:]
+        caches = [Cache() for _ in self.blocks]
         self.eval()
         try:
             for _ in range(max_new_tokens):
-                if caches and caches[0].length == size:
-                    new, caches = idx[:, -max(1, size // 2):], None
-                caches = caches or [Cache() for _ in self.blocks]
+                if caches[0].length == size:
+                    new = idx[:, -max(1, size // 2):]
+                    caches = [Cache() for _ in self.blocks]
                 logits = wide(self(new, caches=caches)[0][:, -1])                 # (B, V)
                 if top_k is not None:
                     best = logits.topk(min(top_k, logits.shape[-1]))
                     logits = torch.full_like(logits, -math.inf).scatter(-1, best.indices, best.values)
-                p = (logits / (temperature or 1)).softmax(-1)
-                new = torch.multinomial(p, 1, generator=generator) if temperature else logits.argmax(-1, keepdim=True)
+                if temperature == 0:
+                    new = logits.argmax(-1, keepdim=True)                         # (B, 1)
+                else:
+                    p = (logits / temperature).softmax(-1)
+                    new = torch.multinomial(p, 1, generator=generator)
                 idx = torch.cat((idx, new), dim=1)
                 yield new[:, 0]
         finally:
-            self.train(training)
+            self.train(was_training)
