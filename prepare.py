@@ -7,21 +7,36 @@
 
 A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out, <name>_train_000001.bin
 and so on to train on, and of meta.json, written last. Files come in a seeded order. The first are held out: 5% of the
-text, at most 10M tokens, whole documents or a lone text's first lines. Stopped, it goes on from the last whole shard.
+text, at most 10M tokens; of a file too large for that, its end. Stopped, it goes on from the last whole shard.
 """
-import argparse, contextlib, dataclasses, difflib, glob, json, os, random, sys
+import argparse
+import contextlib
+import difflib
+import functools
+import glob
+import inspect
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import textwrap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import tiktoken
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tqdm import tqdm
-from model import ConfigError, option
 
-MAGIC, VERSION, HEADER = 20240520, 1, 256
-PIECE = 900_000  # bytes of a text that are read and encoded at a time; a million spaces are too many for tiktoken
-TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # tiktoken's others do not fit in uint16
+from model import ConfigError
+
+# ---- Options and errors of every script: here, since all other scripts import this one ------------------------------
 
 class DataError(Exception):
     """A fault of files or of what they hold, told in one line."""
@@ -38,48 +53,134 @@ def blame(message):
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{message} ({type(error).__name__}: {' '.join(str(error).split())[:200]})") from error
+        said = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise DataError(f"{message} ({type(error).__name__}: {said})") from error
+
+@dataclass(frozen=True)
+class Limit:
+    """What a value must be. It stands in an option's type: Annotated[int, Limit(...)]."""
+    holds: Callable
+    expected: str
+
+Count = Annotated[int, Limit(lambda x: x >= 1, "at least 1")]
+Seed = Annotated[int, Limit(lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")]
+Positive = Annotated[float, Limit(lambda x: 0 < x < math.inf, "more than 0")]
+NotNegative = Annotated[float, Limit(lambda x: 0 <= x < math.inf, "at least 0")]
+Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "from 0 to 1")]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+@dataclass
+class Option:
+    """A field of a config class as the command line sees it. The comment behind the field is its help."""
+    name: str
+    kind: type
+    choices: tuple
+    limit: Limit | None
+    group: str
+    help: str
+
+    @property
+    def bare(self):
+        """Whether --name alone stands for --name=true."""
+        return self.kind is bool or "true" in self.choices
+
+@functools.cache
+def options_of(cls):
+    """name -> Option of the fields of a dataclass. Types may be int, Literal[...], Annotated[int, Limit], each | None."""
+    options = {}
+    for owner in reversed(cls.__mro__):
+        own = [name for name in vars(owner).get("__annotations__", ()) if name in cls.__dataclass_fields__]
+        source = inspect.getsource(owner) if own else ""
+        comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
+        for name in own:
+            kind = get_type_hints(cls, include_extras=True)[name]
+            if type(None) in get_args(kind):
+                kind = next(part for part in get_args(kind) if part is not type(None))
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            limit = kind.__metadata__[0] if get_origin(kind) is Annotated else None
+            kind = str if choices else kind.__origin__ if limit else kind
+            group = (owner.__doc__ or "Options").split(".")[0]
+            options[name] = Option(name, kind, choices, limit, group, comments.get(name, ""))
+    return options
 
 def choose(name, given, valid, hint=""):
     """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
     if given not in valid:
-        near = "".join(f"; did you mean {x}?" for x in difflib.get_close_matches(str(given).lower(), valid, 1, 0.4))
-        raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{near}{hint}")
+        near = difflib.get_close_matches(str(given).lower(), valid, 1, 0.4)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{meant}{hint}")
 
-def check(config, names, holds, expected):
-    """Raises ConfigError unless `holds` is true of the options of those names; None, which is not set yet, passes."""
-    for name in names.split():
+def check(config):
+    """Raises ConfigError unless every option is one of its choices and within its limit; None is not set yet."""
+    for name, option in options_of(type(config)).items():
         value = getattr(config, name)
-        if value is not None and not holds(value):
-            raise ConfigError(f"{name}={value}: expected {expected}")
+        if value is not None and option.choices:
+            choose(name, value, option.choices)
+        if value is not None and option.limit and not option.limit.holds(value):
+            raise ConfigError(f"{name}={value}: expected {option.limit.expected}")
 
-def parse(cls, argv, description):
-    """An instance of cls, a dataclass of model.option's, from words: --key=value, --key value, or --key alone for true.
-    Raises ConfigError, one line, for what it can't take; --help prints `description` and the options, and exits."""
-    def fail(message):
+def convert(option, text):
+    """The value that a word of the command line stands for. Raises ConfigError."""
+    if option.kind is bool:
+        choose(option.name, text.lower(), ("true", "false"))
+        return text.lower() == "true"
+    try:
+        return option.kind(text)
+    except ValueError:
+        expected = "a whole number" if option.kind is int else "a number"
+        with contextlib.suppress(ValueError, OverflowError):
+            expected += f"; write {int(float(text))}"
+        raise ConfigError(f"{option.name}={text}: expected {expected}") from None
+
+ALSO_CALLED = {"lr": "learning_rate", "epochs": "max_steps", "iterations": "max_steps", "iters": "max_steps",
+               "model": "arch", "norm": "arch", "layers": "n_layer", "heads": "n_head", "width": "n_embd",
+               "context": "block_size", "dataset": "data", "text": "prompt", "file": "source", "input": "source"}
+
+def unknown_option(word, names):
+    """The ConfigError for a word that no option takes; of names the first is what a lone word most likely means."""
+    if not word.startswith("-"):
+        return ConfigError(f"{word}: expected --option=value; did you mean --{names[0]}={word}?")
+    key = word.split("=")[0].lstrip("-")
+    near = [ALSO_CALLED[key]] if ALSO_CALLED.get(key) in names else [name for name in names if key in name.split("_")]
+    near = near or difflib.get_close_matches(key, names, 1, 0.7)
+    return ConfigError(f"unknown option {word}; " + (f"did you mean --{' or --'.join(near)}?" if near
+                                                     else "--help lists them"))
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
         raise ConfigError(message)
 
-    def boolean(text):
-        return ["false", "true"].index(text.lower()) == 1
-
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error, groups, names = fail, {"options": parser}, [f.name for f in dataclasses.fields(cls)]
-    for f in dataclasses.fields(cls):
-        kind = next(t for t in (bool, int, float, str) if t in (f.type, *getattr(f.type, "__args__", ())))
-        about, title = f.metadata["help"].replace("%", "%%"), f.metadata.get("group", "options")
-        groups[title] = groups.get(title) or parser.add_argument_group(title)
-        bare = dict(nargs="?", const=kind("true")) if kind is bool or "true" in about.split(":")[0].split(" | ") else {}
-        groups[title].add_argument(f"--{f.name}", type=boolean if kind is bool else kind, default=f.default, **bare,
-                                   metavar=kind.__name__, help=about + " [%(default)s]" * (f.default is not None))
+def typed(argv, description, *classes, without=()):
+    """A dict for each dataclass of what the command line's words give of its fields: --key=value, --key value, or --key
+    alone for true. A field that an earlier class has, or one of `without`, is no option of a later one.
+    Raises ConfigError, one line, for what it can't take; --help prints `description` and the options, and exits."""
+    parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    groups, options, owners = {}, {}, {}
+    for cls in classes:
+        defaults = cls()
+        for name, option in options_of(cls).items():
+            if name in options or name in without:
+                continue
+            options[name] = option
+            owners[name] = cls
+            if option.group not in groups:
+                groups[option.group] = parser.add_argument_group(option.group)
+            default = getattr(defaults, name)
+            about = option.help if default is None else f"{option.help} [{default}]"
+            bare = {"nargs": "?", "const": "true"} if option.bare else {}
+            groups[option.group].add_argument(f"--{name}", help=about.replace("%", "%%"), **bare,
+                                              metavar="|".join(option.choices) or option.kind.__name__)
     given, unknown = parser.parse_known_args(argv)
     for word in unknown:
-        key = word.split("=")[0].lstrip("-")
-        near = ([name for name in names if "".join(part[0] for part in name.split("_")) == key]  # lr: learning_rate
-                or [name for name in names if key in name.split("_")]  # steps: max_steps
-                or difflib.get_close_matches(key, names, 1, 0.7))
-        fail(f"unknown option {word}; " + (f"did you mean --{' or --'.join(near)}?" if near else "--help lists them"))
-    return cls(**vars(given))
+        raise unknown_option(word, list(options))
+    values = {name: convert(options[name], text) for name, text in vars(given).items()}
+    return [{name: value for name, value in values.items() if owners[name] is cls} for cls in classes]
+
+def parse(cls, argv, description):
+    """An instance of cls, a dataclass, from the command line's words."""
+    [given] = typed(argv, description, cls)
+    return cls(**given)
 
 def run_script(main):
     """Calls main with the command line's words. What a user can mend ends in one line on stderr and exit code 2, or the
@@ -87,21 +188,36 @@ def run_script(main):
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `| head`, has had enough; at its exit Python would flush once more
+    except BrokenPipeError:          # the reader, such as `| head`, has had enough; at its exit Python would flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (Exception, KeyboardInterrupt) as error:
-        code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", None)
-        said = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
-        if isinstance(error, MemoryError) or "tried to allocate" in said or "out of memory" in said:
-            said = f"out of memory; a smaller model or batch takes less ({said:.200})"
-        elif code is None and not isinstance(error, (ConfigError, DataError, OSError, UnicodeError)):
+    except KeyboardInterrupt:
+        fail("stopped; saved work is intact", 130)
+    except (ConfigError, DataError, UnicodeError) as error:
+        fail(error)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else error)
+    except Exception as error:
+        if isinstance(error, MemoryError) or "tried to allocate" in str(error) or "out of memory" in str(error):
+            fail(f"out of memory; a smaller model or batch takes less ({error!s:.200})")
+        if not hasattr(error, "exit_code"):
             raise
-        print(f"{Path(sys.argv[0]).name}: {' '.join(said.split()) or 'stopped; saved work is intact'}", file=sys.stderr)
-        sys.exit(code or 2)
+        fail(error, error.exit_code)
+
+def fail(message, code=2):
+    print(f"{Path(sys.argv[0]).name}: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(code)
+
+# ---- Tokens ---------------------------------------------------------------------------------------------------------
+
+MAGIC = 20240520
+VERSION = 1
+HEADER = 256                         # int32 numbers before the tokens
+PIECE = 900_000                      # bytes of a text that are encoded at a time; tiktoken can't take a million spaces
+TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"      # tiktoken's others do not fit in uint16
 
 def get_tokenizer(name):
     """The tiktoken.Encoding of that name; "bytes" is a token for each byte, and end-of-text = 256."""
-    if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
+    if name == "bytes":              # nothing is ever merged, so the pattern only sets the speed
         return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
     with blame(f"tokenizer={name}: unknown, or not to be downloaded; TIKTOKEN_CACHE_DIR may point at a local copy"):
@@ -109,14 +225,19 @@ def get_tokenizer(name):
 
 def bytes_per_token(tokenizer):
     """(n_vocab,) length of each token's text; end-of-text has none."""
-    eot, tokens = tokenizer.eot_token, range(tokenizer.n_vocab)
-    return np.array([0 if token == eot else len(tokenizer.decode_single_token_bytes(token)) for token in tokens])
+    texts = (tokenizer.decode_single_token_bytes(token) for token in range(tokenizer.n_vocab))
+    lengths = np.array([len(text) for text in texts])
+    lengths[tokenizer.eot_token] = 0
+    return lengths
 
 def encode(tokenizer, data, new=True):
     """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; an "<|endoftext|>" inside it is mere text."""
-    tokens = (np.frombuffer(data, np.uint8) if tokenizer.name == "bytes" else
-              tokenizer.encode_to_numpy(data.decode("utf-8", errors="replace"), disallowed_special=()))
-    return np.append(np.full(int(new), tokenizer.eot_token, np.uint16), tokens.astype(np.uint16))
+    if tokenizer.name == "bytes":
+        tokens = np.frombuffer(data, np.uint8)
+    else:
+        tokens = tokenizer.encode_to_numpy(data.decode("utf-8", errors="replace"), disallowed_special=())
+    tokens = tokens.astype(np.uint16)
+    return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
 
 @contextlib.contextmanager
 def atomic(path):
@@ -139,142 +260,300 @@ def read_json(path):
         return dict(json.loads(Path(path).read_bytes()))
 
 def write_shard(path, tokens):
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
     with atomic(path) as file:
-        file.write(np.array([MAGIC, VERSION, len(tokens)] + [0] * (HEADER - 3), "<i4"))
+        file.write(header)
         file.write(np.ascontiguousarray(tokens, "<u2"))
 
 def read_shard(path):
     """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is whole."""
-    *kind, count = np.fromfile(path, "<i4", count=3).tolist() or [0]
-    found, whole = [*kind, os.path.getsize(path)], [MAGIC, VERSION, 4 * HEADER + 2 * max(1, count)]
-    expect(found == whole, f"{path}: magic number, version and bytes are {found}, expected {whole} for {count} tokens")
+    header = np.fromfile(path, "<i4", count=3).tolist()
+    count = header[2] if len(header) == 3 else 0
+    size = os.path.getsize(path)
+    whole = count > 0 and header[:2] == [MAGIC, VERSION] and size == 4 * HEADER + 2 * count
+    expect(whole, f"{path}: begins with {header} and has {size} bytes, expected magic number {MAGIC}, version {VERSION}, "
+                  f"a count of tokens, and {4 * HEADER} bytes + 2 for each")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
     """meta.json of a whole corpus. Shards that others made, for llm.c, have none: they are taken to be GPT-2's."""
-    if not any(Path(folder, f"{x}.json").exists() for x in ("meta", "state")) and [*Path(folder).glob("*_train_*.bin")]:
+    folder = Path(folder)
+    hint = "python prepare.py --source=... makes a corpus"
+    if folder.is_file():
+        hint = f"that is a text: python prepare.py --source={folder}, then --data=data/{folder.stem}"
+    expect(folder.is_dir(), f"data={folder}: no such corpus; {hint}")
+    ours = (folder / "meta.json").exists() or (folder / "state.json").exists()
+    if not ours and list(folder.glob("*_train_*.bin")):
         return {"tokenizer": "gpt2", "vocab_size": 50257}
-    meta = read_json(Path(folder, "meta.json"))
+    expect((folder / "meta.json").exists(), f"data={folder}: no whole corpus; the command that began it goes on: "
+                                            "python prepare.py --source=...")
+    meta = read_json(folder / "meta.json")
     for key, kind in dict(tokenizer=str, vocab_size=int, complete=bool, train_tokens=int, val_tokens=int).items():
         expect(type(meta.get(key)) is kind, f"{folder}/meta.json: {key} is {meta.get(key)!r}, expected {kind.__name__}")
     return meta
 
-@dataclasses.dataclass
+def token_lengths(meta):
+    """(vocab_size,) bytes of each token's text, from meta.json, which has them as hexadecimal digits, or the tokenizer."""
+    if "token_bytes" in meta:
+        return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
+    return bytes_per_token(get_tokenizer(meta["tokenizer"]))
+
+# ---- Corpora --------------------------------------------------------------------------------------------------------
+
+@dataclass
 class PrepareConfig:
-    source: str = option("stdlib", "stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob", "options")
-    name: str | None = option(None, "of the corpus (from the source)", "options")
-    data_dir: str = option("data", "folder of all corpora", "options")
-    tokenizer: str | None = option(None, " | ".join(TOKENIZERS) + " (bytes; for fineweb gpt2)", "options")
-    subset: str = option("sample-10BT", "of fineweb", "options")
-    tokens: int | None = option(None, "stop after that many to train on (all)", "options")
-    val_tokens: int | None = option(None, "hold out at most that many (5% of the text, 10M)", "options")
-    shard_tokens: int = option(100_000_000, "in a file, about", "options")
-    workers: int = option(os.cpu_count() or 1, "threads that encode", "options")
-    seed: int = option(1337, "of the order of files", "options")
-    force: bool = option(False, "start over, replacing what is there", "options")
+    """Options."""
+    source: str = "stdlib"              # stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob
+    name: str | None = None             # of the corpus (from the source)
+    data_dir: str = "data"              # folder of all corpora
+    tokenizer: str | None = None        # bytes | gpt2 | r50k_base | p50k_base | p50k_edit (bytes; for fineweb gpt2)
+    subset: str = "sample-10BT"         # of fineweb
+    tokens: Count | None = None         # stop after that many to train on (all)
+    val_tokens: Count | None = None     # hold out at most that many (5% of the text, 10M)
+    shard_tokens: Count = 100_000_000   # in a file, about
+    workers: Count = os.cpu_count()     # threads that encode
+    seed: Seed = 1337                   # of the order of files
+    force: bool = False                 # start over, replacing what is there
 
     def __post_init__(self):
-        check(self, "tokens val_tokens shard_tokens workers", lambda x: x >= 1, "at least 1")
-        self.name = (Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem).strip(".") or "text"
-        self.tokenizer = self.tokenizer or ("gpt2" if self.source in ("fineweb", "fineweb10B-gpt2") else "bytes")
+        check(self)
+        stem = Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem
+        self.name = stem.strip(".") or "text"
+        if self.tokenizer is None:
+            self.tokenizer = "gpt2" if self.source in ("fineweb", "fineweb10B-gpt2") else "bytes"
         choose("tokenizer", self.tokenizer, ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
-    if source == "stdlib":  # without test folders, which some installations lack
-        root, other = Path(os.__file__).parent, {"site-packages", "dist-packages", "test", "tests"}
-        found = [path for path in sorted(root.rglob("*.py")) if not other & {*path.relative_to(root).parts}]
-        found = {path.read_bytes(): path for path in found}.values()  # each text once
+    if source == "stdlib":           # without test folders, which some installations lack
+        root = Path(os.__file__).parent
+        left_out = {"site-packages", "dist-packages", "test", "tests"}
+        found = [path for path in sorted(root.rglob("*.py")) if left_out.isdisjoint(path.relative_to(root).parts)]
+        found = {path.read_bytes(): path for path in found}.values()                             # each text once
     else:
-        here = [*Path(source).rglob("*")] or map(Path, glob.glob(source, recursive=True) or [source])
-        found = [path for path in here if path.suffix.lower() in (".txt", ".jsonl", ".parquet")]
+        paths = list(Path(source).rglob("*")) or [Path(name) for name in glob.glob(source, recursive=True) or [source]]
+        found = [path for path in paths if path.suffix.lower() in (".txt", ".jsonl", ".parquet")]
     paths = sorted({path for path in found if path.stat().st_size})
-    expect(paths, f"--source={source}: {'empty' if found else 'no .txt, .jsonl, .parquet file, nor stdlib or fineweb'}")
+    what = "empty" if found else "no .txt, .jsonl, .parquet file, nor stdlib or fineweb"
+    expect(paths, f"--source={source}: {what}")
     random.Random(seed).shuffle(paths)
     return paths
 
-def read_files(paths, size=PIECE):
-    """Yields (bytes, begins a document?): rows of .jsonl and .parquet files, texts in pieces of about `size` bytes."""
-    for path in paths:
-        with open(path, "rb") as file, blame(f"{path}: expected rows with a string `text`"):
-            if path.suffix.lower() == ".jsonl":
-                for number, line in enumerate(filter(bytes.strip, file), 1):
-                    with blame(f"{path}, row {number}: expected JSON with a string `text`"):
-                        yield json.loads(line)["text"].encode("utf-8", errors="replace"), True
-            elif path.suffix.lower() == ".parquet":
-                from pyarrow.parquet import ParquetFile
-                for batch in ParquetFile(file).iter_batches(batch_size=1000, columns=["text"]):
-                    yield from ((text.encode(), True) for text in batch["text"].to_pylist())
-            else:
-                while data := file.read(size) + file.readline(min(size, 50_000)):  # whole lines, if not overlong
-                    yield data, file.tell() == len(data)
+def has_rows(path):
+    return path.suffix.lower() in (".jsonl", ".parquet")
 
-def tokenize(folder, options, tokenizer, paths):
-    """Writes a source's shards that are not there yet. Where they end is a matter of bytes, known without encoding."""
-    total, left = sum(len(data) for data, _ in read_files(paths)), options.val_tokens or 10_000_000
-    width, number = 1 if options.tokenizer == "bytes" else 5, 0  # more bytes than most tokens have
-    size = left * width if options.val_tokens or not paths else min(left * width, -(-total // 20))
-    pieces = read_files(paths, min(size, PIECE) if len(paths) == 1 else PIECE)
-    if not paths:
-        import datasets
-        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train", streaming=True)
-        pieces = ((row["text"].encode(), True) for row in rows)
-    with ThreadPoolExecutor(options.workers) as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+def rows_of(path):
+    """Yields the texts of a .jsonl or .parquet file, as bytes."""
+    with open(path, "rb") as file, blame(f"{path}: expected rows with a string `text`"):
+        if path.suffix.lower() == ".jsonl":
+            for number, line in enumerate(filter(bytes.strip, file), 1):
+                with blame(f"{path}, row {number}: expected JSON with a string `text`"):
+                    yield json.loads(line)["text"].encode("utf-8", errors="replace")
+        else:
+            from pyarrow.parquet import ParquetFile
+            for batch in ParquetFile(file).iter_batches(batch_size=1000, columns=["text"]):
+                for text in batch["text"].to_pylist():
+                    yield text.encode()
+
+def read_file(path, start=0, stop=None):
+    """Yields (bytes, begins a document?): rows start to stop of .jsonl and .parquet files; of a text its bytes from start
+    to stop, in pieces of whole lines, unless those are overlong."""
+    if has_rows(path):
+        for row in itertools.islice(rows_of(path), start, stop):
+            yield row, True
+        return
+    stop = stop or path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(start)
+        while file.tell() < stop:
+            first = file.tell() == start
+            data = file.read(min(PIECE, stop - file.tell()))
+            yield data + file.readline(min(50_000, stop - file.tell())), first
+
+def end_of(path, size):
+    """Where the last `size` bytes of a file begin: the number of a row, or of a byte, that of a line if one begins near."""
+    whole = path.stat().st_size
+    if has_rows(path):
+        rows = sum(1 for _ in rows_of(path))
+        return rows - max(1, rows * size // whole)
+    with open(path, "rb") as file:
+        file.seek(whole - size)
+        file.readline(50_000)
+        return file.tell() if file.tell() < whole else whole - size
+
+def hold_out(paths, size):
+    """Two lists of (path, start, stop): about `size` bytes to hold out, and the rest to train on. Whole files are held
+    out in their order; of one that would make it more than twice the size, the end."""
+    held, rest = [], []
+    left = size
+    for path in paths:
+        whole = path.stat().st_size
+        if left <= 0:
+            rest.append((path, 0, None))
+        elif whole <= left + size:
+            held.append((path, 0, None))
+        else:
+            place = end_of(path, left)
+            rest.append((path, 0, place))
+            held.append((path, place, None))
+        left -= whole
+    return held, rest
+
+class ShardWriter:
+    """Encodes pieces of text in threads, which suffice as tiktoken releases Python's lock, and writes them as shards."""
+
+    def __init__(self, folder, options, tokenizer, pool, bar):
+        self.folder, self.options, self.tokenizer, self.pool, self.bar = folder, options, tokenizer, pool, bar
+        self.bytes_per_token = 1 if options.tokenizer == "bytes" else 5                          # more than most have
+
+    def path(self, number):
+        return self.folder / f"{self.options.name}_{'train' if number else 'val'}_{number:06d}.bin"
+
+    def write(self, number, pieces, most_bytes, most_tokens):
+        """Takes the next pieces up to a number of bytes; writes a shard of them unless it is there. How many tokens it
+        has: 0 if no pieces were left. As bytes decide, where a shard ends is known without encoding those before."""
+        path = self.path(number)
+        is_there = path.exists()
+        shard, waiting = bytearray(), []
+        while most_bytes > 0 and (piece := next(pieces, None)):
+            most_bytes -= len(piece[0])
+            self.bar.update(len(piece[0]))
+            if not is_there:
+                waiting.append(self.pool.submit(encode, self.tokenizer, *piece))
+            if len(waiting) > 16 * self.options.workers:
+                shard += waiting.pop(0).result().tobytes()
+        for future in waiting:
+            shard += future.result().tobytes()
+        if shard:
+            write_shard(path, np.frombuffer(shard, np.uint16)[:most_tokens])
+        return len(read_shard(path)) if path.exists() else 0
+
+    def write_training(self, pieces, first=1, after_shard=lambda number: None):
+        """Shards to train on, from number `first`, until --tokens are there or no pieces are left."""
+        left = self.options.tokens or 10 ** 15
+        for number in range(1, first):
+            left -= len(read_shard(self.path(number)))
+        number = first
         while left > 0:
-            shard, waiting = bytearray(), []  # threads suffice: tiktoken releases the GIL
-            path = folder / f"{options.name}_{'train' if number else 'val'}_{number:06d}.bin"
-            while size > 0 and (piece := next(pieces, None)):
-                size -= len(piece[0])
-                bar.update(len(piece[0]))
-                waiting += [] if path.exists() else [pool.submit(encode, tokenizer, *piece)]
-                if len(waiting) > 16 * options.workers:
-                    shard += waiting.pop(0).result().tobytes()
-            shard += b"".join(future.result().tobytes() for future in waiting)
-            if shard:
-                write_shard(path, np.frombuffer(shard, np.uint16)[:left])
-            elif not path.exists():
+            at_once = min(left, self.options.shard_tokens, 400_000_000)                          # a count is an int32
+            count = self.write(number, pieces, self.bytes_per_token * at_once, left)
+            if count == 0:
                 break
-            left = left - len(read_shard(path)) if number else options.tokens or 10 ** 15
-            size, number = width * min(left, options.shard_tokens, 400_000_000), number + 1  # a count is an int32
-    expect(number > 1, f"{options.source}: all was held out; give it more text, or fewer --val_tokens and --force")
+            after_shard(number)
+            left -= count
+            number += 1
+        expect(number > 1, f"{self.options.source}: all was held out; give it more text, or fewer --val_tokens and --force")
+
+def tokenize_files(paths, folder, options, tokenizer):
+    """Writes those shards of texts on this machine that are not there yet."""
+    def pieces(parts):
+        for path, start, stop in parts:
+            yield from read_file(path, start, stop)
+
+    total = sum(path.stat().st_size for path in paths)
+    most = options.val_tokens or 10_000_000
+    with ThreadPoolExecutor(options.workers) as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        writer = ShardWriter(folder, options, tokenizer, pool, bar)
+        size = most * writer.bytes_per_token
+        if not options.val_tokens:
+            size = min(size, math.ceil(total / 20))
+        held, rest = hold_out(paths, size)
+        writer.write(0, pieces(held), math.inf, most)
+        writer.write_training(pieces(rest))
+
+def tokenize_fineweb(folder, options, tokenizer):
+    """The same of FineWeb, streamed. rows.json says how many shards are whole, and where the stream goes on."""
+    import datasets
+    progress = folder / "rows.json"
+    saved = read_json(progress) if progress.exists() else {"shards": 0}
+    with blame(f"--source={options.source}: failed; the same command goes on from the last whole shard"):
+        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train", streaming=True)
+        if saved["shards"]:
+            rows.load_state_dict(saved["rows"])
+        pieces = ((row["text"].encode(), True) for row in rows)
+
+        def after_shard(number):
+            write_json(progress, {"shards": number + 1, "rows": rows.state_dict()})
+
+        with ThreadPoolExecutor(options.workers) as pool, tqdm(unit="B", unit_scale=True, disable=None) as bar:
+            writer = ShardWriter(folder, options, tokenizer, pool, bar)
+            if saved["shards"] == 0:
+                most = options.val_tokens or 10_000_000
+                writer.write(0, pieces, most * writer.bytes_per_token, most)
+                after_shard(0)
+            writer.write_training(pieces, max(1, saved["shards"]), after_shard)
+
+def fetch_shards(folder, options):
+    """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are theirs."""
+    import huggingface_hub
+    count = 103 if options.tokens is None else math.ceil(options.tokens / 10 ** 8)
+    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, min(count, 103) + 1)]
+    with blame(f"--source={options.source}: failed; the same command goes on"):
+        huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset", local_dir=folder,
+                                          allow_patterns=["fineweb_val_000000.bin", *names])
+
+def state_of(paths):
+    """What tells whether files have changed."""
+    stats = [path.stat() for path in paths]
+    return {"files": len(stats), "bytes": sum(s.st_size for s in stats), "newest": max(s.st_mtime for s in stats)}
+
+def check_folder(folder, made, files):
+    """Raises DataError if shards in the folder were made with other options, or of files that have changed since."""
+    saved = [read_json(path) for path in (folder / "meta.json", folder / "state.json") if path.exists()]
+    if not list(folder.glob("*.bin")):
+        return
+    there = saved[0] if saved else {}
+    options = there.get("options") or {"source": "unknown"}
+    other = [f"{key}={value}, now {made.get(key)}" for key, value in options.items() if value != made.get(key)]
+    expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
+    expect(there.get("files") in (None, files), f"{folder}: made of {there.get('files')}, now the source is {files}; "
+                                                "--force makes it anew, another --name keeps both")
 
 def prepare(source="stdlib", **options):
     """What the command does, with the same options; returns the corpus's folder. Raises ConfigError and DataError."""
     options = PrepareConfig(source, **options)
-    made = {key: value for key, value in vars(options).items() if key not in ("data_dir", "workers", "force")}
-    folder, tokenizer = Path(options.data_dir, options.name), get_tokenizer(options.tokenizer)
-    paths = [] if source in ("fineweb", "fineweb10B-gpt2") else source_files(source, options.seed)
+    made = {key: value for key, value in asdict(options).items() if key not in ("data_dir", "workers", "force")}
+    folder = Path(options.data_dir, options.name)
+    tokenizer = get_tokenizer(options.tokenizer)
+    streamed = source in ("fineweb", "fineweb10B-gpt2")
+    paths = [] if streamed else source_files(source, options.seed)
+    files = None if streamed else state_of(paths)
     folder.mkdir(parents=True, exist_ok=True)
-    with blame(f"{folder}: another prepare.py is at work here; wait for it, or give another --name"):
+    try:
         lock = FileLock(folder / ".lock", blocking=False).acquire()
-    with lock, blame(f"--source={source}: failed; the same command goes on from the last whole shard"):
-        meta, state = folder / "meta.json", folder / "state.json"
-        for path in [meta, state, *folder.glob("*.bin")] if options.force else []:
-            path.unlink(missing_ok=True)
-        saved = [read_json(path).get("options") or {"source": "unknown"} for path in (meta, state) if path.exists()]
-        then = [*saved, {"source": "unknown"}][0] if [*folder.glob("*.bin")] else made
-        other = [f"{key}={then[key]}, now {made.get(key)}" for key in then if then[key] != made.get(key)]
-        expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
-        write_json(state, {"options": made})
-        if not meta.exists():
-            if source == "fineweb10B-gpt2":  # one file held out, 103 to train on, 100M tokens each; names are theirs
-                import huggingface_hub
-                names = [f"fineweb_{'train' if i else 'val'}_{i:06d}.bin" for i in range(104)]
-                huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset", local_dir=folder,
-                                                  allow_patterns=names[:1 - (options.tokens or 10 ** 11) // -10 ** 8])
+    except Timeout:
+        raise DataError(f"{folder}: another prepare.py is at work here; wait for it, or give another --name") from None
+    with lock:
+        if options.force:
+            ours = [folder / "meta.json", folder / "state.json", folder / "rows.json"]
+            for path in ours + list(folder.glob("*_train_??????.bin")) + list(folder.glob("*_val_??????.bin")):
+                path.unlink(missing_ok=True)
+        check_folder(folder, made, files)
+        if not (folder / "meta.json").exists():
+            write_json(folder / "state.json", {"options": made, "files": files})
+            if source == "fineweb10B-gpt2":
+                fetch_shards(folder, options)
+            elif source == "fineweb":
+                tokenize_fineweb(folder, options, tokenizer)
             else:
-                tokenize(folder, options, tokenizer, paths)
-            lengths, counts = bytes_per_token(tokenizer).astype(np.uint16), {}
-            for split in "train", "val":
-                shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
-                counts[f"{split}_tokens"] = sum(map(len, shards))
-                counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
-            shards = sorted(path.name for path in folder.glob("*.bin"))
-            versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
-            write_json(meta, {"tokenizer": options.tokenizer, "vocab_size": tokenizer.n_vocab, "source": source,
-                              "shards": shards, "options": made, "complete": True, "versions": versions, **counts})
+                tokenize_files(paths, folder, options, tokenizer)
+            write_meta(folder, tokenizer, options={"source": source, "options": made, "files": files})
     print("{}: {train_tokens:,} tokens to train on, {val_tokens:,} held out".format(folder, **read_meta(folder)))
     return folder
 
+def write_meta(folder, tokenizer, options):
+    """meta.json: what the corpus is, what it was made of and with."""
+    lengths = bytes_per_token(tokenizer).astype(np.uint8)
+    counts = {}
+    for split in ("train", "val"):
+        shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
+        counts[f"{split}_tokens"] = sum(len(shard) for shard in shards)
+        counts[f"{split}_bytes"] = sum(int(lengths[shard].sum(dtype=np.int64)) for shard in shards)
+    versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
+    write_json(folder / "meta.json", {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **options,
+                                      "shards": sorted(path.name for path in folder.glob("*.bin")), "complete": True,
+                                      "versions": versions, "token_bytes": lengths.tobytes().hex()})
+
 if __name__ == "__main__":
-    run_script(lambda words: prepare(**vars(parse(PrepareConfig, words, __doc__))))
+    run_script(lambda words: prepare(**asdict(parse(PrepareConfig, words, __doc__))))
