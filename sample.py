@@ -10,29 +10,30 @@ import codecs
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from train import find_device, load_model                        # before torch: it sets how torch's threads wait
 import torch
 
-from model import option
-from prepare import blame, check, encode, parse, run_script
-from train import Machine, load_model
+from prepare import Count, Device, Limit, Seed, blame, check, encode, parse, run_script
+
+Temperature = Annotated[float, Limit(lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")]
 
 @dataclass
 class SampleConfig:
-    out_dir: str = option("out/angpt", "run to sample from; several with commas between", "options")
-    init_from: str | None = option(None, "instead: a .pt file, or GPT-2 (lessons/gpt2.py)", "options")
-    prompt: str = option("", "text to continue; FILE:path reads it from a file", "options")
-    num_samples: int = option(1, "samples of each run", "options")
-    max_new_tokens: int = option(500, "tokens at most", "options")
-    temperature: float = option(0.8, "0 takes the likeliest token; 1 samples as the model learnt", "options")
-    top_k: int | None = option(None, "sample among the k likeliest tokens (all)", "options")
-    seed: int = option(1337, "of the sampling", "options")
-    device: str = option("auto", "auto | cpu | cuda | mps", "options")
+    """Options."""
+    prompt: str = ""                   # text to continue; FILE:path reads it from a file
+    out_dir: str = "out/angpt"         # run to sample from; several with commas between
+    init_from: str | None = None       # instead: a .pt file, or GPT-2 (lessons/gpt2.py)
+    num_samples: Count = 1             # samples of each run
+    max_new_tokens: Count = 500        # tokens at most
+    temperature: Temperature = 0.8     # 0 takes the likeliest token; 1 samples as the model learnt
+    top_k: Count | None = None         # sample among the k likeliest tokens (all)
+    seed: Seed = 1337                  # of the sampling
+    device: Device = "auto"            # auto: the fastest that torch sees
 
     def __post_init__(self):
-        check(self, "num_samples max_new_tokens top_k", lambda x: x >= 1, "at least 1")
-        check(self, "temperature", lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")
-        check(self, "seed", lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")
+        check(self)
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
     """Yields the text that follows `prompt` (str or bytes), piece by piece, until end-of-text or max_new_tokens."""
@@ -55,22 +56,29 @@ def write(model, tokenizer, prompt="", **options):
         print(piece, end="", flush=True)
     print()
 
+def read_prompt(prompt):
+    if not prompt.startswith("FILE:"):
+        return prompt
+    path = prompt.removeprefix("FILE:")
+    with blame(f"{path}: cannot be read as text"):
+        return Path(path).read_bytes().decode()
+
 def main(argv):
     config = parse(SampleConfig, argv, __doc__)
-    prompt, device = config.prompt, Machine(config.device).device
-    if prompt.startswith("FILE:"):
-        with blame(f"{prompt[5:]}: cannot be read as text"):
-            prompt = Path(prompt[5:]).read_bytes().decode()
+    prompt = read_prompt(config.prompt)
+    device = find_device(config.device)
     folders = [config.out_dir] if Path(config.out_dir).exists() else config.out_dir.split(",")
-    folders = [config.init_from] if config.init_from else folders
+    if config.init_from:
+        folders = [config.init_from]
     for folder in folders:
         model, tokenizer, state = load_model(folder, device)
         if len(folders) > 1:
             best = state.get("best_val_loss", math.inf)                # inf where it was never validated
-            told = f", best held-out loss {best:.3f}" * math.isfinite(best)
-            print(f"--- {folder}: {model.config.arch}, step {state['step']}{told}")
+            loss = f", best held-out loss {best:.3f}" if math.isfinite(best) else ""
+            print(f"--- {folder}: {model.config.arch}, step {state['step']}{loss}")
         for i in range(config.num_samples):
-            print("---\n" * (i > 0), end="")
+            if i > 0:
+                print("---")
             write(model, tokenizer, prompt, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
                   top_k=config.top_k, seed=config.seed + i)
 

@@ -7,134 +7,163 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
 It writes out/<arch>/ckpt.pt, log.jsonl and loss.png, and ends with a sample. An earlier run in that folder is moved to
-out/<arch>.1, .2, ... What is not given comes from the arch's recipe, else from the size, else from the default.
+out/<arch>.1, .2, ... What is not given comes from the arch's recipe, else from the size, else from the default; in a
+run that goes on, from its checkpoint.
 """
+import ast
 import contextlib
+import copy
 import ctypes
 import functools
+import hashlib
+import inspect
 import json
 import math
 import os
 import platform
 import shutil
 import signal
+import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from collections import deque
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # threads that wait in a loop slow down whatever else runs here
 if platform.machine() == "x86_64":                   # else GCC 12 may compile bfloat16 to NaN (torch 2.13 heeds it)
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.benchmark import Timer
 
-from model import ARCHS, GPT, GPTConfig, option
-from prepare import (atomic, blame, bytes_per_token, check, choose, expect, get_tokenizer, parse, prepare,
-                     read_meta, read_shard, run_script)
+import model as model_py
+from model import ARCHS, GPT, ConfigError, GPTConfig
+from prepare import (DataError, Count, Device, NotNegative, Positive, Seed, Share, atomic, blame, check, choose, expect,
+                     get_tokenizer, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
-SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
-                        batch_size=8, total_batch_size=2048, max_steps=1600, eval_tokens=2 ** 14)}
+SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0, max_steps=1600,
+                        batch_size=8, total_batch_size=2048, eval_tokens=2 ** 14)}
 for name, width, depth, heads, batch in (("32m", 256, 6, 4, 32), ("62m", 384, 10, 6, 32), ("125m", 512, 18, 8, 16),
                                          ("250m", 768, 18, 12, 16), ("0.5b", 1024, 24, 16, 8), ("1b", 1280, 36, 20, 4)):
     SIZES[name] = dict(n_embd=width, n_layer=depth, n_head=heads, block_size=2048, rope_fraction=0.5, vocab_size=50304,
                        batch_size=batch, total_batch_size=2 ** 19, eval_tokens=10 * 2 ** 20)
 
-# The best of a sweep at laptop size (README). The sphere needs neither weight decay nor warm-up (nGPT 2.6, anGPT F.2).
+# By a block's family: the best of a sweep at laptop size (README). The sphere needs neither weight decay nor warm-up
+# (nGPT 2.6, anGPT F.2).
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2, embed_std=0.02)
 SPHERE = dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02)
-RECIPES = {"layernorm": dict(PRE_NORM, learning_rate=4e-3), "rmsnorm": PRE_NORM,                    # and GPT+
-           "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
-           "normformer": dict(PRE_NORM, embed_std=1.0),     # beside its branches' LayerNorms smaller tokens would drown
-           "ngpt": dict(SPHERE, learning_rate=8e-3), "angpt": SPHERE}
+RECIPES = {
+    "layernorm": dict(PRE_NORM, learning_rate=4e-3),
+    "rmsnorm": PRE_NORM,                                                          # and GPT+
+    "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
+    "normformer": dict(PRE_NORM, embed_std=1.0),     # beside its branches' LayerNorms smaller tokens would drown
+    "ngpt": dict(SPHERE, learning_rate=8e-3),
+    "angpt": SPHERE,
+}
 
-# What may be given otherwise than in the checkpoint that a run goes on from; what is told of the machine is never taken
-FREE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "eval_tokens", "max_steps"}
+def recipe(arch, n_embd, tie):
+    """What the arch's family trains with, unless told otherwise."""
+    found = dict(RECIPES[ARCHS[arch].family])
+    found["learning_rate"] *= (128 / n_embd) ** 0.5                               # a guess at other widths
+    if tie:
+        found["embed_std"] = 0.02                                                 # README, choice 8
+    return found
 
 @dataclass
-class TrainConfig(GPTConfig):
-    """Every option of a run. None stands for a value that `resolve` finds: by arch, by size, or as the help says."""
-    size: str = option("laptop", "preset: " + " | ".join(SIZES))
-    vocab_size: int | None = option(None, "tokens in the vocabulary (by size, or the corpus's)")
-    block_size: int | None = option(None, "context length in tokens (by size)")
-    n_layer: int | None = option(None, "blocks (by size)")
-    n_head: int | None = option(None, "attention heads (by size)")
-    n_embd: int | None = option(None, "channels of the residual stream (by size)")
-    rope_fraction: float | None = option(None, "share of each head's channels that rope turns (by size)")
-    embed_std: float | None = option(None, "embeddings' standard deviation at the start (by arch; not ngpt, angpt)")
-    pn_warmup: int | None = option(None, "powernorm: steps with the batch's own statistics (the warm-up's)", "training")
-    data: str = option("data/stdlib", "corpus: a folder made by prepare.py", "training")
-    max_steps: int | None = option(None, "optimizer steps (by size; the paper's: 20 tokens a parameter)", "training")
-    total_batch_size: int | None = option(None, "tokens in an optimizer step of all processes (by size)", "training")
-    learning_rate: float | None = option(None, "peak learning rate (by arch)", "training")
-    min_lr_ratio: float = option(0.01, "last learning rate over the peak; a cosine leads there", "training")
-    warmup_ratio: float | None = option(None, "share of the steps in which the rate rises (by arch)", "training")
-    weight_decay: float | None = option(None, "of matrices and embeddings (by arch)", "training")
-    beta1: float = option(0.9, "of Adam", "training")
-    beta2: float = option(0.95, "of Adam", "training")
-    eps: float = option(1e-9, "of Adam", "training")
-    grad_clip: float = option(1.0, "largest norm of the gradient; 0 for no limit", "training")
-    seed: int = option(1337, "of weights, order of the data, and dropout", "training")
-    dtype: str = option("auto", "auto | float32 | bfloat16 (autocast; weights stay float32)", "training")
-    compile: str = option("auto", "auto | true | false: torch.compile, block by block; auto: in long runs", "training")
-    eval_tokens: int | None = option(None, "held-out tokens in a validation (by size; fewer in short runs)", "training")
-    eval_interval: int | None = option(None, "steps between validations (ten a run, or more)", "machine")
-    checkpoint_interval: int | None = option(None, "steps between checkpoints (eval_interval, or 100)", "machine")
-    log_interval: int = option(10, "steps between lines of log.jsonl", "machine")
-    keep_best: bool = option(False, "keep the weights of the best validation, too, as best.pt", "machine")
-    eval_only: bool = option(False, "validate the weights in init_from or out_dir, print that as JSON", "machine")
-    out_dir: str | None = option(None, "folder for results (out/<arch>; with init_from out/tuned)", "machine")
-    init_from: str | None = option(None, "weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)", "machine")
-    resume: str = option("false", "true | false | auto: go on from out_dir/ckpt.pt; auto: if there is one", "machine")
-    batch_size: int | None = option(None, "sequences in a micro-step of one process (by size)", "machine")
-    device: str = option("auto", "auto | cpu | cuda | mps", "machine")
+class RunConfig:
+    """This run, here: never taken from a checkpoint."""
+    out_dir: str | None = None        # folder for results (out/<arch>; with init_from out/tuned)
+    init_from: str | None = None      # weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)
+    resume: Literal["true", "false", "auto"] = "false"     # go on from out_dir/ckpt.pt; auto: if there is one
+    eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
+    batch_size: Count = 8             # sequences in a micro-step of one process (by size)
+    device: Device = "auto"           # auto: the fastest that torch sees
 
-    def __post_init__(self):
-        self.compile, self.resume = str(self.compile).lower(), str(self.resume).lower()      # True, False from Python
-        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{self.arch}")
-        choose("arch", self.arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true; lessons/variants.py registers more")
-        for name, valid in dict(size=SIZES, dtype=("auto", "float32", "bfloat16"), compile=("auto", "true", "false"),
-                                resume=("auto", "true", "false"), device=("auto", "cpu", "cuda", "mps")).items():
-            choose(name, getattr(self, name), valid)
-        check(self, "vocab_size block_size n_layer n_head n_embd max_steps batch_size total_batch_size eval_interval "
-                    "eval_tokens checkpoint_interval log_interval", lambda x: x >= 1, "at least 1")
-        check(self, "learning_rate eps embed_std", lambda x: 0 < x < math.inf, "more than 0")
-        check(self, "weight_decay grad_clip pn_warmup seed", lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")
-        check(self, "min_lr_ratio warmup_ratio rope_fraction dropout", lambda x: 0 <= x <= 1, "from 0 to 1")
-        check(self, "beta1 beta2", lambda x: 0 <= x < 1, "from 0 to below 1")
+@dataclass(init=False)
+class TrainConfig(RunConfig, GPTConfig):
+    """Training. None stands for a value that `resolve` finds."""
+    size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
+    vocab_size: Count | None = None   # tokens in the vocabulary (by size, or the corpus's)
+    pn_warmup: Seed | None = None     # powernorm: steps that normalize with the batch's own statistics (warm-up's)
+    data: str = "data/stdlib"         # corpus: a folder made by prepare.py
+    max_steps: Count | None = None    # optimizer steps (by size; the paper's: 20 tokens a parameter)
+    total_batch_size: Count = 2048    # tokens in an optimizer step of all processes (by size)
+    learning_rate: Positive = 4e-3    # peak learning rate (by arch)
+    min_lr_ratio: Share = 0.01        # last learning rate over the peak; a cosine leads there
+    warmup_ratio: Share = 0.0         # share of the steps in which the rate rises (by arch)
+    weight_decay: NotNegative = 0.0   # of matrices and embeddings (by arch)
+    beta1: Share = 0.9                # of Adam
+    beta2: Share = 0.95               # of Adam
+    eps: Positive = 1e-9              # of Adam
+    grad_clip: NotNegative = 1.0      # largest norm of the gradient; 0 for no limit
+    seed: Seed = 1337                 # of weights, order of the data, and dropout
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"       # autocast; weights stay float32
+    compile: Literal["auto", "true", "false"] = "auto"           # torch.compile, block by block; auto: in long runs
+    eval_tokens: Count = 2 ** 14      # held-out tokens in a validation (by size; fewer in short runs)
+    eval_interval: Count | None = None           # steps between validations (ten a run, or more)
+    checkpoint_interval: Count | None = None     # steps between checkpoints (eval_interval, or 100)
+    log_interval: Count = 10          # steps between lines of log.jsonl
+    keep_best: bool = False           # keep the weights of the best validation, too, as best.pt
+
+    def __init__(self, **given):
+        """What is given, else the arch's recipe, else what the size says, else the defaults above."""
+        names = {f.name: f.default for f in fields(self)}
+        for name in given:
+            choose("option", name, names)
+        self.given = {name: value for name, value in given.items() if value is not None}
+        arch, size, tie = ((names | self.given)[name] for name in ("arch", "size", "tie"))
+        choose("size", size, SIZES)
+        choose("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true; lessons/variants.py registers more")
+        sized = names | SIZES[size] | self.given
+        vars(self).update(sized | recipe(arch, sized["n_embd"], tie) | self.given)
+        self.resume = str(self.resume).lower()                                    # True and False from Python
+        self.compile = str(self.compile).lower()
+        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{arch}")
+        check(self)
+        self.model_config()                                                       # raises where options do not fit
+        if self.init_from and self.resume == "true":
+            raise ConfigError(f"init_from={self.init_from} starts a run, resume=true goes on with one: choose")
 
     def model_config(self):
-        return GPTConfig(**{f.name: getattr(self, f.name) for f in fields(GPTConfig)})
+        options = {f.name: getattr(self, f.name) for f in fields(GPTConfig)}
+        return GPTConfig(**{name: value for name, value in options.items() if value is not None})
 
 def resolve(config, corpus_vocab=257, world_size=1):
-    """A copy of config with every None replaced: by arch, size, and what follows from those. Raises ConfigError."""
-    parents = getattr(getattr(ARCHS[config.arch], "func", ARCHS[config.arch]), "__mro__", ())        # of its block
-    family = next((x for x in ("normformer", "ngpt", "angpt") if ARCHS[x] in parents), "rmsnorm")      # a seventh's
-    recipe = RECIPES.get(config.arch, RECIPES[family]) | ({"embed_std": 0.02} if config.tie else {})  # see README 8
-    c = replace(config, **{k: v for k, v in (SIZES[config.size] | recipe).items() if getattr(config, k) is None})
+    """A copy of config that fits corpus and processes, every None replaced. Raises ConfigError."""
+    c = copy.copy(config)
     c.vocab_size = c.vocab_size or corpus_vocab
-    check(c, "vocab_size", lambda x: x >= corpus_vocab, f"at least the corpus's {corpus_vocab}")
-    c.learning_rate = config.learning_rate or c.learning_rate * (128 / c.n_embd) ** 0.5      # a guess at other widths
-    share = max(1, round(c.total_batch_size / (c.block_size * world_size)))                  # sequences of a process
-    c.batch_size = config.batch_size or max(n for n in range(1, min(share, c.batch_size) + 1) if share % n == 0)
+    if c.vocab_size < corpus_vocab:
+        raise ConfigError(f"vocab_size={c.vocab_size}: expected at least the corpus's {corpus_vocab}")
+    sequences = max(1, round(c.total_batch_size / (c.block_size * world_size)))              # of a process, a step
+    if "batch_size" not in c.given:
+        c.batch_size = max(n for n in range(1, min(sequences, c.batch_size) + 1) if sequences % n == 0)
     micro_step = c.batch_size * c.block_size * world_size
     nearest = max(1, round(c.total_batch_size / micro_step)) * micro_step
-    c.total_batch_size = config.total_batch_size or nearest
-    check(c, "total_batch_size", lambda x: x == nearest, f"a multiple of batch_size x block_size x processes = "
-          f"{c.batch_size} x {c.block_size} x {world_size} = {micro_step}, the nearest is {nearest}")
+    if "total_batch_size" not in c.given:
+        c.total_batch_size = nearest
+    if c.total_batch_size != nearest:
+        raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x block_size x "
+                          f"processes = {c.batch_size} x {c.block_size} x {world_size} = {micro_step}, the nearest is "
+                          f"{nearest}")
     with torch.device("meta"):
-        parameters = sum(map(torch.numel, GPT(c.model_config()).parameters()))
+        parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
-    c.eval_tokens = config.eval_tokens or min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
-    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)      # ten take some 2% of the time
+    if "eval_tokens" not in c.given:
+        c.eval_tokens = min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
+    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)    # ten take some 2% of the time
     c.checkpoint_interval = c.checkpoint_interval or max(100, c.eval_interval)
-    c.pn_warmup = round(c.warmup_ratio * c.max_steps) if c.pn_warmup is None else c.pn_warmup
+    if c.pn_warmup is None:
+        c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
+
+# ---- Data ------------------------------------------------------------------------------------------------------------
 
 class Tokens:
     """One split of a corpus as one long sequence, cut into windows of `length` tokens, each followed by its target."""
@@ -142,23 +171,40 @@ class Tokens:
         self.paths = sorted(Path(folder).glob(f"*_{split}_[0-9]*.bin"))
         self.shards = [read_shard(path) for path in self.paths]
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
-        self.length, self.vocab_size, self.windows = length, vocab_size, (int(self.starts[-1]) - 1) // length
+        self.length = length
+        self.vocab_size = vocab_size
+        self.windows = (int(self.starts[-1]) - 1) // length
         expect(self.windows > 0, f"{folder}: {self.starts[-1]} {split} tokens, expected more than block_size={length}")
 
     def window(self, i):
         """Tokens i * length to (i + 1) * length, and one more, which may lie in the next shard."""
-        start, stop = i * self.length, (i + 1) * self.length + 1
+        start = i * self.length
+        stop = start + self.length + 1
         first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
-        pieces = [self.shards[n][max(0, start - self.starts[n]):stop - self.starts[n]] for n in range(first, last + 1)]
+        pieces = []
+        for n in range(first, last + 1):
+            pieces.append(self.shards[n][max(0, start - self.starts[n]):stop - self.starts[n]])
         window = np.concatenate(pieces).astype(np.int64)
         expect(window.max() < self.vocab_size, f"{self.paths[first]}: token {window.max()} in {self.vocab_size} tokens")
         return window
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
-        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))
-        rows = rows.pin_memory() if device.type == "cuda" else rows
-        return tuple(x.to(device, non_blocking=True).contiguous() for x in (rows[:, :-1], rows[:, 1:]))
+        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))      # (len(indices), length + 1)
+        if device.type == "cuda":
+            rows = rows.pin_memory()
+        rows = rows.to(device, non_blocking=True)
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+class Corpus:
+    """What prepare.py made: tokens to train on and held out, and the bytes that each stands for."""
+    def __init__(self, folder, block_size):
+        meta = read_meta(folder)
+        self.tokenizer = meta["tokenizer"]
+        self.token_bytes = torch.from_numpy(token_lengths(meta).astype(np.int64))                # (vocab_size,)
+        self.vocab_size = len(self.token_bytes)
+        self.train = Tokens(folder, "train", block_size, self.vocab_size)
+        self.val = Tokens(folder, "val", block_size, self.vocab_size)
 
 @functools.lru_cache(2)
 def epoch_order(seed, epoch, windows):               # an epoch visits every window once
@@ -166,28 +212,83 @@ def epoch_order(seed, epoch, windows):               # an epoch visits every win
 
 def batches(tokens, step, config, machine):
     """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of (seed, step) alone."""
-    per_step = config.total_batch_size // config.block_size
-    places = (divmod(i, tokens.windows) for i in range(step * per_step, (step + 1) * per_step))
-    mine = [epoch_order(config.seed, epoch, tokens.windows)[i] for epoch, i in places][machine.rank::machine.world_size]
+    sequences = config.total_batch_size // config.block_size
+    mine = []
+    for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
+        epoch, i = divmod(place, tokens.windows)
+        mine.append(epoch_order(config.seed, epoch, tokens.windows)[i])
     for i in range(0, len(mine), config.batch_size):
         yield tokens.batch(mine[i:i + config.batch_size], machine.device)
 
 @torch.no_grad()
-def evaluate(model, tokens, config, machine, token_bytes, asked=()):
+def evaluate(model, corpus, config, machine, stopped=()):
     """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
     model.eval()
+    tokens = corpus.val
     count = max(1, min(tokens.windows, config.eval_tokens // config.block_size))
-    total = torch.zeros(3, dtype=torch.float64)                                       # nats, tokens, bytes
-    for i in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
-        if asked:
+    total = torch.zeros(3, dtype=torch.float64)                                   # nats, tokens, bytes
+    for first in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
+        if stopped:
             break
-        x, y = tokens.batch(range(i, min(i + config.batch_size, count)), machine.device)
-        with machine.autocast(), torch.compiler.set_stance("force_eager"):            # compiled for training only
+        x, y = tokens.batch(range(first, min(first + config.batch_size, count)), machine.device)
+        with machine.autocast(), torch.compiler.set_stance("force_eager"):        # compiled for training only
             loss = model(x, y, loss_only=True)[1].item()
-        total += torch.tensor([loss * y.numel(), y.numel(), token_bytes[y.cpu()].sum()], dtype=torch.float64)
+        total += torch.tensor([loss * y.numel(), y.numel(), corpus.token_bytes[y.cpu()].sum()])
     model.train()
     nats, n, size = machine.sum(total).tolist()
     return {"val_loss": nats / max(n, 1), "val_bpb": nats / math.log(2) / max(size, 1)}
+
+# ---- The machine -----------------------------------------------------------------------------------------------------
+
+def find_device(name="auto"):
+    """The torch.device that --device means. Raises ConfigError where torch does not see it."""
+    there = ["cpu"]
+    if torch.backends.mps.is_available():
+        there.append("mps")
+    if torch.cuda.is_available():
+        there.insert(0, "cuda")
+    if name == "auto":
+        name = there[0]
+    if name not in there:
+        raise ConfigError(f"device={name}: torch {torch.__version__} sees none here, only {' and '.join(there)}")
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
+
+@dataclass
+class Machine:
+    """This process's place among those that train together, its device and the dtype that it computes in."""
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    rank: int = 0
+    world_size: int = 1
+
+    def autocast(self):
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def sum(self, x):
+        """The sum of a tensor over all processes."""
+        if self.world_size == 1:
+            return x
+        return all_reduce(x.to(self.device), "sum", torch.distributed.group.WORLD)
+
+    def any(self, flag):
+        """Whether the flag is set in any process; all wait for each other."""
+        return self.sum(torch.tensor(float(bool(flag)))).item() > 0
+
+def join_machine(device):
+    """This process's Machine, as torchrun's environment has it; sets up what training on it is faster with."""
+    machine = Machine(find_device(device), rank=int(os.environ.get("RANK", 0)),
+                      world_size=int(os.environ.get("WORLD_SIZE", 1)))
+    if machine.device.type == "cuda":
+        torch.cuda.set_device(machine.device)
+        torch.set_float32_matmul_precision("high")                                # TF32
+    elif sys.platform == "linux":                    # malloc keeps freed memory: 20 to 40% of a CPU's step
+        libc = ctypes.CDLL(None)
+        if not libc.mallopt(-3, 2 ** 30):                                         # M_MMAP_THRESHOLD
+            libc.mallopt(-3, 2 ** 25)                                             # old ones take no more
+        libc.mallopt(-1, 2 ** 31 - 1)                                             # M_TRIM_THRESHOLD
+    if machine.world_size > 1 and not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl" if machine.device.type == "cuda" else "gloo")
+    return machine
 
 @functools.cache
 def matmul_flops(device, dtype):
@@ -197,46 +298,37 @@ def matmul_flops(device, dtype):
     timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
     return 2 * n ** 3 / min(timer.blocked_autorange(min_run_time=0.1).times)
 
-class Machine:
-    """This process's place among all (rank, world_size), its device, the dtype to compute in and the speed of that."""
-    def __init__(self, device="auto", dtype="float32"):
-        there = ["cuda"] * torch.cuda.is_available() + ["cpu"] + ["mps"] * torch.backends.mps.is_available()
-        name = there[0] if device == "auto" else device
-        choose("device", name, there)
-        self.rank, self.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
-        if name == "cuda":
-            torch.cuda.set_device(self.device)
-            torch.set_float32_matmul_precision("high")                  # TF32
-        elif sys.platform == "linux":                # malloc keeps freed memory: 20 to 40% of a CPU's step
-            libc = ctypes.CDLL(None)
-            libc.mallopt(-3, 2 ** 30) or libc.mallopt(-3, 2 ** 25)      # M_MMAP_THRESHOLD; old ones take 32 MB
-            libc.mallopt(-1, 2 ** 31 - 1)                               # M_TRIM_THRESHOLD
-        if self.world_size > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
-        self.use(dtype)
+def find_dtype(name, machine):
+    """The dtype that --dtype means; auto: bfloat16 where that is much faster."""
+    if name != "auto":
+        return getattr(torch, name)
+    if machine.device.type == "cuda":
+        slower = not torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        slower = matmul_flops(machine.device, torch.bfloat16) < 1.5 * matmul_flops(machine.device, torch.float32)
+    return torch.float32 if machine.any(slower) else torch.bfloat16               # all ranks agree
 
-    def use(self, dtype):
-        if dtype == "auto":                          # bfloat16 where that is much faster
-            half, single = (matmul_flops(self.device, x) for x in (torch.bfloat16, torch.float32))
-            dtype = "float32" if self.any(half < 1.5 * single) else "bfloat16"        # all ranks agree
-        self.dtype = getattr(torch, dtype)
-        self.peak = matmul_flops(self.device, self.dtype)
+# Dense bfloat16 operations a second, from the data sheets; the first name that fits the GPU's counts
+DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12,
+              "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
 
-    def autocast(self):
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+def peak_flops(machine):
+    """(operations a second that MFU is a share of, where that figure is from)"""
+    if machine.device.type == "cuda" and machine.dtype == torch.bfloat16:
+        gpu = torch.cuda.get_device_name(machine.device)
+        for name, flops in DATA_SHEET.items():
+            if name in gpu:
+                return flops, f"the {name}'s data sheet"
+    return matmul_flops(machine.device, machine.dtype), "this machine's own matrix product"
 
-    def sum(self, x):
-        return all_reduce(x.to(self.device), "sum", torch.distributed.group.WORLD) if self.world_size > 1 else x
-
-    def any(self, flag):
-        return self.sum(torch.tensor(float(bool(flag)))).item() > 0
+# ---- Training --------------------------------------------------------------------------------------------------------
 
 def make_optimizer(model, config):
     """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which do not."""
-    groups = [dict(params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=config.weight_decay),
-              dict(params=[p for p in model.parameters() if p.dim() < 2], weight_decay=0.0)]
-    assert sum(len(group["params"]) for group in groups) == len({*model.parameters()})
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    assert len(matrices) + len(others) == len(set(model.parameters()))
+    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=others, weight_decay=0.0)]
     return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps, fused=True)
 
 def learning_rate(config, step):
@@ -245,22 +337,26 @@ def learning_rate(config, step):
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(1, config.max_steps - 1 - warmup)
-    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2)
+    cosine = (1 + math.cos(math.pi * done)) / 2
+    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 def flops_per_token(model):
     """6 for each weight of a matrix product; in each layer 12 d for each position looked at, half of block_size."""
     used = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     return 6 * (used + model.config.n_layer * model.config.n_embd * model.config.block_size)
 
-def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
-    """A step on micro-batches `pairs`: (this rank's mean loss, norm of the gradient). Raises Diverged before it."""
+class Diverged(Exception):
+    exit_code = 3                                    # after a loss that is no longer finite, or worse than guessing
+
+def optimizer_step(step, forward, model, optimizer, micro_batches, config, machine):
+    """A step on this rank's micro-batches: (its mean loss, norm of the gradient). Raises Diverged before the update."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
     torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))    # dropout
     micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
-    for i, (x, y) in enumerate(pairs, 1):            # the next is read while a GPU computes
-        forward.require_backward_grad_sync = i == micro_steps           # for DistributedDataParallel
+    for i, (x, y) in enumerate(micro_batches, 1):    # the next is read while a GPU computes
+        forward.require_backward_grad_sync = i == micro_steps                     # for DistributedDataParallel
         with machine.autocast():
             part = forward(x, y, loss_only=True)[1] / micro_steps
         part.backward()
@@ -273,206 +369,422 @@ def optimizer_step(step, forward, model, optimizer, pairs, config, machine):
     model.project_()
     return loss, norm
 
-class Diverged(Exception):
-    exit_code = 3                                    # after a loss or gradient that is no longer finite
+def compiles(config, model, machine, peak):
+    """Whether blocks are compiled. That saves a third of the time, and costs a quarter of a minute."""
+    if config.compile != "auto":
+        return config.compile == "true"
+    is_short = flops_per_token(model) * config.max_steps * config.total_batch_size < 15 * peak
+    is_able = machine.device.type == "cuda" or machine.device.type == "cpu" and shutil.which("g++")
+    return not machine.any(is_short or not is_able)
+
+def for_training(model, config, machine):
+    """What to call in place of the model: the same one, its blocks compiled if config.compile, which loses its "auto",
+    says so, its gradients averaged over all processes. And the peak of all processes, operations a second."""
+    peak = machine.world_size * peak_flops(machine)[0]
+    is_compiled = compiles(config, model, machine, peak)
+    config.compile = "true" if is_compiled else "false"
+    torch.compiler.reset()                           # models of earlier calls would count towards its limit
+    torch._dynamo.config.optimize_ddp = False        # it would cut blocks where DistributedDataParallel's buckets end
+    if is_compiled:
+        for block in model.blocks:
+            block.compile()
+    if machine.world_size > 1:
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True), peak
+    return model, peak
+
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 def save_checkpoint(path, model, optimizer, config, **state):
     """Replaces the file at path in one step: a crash leaves the old or the new one. Raises DataError."""
     with blame(f"{path}: cannot be written"), atomic(path) as file:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
-                    **state}, file)
+                    "source": source_digest(config.arch), **state}, file)
 
 def read_checkpoint(source, device="cpu"):
     """The dict that `save_checkpoint` wrote to a run's folder or a .pt file; of GPT-2 one like it. Raises DataError."""
     path = Path(source)
-    if (path / "config.json").exists() or path.name.startswith("gpt2") and not path.exists():
+    if (path / "config.json").exists() or str(source) in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
         from lessons.gpt2 import read_gpt2
         return read_gpt2(source)
-    path = path / "ckpt.pt" if path.suffix != ".pt" else path
+    if path.suffix != ".pt":
+        path = path / "ckpt.pt"
     expect(path.is_file(), f"{path}: no such checkpoint; train.py writes one to its --out_dir")
     with blame(f"{path}: cannot be read as a checkpoint of train.py"):
-        state = torch.load(path, map_location=device, weights_only=True)
-        expect({"model", "config", "step", "tokenizer"} <= {*state}, f"{path}: expected a checkpoint of train.py")
+        state = torch.load(path, map_location=device, weights_only=True, mmap=True)
+        expect({"model", "config", "step", "tokenizer"} <= set(state), f"{path}: expected a checkpoint of train.py")
         return state
+
+def load_weights(model, state, source):
+    """A checkpoint's weights into a model; of learned positions as many as it has. Raises DataError."""
+    weights = dict(state["model"])
+    if "wpe.weight" in weights:
+        weights["wpe.weight"] = weights["wpe.weight"][:model.config.block_size]
+    with blame(f"{source}: weights and config do not fit this model.py"):
+        model.load_state_dict(weights)
 
 def load_model(source, device="cpu"):
     """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads. Raises DataError."""
-    state, names = read_checkpoint(source, device), {f.name for f in fields(GPTConfig)}
+    state = read_checkpoint(source, device)
+    names = {f.name for f in fields(GPTConfig)}
     with blame(f"{source}: weights and config do not fit this model.py"):
-        model = GPT(GPTConfig(**{k: v for k, v in state["config"].items() if k in names})).to(device)
-        model.load_state_dict(state["model"])
+        model = GPT(GPTConfig(**{name: value for name, value in state["config"].items() if name in names})).to(device)
+    load_weights(model, state, source)
+    warn_of_other_source(state, source)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
-def as_in(then, config, resumes, source):
-    """config with a checkpoint's options, all of a resumed run's or the model's: those in `free` may be given anew."""
-    names = {f.name for f in fields(TrainConfig if resumes else GPTConfig) if f.metadata["group"] != "machine"}
-    then, free = {k: v for k, v in then.items() if k in names}, FREE if resumes else FREE | {"block_size"}
-    given = {k: v for k in then if (v := getattr(config, k)) != getattr(TrainConfig, k)
-             or k in free and v not in (None, "auto", TrainConfig.data)}
-    other = [f"{k}={then[k]}, now {k}={v}" for k, v in given.items()
-             if v != then[k] and (k not in free or k == "max_steps" and v < then[k])]
+def source_digest(arch):
+    """A digest of the code that an arch's function is written in: model.py's without other archs' blocks, comments left
+    out, and its own file's."""
+    block = ARCHS[arch]
+    others = {other.__name__ for other in ARCHS.values()} - {cls.__name__ for cls in block.__mro__}
+    tree = ast.parse(inspect.getsource(model_py))
+    code = [ast.unparse(node) for node in tree.body if getattr(node, "name", "") not in others]
+    if block.__module__ != model_py.__name__:
+        code.append(ast.unparse(ast.parse(Path(inspect.getfile(block)).read_text())))
+    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+
+def warn_of_other_source(state, source):
+    """Says so where a checkpoint was written by other code than that which would go on from it."""
+    arch = state["config"]["arch"]
+    if state.get("source", source_digest(arch)) != source_digest(arch):
+        print(f"{source}: the code of {arch} has changed since; it may now be another function", file=sys.stderr)
+
+# What may be given otherwise than in the checkpoint that a run goes on from; of a RunConfig, everything
+MAY_CHANGE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "eval_tokens",
+              "max_steps", "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
+
+def with_checkpoint(config, state, source):
+    """config, and what was not given as in a checkpoint: of a run that goes on all of its training, else the model."""
+    resumes = config.resume == "true"
+    names = {f.name for f in fields(GPTConfig)}
+    may_change = MAY_CHANGE | {"block_size"}
+    if resumes:
+        names = {f.name for f in fields(TrainConfig)} - {f.name for f in fields(RunConfig)}
+        may_change = MAY_CHANGE
+    saved = {name: value for name, value in state["config"].items() if name in names}
+    other = [f"{name}={saved[name]}, now {name}={value}" for name, value in config.given.items()
+             if name in saved and value != saved[name] and name not in may_change]
+    if resumes and config.given.get("max_steps", math.inf) < saved["max_steps"]:
+        other.append(f"max_steps={saved['max_steps']}, now max_steps={config.max_steps}")
     expect(not other, f"{source}: made with {'; '.join(other)}")
-    return replace(config, **then | given)
+    return TrainConfig(**saved | config.given | {"resume": config.resume})
+
+def source_of(config):
+    """The checkpoint that a run begins with: its own, another's, or None for new weights."""
+    if config.resume == "true" or config.eval_only and not config.init_from:
+        return str(Path(config.out_dir, "ckpt.pt"))
+    return config.init_from
+
+def settle(config, machine):
+    """(config with nothing left to find out, Corpus, checkpoint's dict or None)"""
+    if config.resume == "auto":
+        is_there = machine.rank == 0 and Path(config.out_dir, "ckpt.pt").exists()                # others may see it later
+        config.resume = "true" if machine.any(is_there) else "false"
+    source = source_of(config)
+    state = read_checkpoint(source) if source else None
+    if state:
+        config = with_checkpoint(config, state, source)
+    if config.data == TrainConfig.data and machine.rank == 0 and not Path(config.data, "meta.json").exists():
+        prepare()
+    machine.any(False)                               # the others wait
+    corpus = Corpus(config.data, config.block_size)
+    if state:
+        expect(state["tokenizer"] == corpus.tokenizer, f"{source}: made with tokenizer={state['tokenizer']}, now "
+                                                       f"{config.data} has {corpus.tokenizer}")
+        if machine.rank == 0:
+            warn_of_other_source(state, source)
+    config = resolve(config, corpus.vocab_size, machine.world_size)
+    machine.dtype = find_dtype(config.dtype, machine)
+    config.dtype = str(machine.dtype).removeprefix("torch.")
+    return config, corpus, state
+
+def make_model(config, machine, state):
+    """A GPT with new weights or, if there is a checkpoint, with its."""
+    torch.manual_seed(config.seed)
+    model = GPT(config.model_config()).to(machine.device)
+    if state:
+        load_weights(model, state, source_of(config))
+    return model
+
+# ---- A run's folder --------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def interrupts():
-    """Yields a list in which SIGINT and SIGTERM leave their time, so that a step can end and be saved."""
-    asked = []
-    def ask(number, frame):                          # `timeout` signals twice at once, torchrun again later
-        if number == signal.SIGINT and asked and time.monotonic() > asked[0] + 0.2 and "RANK" not in os.environ:
-            raise KeyboardInterrupt
-        os.write(2, b"" if asked else b"\nStopping after this step; Ctrl-C again: at once, unsaved\n")
-        asked.append(time.monotonic())
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+def lock_folder(folder, machine):
+    """The folder belongs to this run alone: a second one is told who has it. Raises DataError."""
+    if machine.rank > 0:
+        yield
+        return
+    folder = Path(folder)
+    with blame(f"out_dir={folder}: no folder that can be written to"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+        holder = folder.with_name(f".{folder.name}.holder")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise DataError(f"{folder}: {holder.read_text()} runs here; wait for it, or give another --out_dir") from None
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:
-        yield asked
+        yield
     finally:
-        [signal.signal(*pair) for pair in before.items()]
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+def move_earlier_run(folder, say):
+    """Makes room for a new run: what an earlier one left in its folder goes to folder.1, .2, ..."""
+    if (folder / "ckpt.pt").exists() or (folder / "log.jsonl").exists():
+        number = 1
+        while Path(f"{folder}.{number}").exists():
+            number += 1
+        folder.rename(f"{folder}.{number}")
+        say(f"{folder}.{number}: the run that was there before")
+    with blame(f"out_dir={folder}: no folder that can be written to"):
+        folder.mkdir(parents=True, exist_ok=True)
 
 def read_log(folder):
     """The records of folder/log.jsonl up to the first that cannot be read: the last line of a killed run may be cut."""
     records = []
     with contextlib.suppress(OSError, ValueError):
-        records.extend(map(json.loads, Path(folder, "log.jsonl").open("rb")))
+        for line in Path(folder, "log.jsonl").open("rb"):
+            records.append(json.loads(line))
     return [r for r in records if isinstance(r, dict) and {"step", "tokens", "seconds"} <= r.keys()]
 
-def report(records, config, say):
-    """Writes the last record to log.jsonl, tells it, at validations or after ten seconds, and draws loss.png."""
-    record, out = records[-1], Path(config.out_dir)
-    validations = [r["seconds"] for r in records if "val_loss" in r]
-    with (out / "log.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    left = int((config.max_steps - record["step"]) * config.total_batch_size / record.get("tokens_per_s", math.inf))
-    line = f"step {record['step']}/{config.max_steps}   {left // 60}:{left % 60:02d} left"
-    if "loss" in record:
-        line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
-    if "val_loss" in record:
-        line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
-        if record["step"] == config.max_steps or validations[-1] // 2 > validations[-2:][0] // 2:     # it takes 0.2 s
-            axes = Figure(figsize=(8, 5), layout="constrained").subplots()
-            for key, style in ("loss", dict(lw=1, label="training")), ("val_loss", dict(marker="o", label="held out")):
-                axes.plot(*zip(*[(r["tokens"] / 1e6, r[key]) for r in records if key in r] or [(0, math.nan)]), **style)
-            axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=out.name)
-            axes.legend()
-            axes.figure.savefig(out / "loss.png", dpi=110)
-    if "val_loss" in record or record["seconds"] // 10 > records[-2:][0]["seconds"] // 10:
-        say(line)
+def draw_losses(records, path):
+    """Losses against tokens."""
+    axes = Figure(figsize=(8, 5), layout="constrained").subplots()
+    for key, label, marker in (("loss", "training", None), ("val_loss", "held out", "o")):
+        shown = [r for r in records if key in r]
+        axes.plot([r["tokens"] / 1e6 for r in shown], [r[key] for r in shown], label=label, marker=marker, lw=1)
+    axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=path.parent.name)
+    axes.legend()
+    axes.figure.savefig(path, dpi=110)
+
+class Log:
+    """A run's records, as a list and as log.jsonl; one that goes on keeps those up to `step`. Tells those with a
+    validation, or one in ten seconds, and draws loss.png."""
+    def __init__(self, config, step, machine, say):
+        self.config, self.say = config, say
+        self.folder = Path(config.out_dir)
+        self.writes = machine.rank == 0
+        self.told = self.drawn = 0.0                 # when
+        if self.writes and config.resume != "true":
+            move_earlier_run(self.folder, say)
+        self.records = [record for record in read_log(self.folder) if record["step"] <= step]
+        if self.writes:
+            with atomic(self.folder / "log.jsonl") as file:
+                for record in self.records:
+                    file.write(json.dumps(record).encode() + b"\n")
+
+    def lacks_validation(self, step):
+        """Whether one is due; of a run that goes on it may be there, unless a signal came in between."""
+        is_due = step == self.config.max_steps or step % self.config.eval_interval == 0
+        return is_due and not any("val_loss" in r for r in self.records if r["step"] == step)
+
+    def add(self, progress, measurements):
+        if not measurements:
+            return
+        record = {name: progress[name] for name in ("step", "tokens", "seconds")} | measurements
+        if record["step"] == 0:
+            record["config"] = asdict(self.config)
+        self.records.append(record)
+        if not self.writes:
+            return
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        now = time.monotonic()
+        if "val_loss" in record or now > self.told + 10:
+            self.say(self.line(record))
+            self.told = now
+        ends = record["step"] == self.config.max_steps
+        if "val_loss" in record and (ends or now > self.drawn + 2):               # a picture takes 0.2 s
+            draw_losses(self.records, self.folder / "loss.png")
+            self.drawn = now
+
+    def line(self, record):
+        words = [f"step {record['step']}/{self.config.max_steps}"]
+        if "loss" in record:
+            tokens = (self.config.max_steps - record["step"]) * self.config.total_batch_size
+            left = int(tokens / record["tokens_per_s"])
+            words += [f"{left // 60}:{left % 60:02d} left", f"loss {record['loss']:.3f}",
+                      f"{record['tokens_per_s']:,.0f} tokens/s"]
+        if "val_loss" in record:
+            words.append(f"held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte")
+        return "   ".join(words)
+
+# ---- A run -----------------------------------------------------------------------------------------------------------
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after which the run was saved."""
+
+class Terminated(SystemExit):
+    """SIGTERM, after which the run was saved."""
+
+@contextlib.contextmanager
+def interrupts():
+    """Yields a dict in which SIGINT and SIGTERM leave their time, so that a step can end and be saved."""
+    received = {}
+
+    def receive(number, frame):                      # `timeout` signals twice at once, torchrun again later
+        is_second = signal.SIGINT in received and time.monotonic() > received[signal.SIGINT] + 0.2
+        if number == signal.SIGINT and is_second and "RANK" not in os.environ:
+            raise KeyboardInterrupt
+        if not received:
+            os.write(2, b"\nStopping after this step; Ctrl-C again: at once, unsaved\n")
+        received[number] = time.monotonic()
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 def tell(text):
     with contextlib.suppress(BrokenPipeError):       # somebody's `| head` has read enough; the run goes on
         print(text, flush=True)
 
+def silent(text):
+    pass
+
+def evaluate_only(config, machine, say):
+    """The held-out loss of the weights in init_from or out_dir; told as JSON."""
+    config, corpus, state = settle(config, machine)
+    model = make_model(config, machine, state)
+    found = evaluate(model, corpus, config, machine)
+    say(json.dumps({"weights": source_of(config), "step": state["step"], "data": config.data, **found}))
+    return found
+
+def summary(config, model, corpus, begun):
+    """What will run, in a few lines."""
+    parameters = sum(p.numel() for p in model.parameters())
+    epochs = config.max_steps * config.total_batch_size / (corpus.train.windows * config.block_size)
+    source = source_of(config)
+    lines = [f"{config.out_dir}: {config.arch}{f' from {source}' if source else ''}, {parameters:,} parameters; "
+             f"{config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of {config.data}; "
+             f"peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; {config.device}, "
+             f"{config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads"]
+    if config.qk_norm and model.sphere:
+        lines.append(f"qk_norm=true changes nothing: {config.arch} always makes q and k unit")
+    if config.resume == "true" and begun < config.max_steps:
+        lines.append(f"{config.out_dir}: goes on after step {begun}, to {config.max_steps}, where the cosine ends")
+    elif config.resume == "true":
+        lines.append(f"{config.out_dir}: had ended, with step {begun}; a larger --max_steps goes on")
+    return "\n".join(lines)
+
+def measured(step, loss, norm, durations, model, peak, config, machine):
+    """What log.jsonl says of training."""
+    rate = config.total_batch_size / float(np.median(durations))                  # the first one compiles
+    record = {"loss": machine.sum(loss).item() / machine.world_size, "grad_norm": norm, "tokens_per_s": rate,
+              "lr": learning_rate(config, step - 1), "mfu": rate * flops_per_token(model) / peak}
+    if machine.device.type == "cuda":
+        record["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return record
+
+def validated(step, model, corpus, config, machine, received):
+    """What log.jsonl says of held-out text: nothing if a signal came. Raises Diverged."""
+    found = evaluate(model, corpus, config, machine, received)
+    if machine.any(received):
+        return {}
+    guessing = math.log(config.vocab_size)
+    if step > 0 and not found["val_loss"] < 2 * guessing:
+        raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above guessing's {guessing:.3g}; "
+                       "a lower --learning_rate may help")
+    return found
+
+def take_up(config, state, optimizer):
+    """How far a run is that goes on, with its optimizer's state; a new one is at its beginning."""
+    if config.resume != "true":
+        return {"step": 0, "seconds": 0.0, "best_val_loss": math.inf}
+    optimizer.load_state_dict(state["optimizer"])
+    return {name: state[name] for name in ("step", "seconds", "best_val_loss")}
+
+def save_if_due(model, optimizer, config, state, record, stops):
+    """ckpt.pt at its interval and wherever a run ends; best.pt at the best validation."""
+    step = state["step"]
+    if stops or step == config.max_steps or step % config.checkpoint_interval == 0:
+        save_checkpoint(Path(config.out_dir, "ckpt.pt"), model, optimizer, config, **state)
+    if config.keep_best and record.get("val_loss") == state["best_val_loss"]:
+        save_checkpoint(Path(config.out_dir, "best.pt"), model, optimizer, config, **state)
+
+def stopped(step, received, machine):
+    """The exception that ends a run after a signal, the same in all processes."""
+    kind = Terminated if machine.any(signal.SIGTERM in received) else Interrupted
+    return kind(f"Stopped and saved at step {step}.")
+
 def train(config, watch=None, say=tell):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl holds.
     watch(model, optimizer, step) is called at each validation; the dict that it returns joins the record. say=None is
-    quiet. Raises ConfigError for options, DataError for files, Diverged when the loss is no longer finite."""
-    machine, out = Machine(config.device), Path(config.out_dir)
-    say = say if say and machine.rank == 0 else lambda text: None
-    resumes = config.resume == "true" or config.resume == "auto" and (out / "ckpt.pt").exists()
-    source = out / "ckpt.pt" if resumes or config.eval_only and not config.init_from else config.init_from
-    if source:
-        state = read_checkpoint(source)
-        config = as_in(state["config"], config, resumes, source)
-    if config.data == TrainConfig.data and not Path(config.data, "meta.json").exists() and machine.rank == 0:
-        prepare()
-    machine.any(False)                               # the others wait
-    tokenizer = get_tokenizer(read_meta(config.data)["tokenizer"])
-    then = state["tokenizer"] if source else tokenizer.name
-    expect(then == tokenizer.name, f"{source}: made with tokenizer={then}, now {config.data} has {tokenizer.name}")
-    config = resolve(config, tokenizer.n_vocab, machine.world_size)
-    train_tokens, val_tokens = (Tokens(config.data, x, config.block_size, tokenizer.n_vocab) for x in ("train", "val"))
-    token_bytes = torch.from_numpy(bytes_per_token(tokenizer))
-
-    torch.manual_seed(config.seed)
-    model = GPT(config.model_config()).to(machine.device)
-    optimizer = make_optimizer(model, config)
-    best, begun, before = math.inf, -1, 0.0
-    if source:
-        weights = {k: x[:config.block_size] if k == "wpe.weight" else x for k, x in state["model"].items()}
-        with blame(f"{source}: does not fit"):
-            model.load_state_dict(weights)
-    machine.use(config.dtype)
+    quiet. Raises ConfigError for options, DataError for files, Diverged for a loss that is not finite or far worse than
+    guessing's; stopped by a signal it saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
+    machine = join_machine(config.device)
+    if machine.rank > 0 or say is None:
+        say = silent
     if config.eval_only:
-        found = evaluate(model, val_tokens, config, machine, token_bytes)
-        say(json.dumps({"weights": str(source), "step": state["step"], "data": config.data} | found))
-        return [found]
-    if resumes:
-        optimizer.load_state_dict(state["optimizer"])
-        best, begun, before, end = state["best_val_loss"], state["step"], state["seconds"], state["config"]["max_steps"]
-        say(f"{out}: goes on after step {begun} of {end}, to {config.max_steps}, where the cosine ends")
-    elif machine.rank == 0:
-        if (out / "ckpt.pt").exists() or (out / "log.jsonl").exists():
-            free = next(i for i in range(1, 10 ** 6) if not Path(f"{out}.{i}").exists())
-            out.rename(f"{out}.{free}")
-            say(f"{out}.{free}: the run that was there before")
-        with blame(f"out_dir={out}: no folder that can be written to"):
-            out.mkdir(parents=True, exist_ok=True)
-    records = [record for record in read_log(out) if record["step"] <= begun]
-    validated = {record["step"] for record in records if "val_loss" in record}    # not if a signal came in between
-    if machine.rank == 0:
-        (out / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-    config.dtype, flops = str(machine.dtype).removeprefix("torch."), flops_per_token(model)
-    if config.compile == "auto":                     # it saves a third of the time, and costs a quarter of a minute
-        long = flops * config.max_steps * config.total_batch_size > 15 * machine.peak * machine.world_size
-        able = machine.device.type == "cuda" or machine.device.type == "cpu" and shutil.which("g++")
-        config.compile = "false" if machine.any(not (long and able)) else "true"
-    torch.compiler.reset()                           # models of earlier calls would count towards its limit
-    for block in model.blocks if config.compile == "true" else ():
-        block.compile()
-    forward = DistributedDataParallel(model, broadcast_buffers=False) if machine.world_size > 1 else model
-
-    epochs = config.max_steps * config.total_batch_size / (train_tokens.windows * config.block_size)
-    say(f"{out}: {config.arch}{f' from {source}' if source else ''}, {sum(map(torch.numel, model.parameters())):,} "
-        f"parameters; {config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of "
-        f"{config.data}; peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; "
-        f"{machine.device}, {config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads")
-    started, times = time.perf_counter() - before, []
-    with interrupts() as asked:
-        for step in range(max(begun, 0), config.max_steps + 1):    # step 0 is the model before it is trained
-            record, last = {}, step == config.max_steps
-            validates = (step % config.eval_interval == 0 or last) and step not in validated
-            if step > max(begun, 0):
-                start, pairs = time.perf_counter(), batches(train_tokens, step - 1, config, machine)
-                loss, norm = optimizer_step(step - 1, forward, model, optimizer, pairs, config, machine)
-                times.append(time.perf_counter() - start)
-            if step > max(begun, 0) and (step % config.log_interval == 0 or validates):
-                rate = config.total_batch_size / float(np.median(times[-config.log_interval:]))   # the first compiles
-                record = dict(loss=machine.sum(loss).item() / machine.world_size, grad_norm=norm, tokens_per_s=rate,
-                              lr=learning_rate(config, step - 1), mfu=rate * flops / machine.peak / machine.world_size)
-                record |= {"memory_gb": gb} if (gb := torch.cuda.max_memory_allocated() / 1e9) else {}
-            if validates:
-                found = evaluate(model, val_tokens, config, machine, token_bytes, asked)
-                if not machine.any(asked):
-                    record |= found | (watch and watch(model, optimizer, step) or {})
-                    best = min(best, found["val_loss"])
-            here = dict(step=step, tokens=step * config.total_batch_size, seconds=time.perf_counter() - started)
-            if record:
-                records.append(here | record | ({} if step else {"config": asdict(config)}))
+        return [evaluate_only(config, machine, say)]
+    with lock_folder(config.out_dir, machine):
+        config, corpus, state = settle(config, machine)
+        model = make_model(config, machine, state)
+        optimizer = make_optimizer(model, config)
+        progress = take_up(config, state, optimizer)
+        begun = progress["step"]
+        del state                                    # gigabytes, of a large model
+        forward, peak = for_training(model, config, machine)
+        log = Log(config, begun, machine, say)
+        say(summary(config, model, corpus, begun))
+        durations = deque(maxlen=config.log_interval)
+        started = time.perf_counter() - progress["seconds"]
+        with interrupts() as received:
+            for step in range(begun, config.max_steps + 1):                       # so many steps have been taken
+                record = {}
+                validates = log.lacks_validation(step)
+                if step > begun:
+                    start = time.perf_counter()
+                    micro_batches = batches(corpus.train, step - 1, config, machine)
+                    loss, norm = optimizer_step(step - 1, forward, model, optimizer, micro_batches, config, machine)
+                    durations.append(time.perf_counter() - start)
+                    if validates or step % config.log_interval == 0:
+                        record |= measured(step, loss, norm, durations, model, peak, config, machine)
+                if validates:
+                    record |= validated(step, model, corpus, config, machine, received)
+                if watch and "val_loss" in record:
+                    record |= watch(model, optimizer, step) or {}
+                progress = {"step": step, "tokens": step * config.total_batch_size,
+                            "seconds": time.perf_counter() - started,
+                            "best_val_loss": min(progress["best_val_loss"], record.get("val_loss", math.inf))}
+                log.add(progress, record)
+                stops = machine.any(received)
                 if machine.rank == 0:
-                    report(records, config, say)
-            stops = machine.any(asked)
-            for name, due in (("ckpt", step % config.checkpoint_interval == 0 or last or stops),
-                              ("best", config.keep_best and best == record.get("val_loss"))):
-                if due and machine.rank == 0:
-                    save_checkpoint(out / f"{name}.pt", model, optimizer, config, **here, best_val_loss=best,
-                                    tokenizer=tokenizer.name)
-            if stops:
-                break
-    return records
+                    state = dict(progress, tokenizer=corpus.tokenizer)
+                    save_if_due(model, optimizer, config, state, record, stops)
+                if stops:
+                    raise stopped(step, received, machine)
+    return log.records
 
 def main(argv):
-    config = parse(TrainConfig, argv, __doc__)
-    train(config)
-    if int(os.environ.get("RANK", 0)) > 0 or config.eval_only:
+    [given] = typed(argv, __doc__, TrainConfig)
+    config = TrainConfig(**given)
+    is_first = int(os.environ.get("RANK", 0)) == 0
+    try:
+        train(config)
+    except (Interrupted, Terminated) as stop:
+        words = [f"--{name}={value}" for name, value in given.items() if name not in ("resume", "init_from", "out_dir")]
+        if is_first:
+            print(f"\n{stop} To go on: python train.py {' '.join(words)} --out_dir={config.out_dir} --resume=true")
         return
-    model, tokenizer, state = load_model(config.out_dir)
-    if state["step"] < state["config"]["max_steps"]:
-        print(f"\nStopped and saved at step {state['step']}. To go on: python train.py {' '.join(argv)} --resume=true")
-    else:
-        tokens = [t.item() for t in model.generate(torch.tensor([[tokenizer.eot_token]]), 400, temperature=0.8)]
-        print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n\n"
-              + tokenizer.decode([t for t in tokens if t < tokenizer.n_vocab]))
+    if is_first and not config.eval_only:
+        print_sample(config)
+
+def print_sample(config):
+    """The end of a run's output: what its model writes, if its tokenizer is at hand."""
+    print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n")
+    try:
+        model, tokenizer, _ = load_model(config.out_dir)
+    except DataError as error:
+        print(f"none: {error}")
+        return
+    start = torch.tensor([[tokenizer.eot_token]])
+    tokens = [token.item() for token in model.generate(start, 400, temperature=0.8)]
+    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))                # it may be padded
 
 if __name__ == "__main__":
     run_script(main)
