@@ -30,6 +30,7 @@ class SampleConfig:
     temperature: Temperature = 0.8     # 0 takes the likeliest token; 1 samples as the model learnt
     top_k: Count | None = None         # sample among the k likeliest tokens (all)
     seed: Seed = 1337                  # of the sampling
+    arch: str | None = None            # file.py:name, where a run's arch is of a file that has moved
     device: Device = "auto"            # auto: the fastest that torch sees
 
     def __post_init__(self):
@@ -71,7 +72,7 @@ def main(argv):
     if config.init_from:
         folders = [config.init_from]
     for folder in folders:
-        model, tokenizer, state = load_model(folder, device)
+        model, tokenizer, state = load_model(folder, device, config.arch)
         if len(folders) > 1:
             best = state.get("best_val_loss", math.inf)                # inf where it was never validated
             loss = f", best held-out loss {best:.3f}" if math.isfinite(best) else ""

@@ -16,6 +16,7 @@ import copy
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import inspect
 import json
 import math
@@ -76,6 +77,21 @@ def recipe(arch, n_embd, tie):
         found["embed_std"] = 0.02                                                 # README, choice 8
     return found
 
+def load_arch(arch):
+    """Runs the file of an arch like "mine.py:scalenorm", which registers scalenorm in ARCHS. Raises DataError."""
+    file, _, name = arch.rpartition(":")
+    if not file or arch in ARCHS:
+        return
+    expect(Path(file).is_file(), f"arch={arch}: no file {file}")
+    spec = importlib.util.spec_from_file_location(file, file)
+    expect(spec, f"arch={arch}: {file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file] = module                       # where inspect and the compiler look for a class's source
+    with blame(f"arch={arch}: {file} cannot be run"):
+        spec.loader.exec_module(module)
+    choose(f"arch={arch}: what {file} registers", name, ARCHS)
+    ARCHS[arch] = ARCHS[name]
+
 @dataclass
 class RunConfig:
     """This run, here: never taken from a checkpoint."""
@@ -119,13 +135,14 @@ class TrainConfig(RunConfig, GPTConfig):
             choose("option", name, names)
         self.given = {name: value for name, value in given.items() if value is not None}
         arch, size, tie = ((names | self.given)[name] for name in ("arch", "size", "tie"))
+        load_arch(arch)
         choose("size", size, SIZES)
-        choose("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true; lessons/variants.py registers more")
+        choose("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
         sized = names | SIZES[size] | self.given
         vars(self).update(sized | recipe(arch, sized["n_embd"], tie) | self.given)
         self.resume = str(self.resume).lower()                                    # True and False from Python
         self.compile = str(self.compile).lower()
-        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{arch}")
+        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{arch.split(':')[-1]}")
         check(self)
         self.model_config()                                                       # raises where options do not fit
         if self.init_from and self.resume == "true":
@@ -422,15 +439,31 @@ def load_weights(model, state, source):
     with blame(f"{source}: weights and config do not fit this model.py"):
         model.load_state_dict(weights)
 
-def load_model(source, device="cpu"):
-    """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads. Raises DataError."""
+def load_model(source, device="cpu", arch=None):
+    """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads; arch, if it is one of a file, says
+    where that file is now. Raises DataError."""
     state = read_checkpoint(source, device)
     names = {f.name for f in fields(GPTConfig)}
+    options = {name: value for name, value in state["config"].items() if name in names}
+    options["arch"] = arch_of(state, source, arch)
+    load_arch(options["arch"])
     with blame(f"{source}: weights and config do not fit this model.py"):
-        model = GPT(GPTConfig(**{name: value for name, value in state["config"].items() if name in names})).to(device)
+        model = GPT(GPTConfig(**options)).to(device)
     load_weights(model, state, source)
-    warn_of_other_source(state, source)
+    warn_of_other_source(state, source, options["arch"])
     return model.eval(), get_tokenizer(state["tokenizer"]), state
+
+def arch_of(state, source, given=None):
+    """A checkpoint's arch or, if it is the same of another file, the one given. A checkpoint alone makes no file run that
+    is not of this folder. Raises DataError."""
+    saved = state["config"]["arch"]
+    if given:
+        expect(given.split(":")[-1] == saved.split(":")[-1], f"{source}: made with arch={saved}, now arch={given}")
+        return given
+    file = Path(saved.rpartition(":")[0]).resolve()
+    is_ours = file.is_relative_to(Path(__file__).resolve().parent)
+    expect(is_ours or saved in ARCHS, f"{source}: made with code that is not of this folder; to run it: --arch={saved}")
+    return saved
 
 def source_digest(arch):
     """A digest of the code that an arch's function is written in: model.py's without other archs' blocks, comments left
@@ -443,9 +476,8 @@ def source_digest(arch):
         code.append(ast.unparse(ast.parse(Path(inspect.getfile(block)).read_text())))
     return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
 
-def warn_of_other_source(state, source):
+def warn_of_other_source(state, source, arch):
     """Says so where a checkpoint was written by other code than that which would go on from it."""
-    arch = state["config"]["arch"]
     if state.get("source", source_digest(arch)) != source_digest(arch):
         print(f"{source}: the code of {arch} has changed since; it may now be another function", file=sys.stderr)
 
@@ -462,6 +494,7 @@ def with_checkpoint(config, state, source):
         names = {f.name for f in fields(TrainConfig)} - {f.name for f in fields(RunConfig)}
         may_change = MAY_CHANGE
     saved = {name: value for name, value in state["config"].items() if name in names}
+    saved["arch"] = arch_of(state, source, config.given.get("arch"))
     other = [f"{name}={saved[name]}, now {name}={value}" for name, value in config.given.items()
              if name in saved and value != saved[name] and name not in may_change]
     if resumes and config.given.get("max_steps", math.inf) < saved["max_steps"]:
@@ -492,7 +525,7 @@ def settle(config, machine):
         expect(state["tokenizer"] == corpus.tokenizer, f"{source}: made with tokenizer={state['tokenizer']}, now "
                                                        f"{config.data} has {corpus.tokenizer}")
         if machine.rank == 0:
-            warn_of_other_source(state, source)
+            warn_of_other_source(state, source, config.arch)
     config = resolve(config, corpus.vocab_size, machine.world_size)
     machine.dtype = find_dtype(config.dtype, machine)
     config.dtype = str(machine.dtype).removeprefix("torch.")
