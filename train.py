@@ -406,7 +406,9 @@ def for_training(model, config, machine):
         for block in model.blocks:
             block.compile()
     if machine.world_size > 1:
-        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True), peak
+        parameters = inspect.signature(DistributedDataParallel).parameters
+        sync = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"     # before 2.13
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, **{sync: False}), peak
     return model, peak
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -687,14 +689,14 @@ def evaluate_only(config, machine, say):
     say(json.dumps({"weights": source_of(config), "step": state["step"], "data": config.data, **found}))
     return found
 
-def summary(config, model, corpus, begun):
+def summary(config, model, corpus, machine, begun):
     """What will run, in a few lines."""
     parameters = sum(p.numel() for p in model.parameters())
     epochs = config.max_steps * config.total_batch_size / (corpus.train.windows * config.block_size)
     source = source_of(config)
     lines = [f"{config.out_dir}: {config.arch}{f' from {source}' if source else ''}, {parameters:,} parameters; "
              f"{config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of {config.data}; "
-             f"peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; {config.device}, "
+             f"peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; {machine.device}, "
              f"{config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads"]
     if config.qk_norm and model.sphere:
         lines.append(f"qk_norm=true changes nothing: {config.arch} always makes q and k unit")
@@ -763,7 +765,7 @@ def train(config, watch=None, say=tell):
         del state                                    # gigabytes, of a large model
         forward, peak = for_training(model, config, machine)
         log = Log(config, begun, machine, say)
-        say(summary(config, model, corpus, begun))
+        say(summary(config, model, corpus, machine, begun))
         durations = deque(maxlen=config.log_interval)
         started = time.perf_counter() - progress["seconds"]
         with interrupts() as received:
