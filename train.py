@@ -18,6 +18,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ import socket
 import sys
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
@@ -237,6 +239,18 @@ def batches(tokens, step, config, machine):
     for i in range(0, len(mine), config.batch_size):
         yield tokens.batch(mine[i:i + config.batch_size], machine.device)
 
+def read_ahead(tokens, begun, config, machine):
+    """The micro-batches of all steps from `begun` on; a thread reads the next one while this one is computed."""
+    steps = range(begun, config.max_steps)
+    coming = itertools.chain.from_iterable(batches(tokens, step, config, machine) for step in steps)
+    with ThreadPoolExecutor(1) as reader:
+        if machine.device.type == "cuda":
+            reader.submit(torch.cuda.set_device, machine.device)                  # a thread's own; else it is the first
+        waiting = reader.submit(next, coming, None)
+        while batch := waiting.result():
+            waiting = reader.submit(next, coming, None)
+            yield batch
+
 @torch.no_grad()
 def evaluate(model, corpus, config, machine, stopped=()):
     """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
@@ -366,13 +380,13 @@ class Diverged(Exception):
     exit_code = 3                                    # after a loss that is no longer finite, or worse than guessing
 
 def optimizer_step(step, forward, model, optimizer, micro_batches, config, machine):
-    """A step on this rank's micro-batches: (its mean loss, norm of the gradient). Raises Diverged before the update."""
+    """A step on this rank's next micro-batches: (mean loss, norm of the gradient). Raises Diverged before the update."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
     torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))    # dropout
     micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
-    for i, (x, y) in enumerate(micro_batches, 1):    # the next is read while a GPU computes
+    for i, (x, y) in zip(range(1, micro_steps + 1), micro_batches):
         forward.require_backward_grad_sync = i == micro_steps                     # for DistributedDataParallel
         with machine.autocast():
             part = forward(x, y, loss_only=True)[1] / micro_steps
@@ -767,6 +781,7 @@ def train(config, watch=None, say=tell):
         forward, peak = for_training(model, config, machine)
         log = Log(config, begun, machine, say)
         say(summary(config, model, corpus, machine, begun))
+        micro_batches = read_ahead(corpus.train, begun, config, machine)
         durations = deque(maxlen=config.log_interval)
         started = time.perf_counter() - progress["seconds"]
         with interrupts() as received:
@@ -775,7 +790,6 @@ def train(config, watch=None, say=tell):
                 validates = log.lacks_validation(step)
                 if step > begun:
                     start = time.perf_counter()
-                    micro_batches = batches(corpus.train, step - 1, config, machine)
                     loss, norm = optimizer_step(step - 1, forward, model, optimizer, micro_batches, config, machine)
                     durations.append(time.perf_counter() - start)
                     if validates or step % config.log_interval == 0:
