@@ -817,9 +817,10 @@ def main(argv):
     try:
         train(config)
     except (Interrupted, Terminated) as stop:
-        words = [f"--{name}={value}" for name, value in given.items() if name not in ("resume", "init_from", "out_dir")]
+        again = {**given, "out_dir": config.out_dir, "resume": "true"}
+        words = [f"--{name}={value}" for name, value in again.items() if name != "init_from"]
         if is_first:
-            print(f"\n{stop} To go on: python train.py {' '.join(words)} --out_dir={config.out_dir} --resume=true")
+            print(f"\n{stop} To go on: python train.py {' '.join(words)}")
         return
     if is_first and not config.eval_only:
         print_sample(config)
