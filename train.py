@@ -482,15 +482,21 @@ def arch_of(state, source, given=None):
     expect(is_ours or saved in ARCHS, f"{source}: made with code that is not of this folder; to run it: --arch={saved}")
     return saved
 
+MODEL_SOURCE = inspect.getsource(model_py)           # as imported: who waits for a run may edit the file
+
 def source_digest(arch):
-    """A digest of the code that an arch's function is written in: model.py's without other archs' blocks, comments left
-    out, and its own file's."""
+    """A digest of what an arch computes with: the classes and functions of model.py except other archs' blocks, and its
+    own file if it has one; comments do not count."""
     block = ARCHS[arch]
-    others = {other.__name__ for other in ARCHS.values()} - {cls.__name__ for cls in block.__mro__}
-    tree = ast.parse(inspect.getsource(model_py))
-    code = [ast.unparse(node) for node in tree.body if getattr(node, "name", "") not in others]
+    blocks = [x for x in vars(model_py).values() if inspect.isclass(x) and issubclass(x, model_py.Block)]
+    others = {other.__name__ for other in blocks if other not in block.__mro__}
+    code = []
+    for node in ast.parse(MODEL_SOURCE).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name not in others:
+            code.append(ast.unparse(node))
     if block.__module__ != model_py.__name__:
-        code.append(ast.unparse(ast.parse(Path(inspect.getfile(block)).read_text())))
+        with contextlib.suppress(OSError, TypeError):                             # a class in a notebook has no file
+            code.append(ast.unparse(ast.parse(Path(inspect.getfile(block)).read_text())))
     return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
 
 def warn_of_other_source(state, source, arch):
