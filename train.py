@@ -533,6 +533,7 @@ def source_of(config):
 
 def settle(config, machine):
     """(config with nothing left to find out, Corpus, checkpoint's dict or None)"""
+    config = copy.copy(config)                       # the caller's stays as it is
     if config.resume == "auto":
         is_there = machine.rank == 0 and Path(config.out_dir, "ckpt.pt").exists()                # others may see it later
         config.resume = "true" if machine.any(is_there) else "false"
@@ -625,7 +626,9 @@ class Log:
         self.told = self.drawn = 0.0                 # when
         if self.writes and config.resume != "true":
             move_earlier_run(self.folder, say)
-        self.records = [record for record in read_log(self.folder) if record["step"] <= step]
+        self.records = []
+        if config.resume == "true":
+            self.records = [record for record in read_log(self.folder) if record["step"] <= step]
         if self.writes:
             with atomic(self.folder / "log.jsonl") as file:
                 for record in self.records:
