@@ -60,6 +60,7 @@ class GPTConfig:
             self.expect(name, getattr(self, name) >= 1, "at least 1")
         for name in ("rope_fraction", "dropout"):
             self.expect(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        self.expect("embed_std", 0 < self.embed_std < math.inf, "more than 0")
         self.expect("pos", self.pos in get_args(Position), "rope or learned")
         self.expect("mlp", self.mlp in get_args(Activation), "swiglu or gelu")
         fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]

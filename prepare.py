@@ -67,6 +67,7 @@ Seed = Annotated[int, Limit(lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 
 Positive = Annotated[float, Limit(lambda x: 0 < x < math.inf, "more than 0")]
 NotNegative = Annotated[float, Limit(lambda x: 0 <= x < math.inf, "at least 0")]
 Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "from 0 to 1")]
+Beta = Annotated[float, Limit(lambda x: 0 <= x < 1, "from 0 to below 1")]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass
@@ -108,7 +109,7 @@ def choose(name, given, valid, hint=""):
     if given not in valid:
         near = difflib.get_close_matches(str(given).lower(), valid, 1, 0.4)
         meant = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{meant}{hint}")
+        raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{hint}{meant}")
 
 def check(config):
     """Raises ConfigError unless every option is one of its choices and within its limit; None is not set yet."""

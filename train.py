@@ -47,8 +47,8 @@ from torch.utils.benchmark import Timer
 
 import model as model_py
 from model import ARCHS, GPT, ConfigError, GPTConfig
-from prepare import (DataError, Count, Device, NotNegative, Positive, Seed, Share, atomic, blame, check, choose, expect,
-                     get_tokenizer, prepare, read_meta, read_shard, run_script, token_lengths, typed)
+from prepare import (Beta, DataError, Count, Device, NotNegative, Positive, Seed, Share, atomic, blame, check, choose,
+                     expect, get_tokenizer, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
 SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0, max_steps=1600,
@@ -73,7 +73,7 @@ RECIPES = {
 
 def recipe(arch, n_embd, tie):
     """What the arch's family trains with, unless told otherwise."""
-    found = dict(RECIPES[ARCHS[arch].family])
+    found = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
     found["learning_rate"] *= (128 / n_embd) ** 0.5                               # a guess at other widths
     if tie:
         found["embed_std"] = 0.02                                                 # README, choice 8
@@ -117,8 +117,8 @@ class TrainConfig(RunConfig, GPTConfig):
     min_lr_ratio: Share = 0.01        # last learning rate over the peak; a cosine leads there
     warmup_ratio: Share = 0.0         # share of the steps in which the rate rises (by arch)
     weight_decay: NotNegative = 0.0   # of matrices and embeddings (by arch)
-    beta1: Share = 0.9                # of Adam
-    beta2: Share = 0.95               # of Adam
+    beta1: Beta = 0.9                # of Adam
+    beta2: Beta = 0.95               # of Adam
     eps: Positive = 1e-9              # of Adam
     grad_clip: NotNegative = 1.0      # largest norm of the gradient; 0 for no limit
     seed: Seed = 1337                 # of weights, order of the data, and dropout
