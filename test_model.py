@@ -10,6 +10,8 @@ import math
 import os
 import random
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -914,118 +917,209 @@ def test_run_script_shows_bugs_and_says_nothing_of_a_closed_pipe(monkeypatch):
 # train.py
 
 HERE = Path(train_py.__file__).resolve().parent
+CPU = torch.device("cpu")
 SMALL_RUN = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=128, max_steps=6,
                  eval_tokens=128, eval_interval=3, checkpoint_interval=3, log_interval=1, dtype="float32",
                  compile="false", device="cpu")
-UNSAID = dict(n_layer=None, n_head=None, n_embd=None, block_size=None)       # as where a command does not give them
-
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """A corpus of bytes, "abcd..." with noise: three shards to train on, one held out."""
+    """A corpus of bytes, "abcd..." with noise: one shard held out, three to train on."""
     folder = tmp_path_factory.mktemp("data") / "tiny"
     folder.mkdir()
     random = np.random.default_rng(0)
     text = np.where(random.random(9000) < 0.1, random.integers(97, 123, 9000), 97 + np.arange(9000) % 26)
     text[::500] = 256
-    for number, (start, stop) in enumerate([(0, 1000), (1000, 4000), (4000, 4100), (4100, 9000)]):
-        write_shard(folder / f"tiny_{'train' if number else 'val'}_{number:06d}.bin", text[start:stop])
-    write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257, source="test", train_tokens=8000,
-                                          val_tokens=1000,
-                                          train_bytes=7984, val_bytes=998, versions={"numpy": "2"}, options={"a": 1},
-                                          complete=True))
+    write_shard(folder / "tiny_val_000000.bin", text[:1000])
+    write_shard(folder / "tiny_train_000001.bin", text[1000:4000])
+    write_shard(folder / "tiny_train_000002.bin", text[4000:4100])
+    write_shard(folder / "tiny_train_000003.bin", text[4100:])
+    write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257, complete=True,
+                                          train_tokens=8000, val_tokens=1000))
     return folder
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Nothing is measured and no picture drawn: this machine multiplies at 1e11 operations a second."""
+    monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: 1e11)
+    monkeypatch.setattr(train_py, "draw_losses", lambda records, path: path.touch())
 
 @pytest.fixture
-def tiny(corpus, tmp_path):
+def tiny(corpus, tmp_path, quick):
     """A function that makes a TrainConfig of a tiny run in tmp_path/run."""
-    places = {"data": str(corpus), "out_dir": str(tmp_path / "run")}
-    return lambda **options: TrainConfig(**{**SMALL_RUN, **places, **options})
+    places = dict(data=str(corpus), out_dir=str(tmp_path / "run"))
+    return lambda **options: TrainConfig(**SMALL_RUN | places | options)
 
+@pytest.fixture
+def archs():
+    """ARCHS, to which a test may add."""
+    with patch.dict(ARCHS):
+        yield ARCHS
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """A function that runs train.py's command line: (exit code, stdout, stderr)."""
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        code = 0
+        try:
+            run_script(train_py.main)
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+    return run
+
+def words(config):
+    return [f"--{name}={value}" for name, value in config.given.items()]
+
+def go_on(config, **options):
+    """The same run, of which nothing else is given again."""
+    return TrainConfig(out_dir=config.out_dir, resume=True, device="cpu", batch_size=4, **options)
+
+def checkpoint(config):
+    return read_checkpoint(config.out_dir)
 
 def weights(config):
-    return read_checkpoint(Path(config.out_dir, "ckpt.pt"))["model"]
-
+    return checkpoint(config)["model"]
 
 def same_state(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    if a.keys() != b.keys():
+        return False
+    return all(torch.equal(a[name], b[name]) for name in a)
 
+def column(log, name):
+    """[(step, value)] of the records that hold one."""
+    return [(record["step"], record[name]) for record in log if name in record]
 
 # ---- Options
 
 def test_given_options_win_over_recipe_and_that_over_size():
-    c = resolve(TrainConfig(arch="ngpt", size="125m", n_layer=3, learning_rate=0.5))
-    assert (c.n_layer, c.n_embd, c.learning_rate, c.weight_decay, c.vocab_size) == (3, 512, 0.5, 0.0, 50304)
-    wide = resolve(TrainConfig(arch="ngpt", n_embd=512))
-    assert wide.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)
-    assert resolve(TrainConfig(arch="normformer", tie=True)).embed_std == 0.02
-    for arch, recipe in RECIPES.items():
-        c = resolve(TrainConfig(arch=arch))
-        assert {name: getattr(c, name) for name in recipe} == recipe
-    assert [f.name for f in fields(c) if getattr(c, f.name) is None] == ["init_from"]
+    c = TrainConfig(arch="ngpt", size="125m", n_layer=3, weight_decay=0.5)
+    assert (c.n_layer, c.weight_decay) == (3, 0.5)
+    assert (c.n_embd, c.vocab_size) == (512, 50304)
+    assert c.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)        # of width 128
+    assert TrainConfig(arch="normformer", tie=True).embed_std == 0.02
+    unknown = [name for name, value in asdict(resolve(TrainConfig())).items() if value is None]
+    assert unknown == ["init_from"]
 
+def test_a_config_remembers_what_was_given():
+    c = TrainConfig(arch="ngpt", size="32m", n_layer=None, max_steps=3)
+    assert (c.n_layer, c.max_steps) == (6, 3)
+    assert c.given == dict(arch="ngpt", size="32m", max_steps=3)
+    other = replace(c, arch="rmsnorm")               # all of it is given now
+    assert other.learning_rate == c.learning_rate
+    assert other.given["n_layer"] == 6
+    with pytest.raises(ConfigError, match="option=max_step: .*did you mean max_steps"):
+        TrainConfig(max_step=3)
 
-def test_sizes_are_table_f1():
-    table = {"32m": (6, 4, 256), "62m": (10, 6, 384), "125m": (18, 8, 512), "250m": (18, 12, 768),
-             "0.5b": (24, 16, 1024), "1b": (36, 20, 1280)}
-    for size, (layers, heads, width) in table.items():
-        c = resolve(TrainConfig(arch="rmsnorm", size=size))
-        assert (c.n_layer, c.n_head, c.n_embd, c.block_size, c.rope_fraction) == (layers, heads, width, 2048, 0.5)
-        with torch.device("meta"):
-            assert c.max_steps == math.ceil(20 * sum(p.numel() for p in GPT(c.model_config()).parameters()) / 2 ** 19)
+@pytest.mark.parametrize("size, layers, heads, width", [
+    ("32m", 6, 4, 256), ("62m", 10, 6, 384), ("125m", 18, 8, 512), ("250m", 18, 12, 768), ("0.5b", 24, 16, 1024),
+    ("1b", 36, 20, 1280)])
+def test_sizes_are_table_f1(size, layers, heads, width):
+    c = resolve(TrainConfig(arch="rmsnorm", size=size))
+    assert (c.n_layer, c.n_head, c.n_embd) == (layers, heads, width)
+    assert (c.block_size, c.rope_fraction) == (2048, 0.5)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
+    assert c.max_steps == math.ceil(20 * parameters / 2 ** 19)
 
+def test_batches_follow_what_was_given_and_how_many_processes_there_are():
+    def found(ranks, **options):
+        c = resolve(TrainConfig(**options), world_size=ranks)
+        return c.batch_size, c.total_batch_size
+    assert found(2, total_batch_size=6144) == (6, 6144)
+    assert found(1, batch_size=3) == (3, 2304)
+    assert found(64) == (1, 16384)
+    assert found(8, size="0.5b") == (8, 2 ** 19)
 
-def test_derived_values_follow_what_was_given():
-    c = resolve(TrainConfig(max_steps=1000, warmup_ratio=0.3))
-    assert (c.pn_warmup, c.out_dir, c.vocab_size, c.total_batch_size) == (300, "out/angpt", 257, 2048)
-    assert resolve(TrainConfig(size="0.5b"), world_size=8).total_batch_size == 2 ** 19
-    assert resolve(TrainConfig(arch="powernorm", pn_warmup=0)).pn_warmup == 0
-    for total, batch, ranks, *found in (6144, None, 2, 6, 6144), (None, 3, 1, 3, 2304), (None, None, 64, 1, 16384):
-        c = resolve(TrainConfig(total_batch_size=total, batch_size=batch), world_size=ranks)
-        assert [c.batch_size, c.total_batch_size] == found
-    for steps, *found in (5, 4096, 1, 100), (500, 5120, 50, 100), (1600, 2 ** 14, 160, 160), (20000, 2 ** 14, 500, 500):
-        c = resolve(TrainConfig(max_steps=steps))
-        assert [c.eval_tokens, c.eval_interval, c.checkpoint_interval] == found
-        if steps > 400:                                   # a held-out token takes half the time of one to train on
-            assert c.eval_tokens / 2 / (c.eval_interval * c.total_batch_size) < 0.03
+@pytest.mark.parametrize("steps", [500, 1600, 20000])
+def test_ten_validations_or_more_take_a_small_share_of_the_time(steps):
+    c = resolve(TrainConfig(max_steps=steps, warmup_ratio=0.3))
+    assert steps / c.eval_interval >= 10
+    assert c.eval_tokens / 2 < 0.03 * c.eval_interval * c.total_batch_size    # they need no backward
+    assert c.checkpoint_interval == max(100, c.eval_interval)
+    assert c.pn_warmup == 0.3 * steps
 
+def test_the_shortest_run_is_validated_on_enough_tokens():
+    assert resolve(TrainConfig(max_steps=1)).eval_tokens == 4096
 
-def test_an_arch_without_a_recipe_trains_like_its_family(monkeypatch):
-    monkeypatch.setitem(ARCHS, "other", ARCHS["layernorm"])
-    for arch in ("normformer", "ngpt", "angpt"):
-        monkeypatch.setitem(ARCHS, "mine", functools.partial(type("Mine", (ARCHS[arch],), {})))
-        assert asdict(resolve(TrainConfig(arch="mine"))).items() >= RECIPES[arch].items()
-    assert resolve(TrainConfig(arch="other")).warmup_ratio == RECIPES["rmsnorm"]["warmup_ratio"]
+@pytest.mark.parametrize("arch", RECIPES)
+def test_a_seventh_arch_trains_like_its_family(archs, arch):
+    class Mine(archs[arch]):
+        pass
+    archs["mine"] = Mine
+    assert asdict(TrainConfig(arch="mine")).items() >= RECIPES[arch].items()
 
+def test_an_arch_of_no_family_trains_like_rmsnorm(archs):
+    class Mine(model_py.Block):
+        pass
+    archs["mine"] = Mine
+    assert asdict(TrainConfig(arch="mine")).items() >= RECIPES["rmsnorm"].items()
 
-@pytest.mark.parametrize("options, words", [
-    (dict(arch="ngtp"), "did you mean ngpt"), (dict(arch="gpt+"), "--arch=rmsnorm --qk_norm=true"),
-    (dict(arch="rmsnorm+"), "--qk_norm=true"), (dict(arch="ngpt_arc"), "lessons/variants.py"),
-    (dict(size="125b"), "did you mean 125m"), (dict(device="gpu"), "auto, cpu, cuda, mps"),
-    (dict(dtype="float16"), "bfloat16"),
-    (dict(mlp="relu"), "expected swiglu"), (dict(n_layer=0), "at least 1"), (dict(learning_rate=-1.0), "more than 0"),
-    (dict(learning_rate=math.nan), "more than 0"), (dict(dropout=1.5), "from 0 to 1"), (dict(beta2=1.0), "below 1"),
-    (dict(seed=-1), "at least 0"), (dict(resid_scale=True), "arch=angpt"), (dict(embed_std=0.0), "more than 0"),
-    (dict(n_head=3), "4"), (dict(arch="ngpt", tie=True), "expected False"), (dict(vocab_size=100), "corpus's 257"),
-    (dict(total_batch_size=3000), "the nearest is 2048"),
-    (dict(arch="powernorm", n_embd=18, n_head=2), "multiple of 4"),
-    (dict(learning_rate=math.inf), "more than 0"), (dict(seed=2 ** 32), "below 2 ** 32"), (dict(resume="y"), "auto"),
-    *[({name: 0}, "") for name in "max_steps eval_tokens eval_interval checkpoint_interval log_interval eps".split()],
-    *[({name: -1}, "") for name in "grad_clip min_lr_ratio warmup_ratio beta1 weight_decay pn_warmup".split()],
-])
-def test_options_that_do_not_fit_are_one_line(options, words):
-    assert TrainConfig(resume=True, beta1=0.0, min_lr_ratio=0.0, dropout=1.0).resume == "true"        # these do
-    with pytest.raises(ConfigError) as error:
-        resolve(TrainConfig(**{"batch_size": 8, **options}))
-    assert words in str(error.value) and "\n" not in str(error.value)
+@pytest.mark.parametrize("options, says", [line.split("  ") for line in """
+--arch=ngtp  did you mean ngpt?
+--arch=gpt  GPT+ is --arch=rmsnorm --qk_norm=true
+--arch=rmsnorm+  --arch=rmsnorm --qk_norm=true
+--arch=nowhere.py:mine  no file nowhere.py
+--arch=FILE:mine  mine.txt is no Python file
+--size=125b  did you mean 125m?
+--device=gpu  expected one of auto, cpu, cuda, mps
+--dtype=float16  did you mean bfloat16?
+--mlp=relu  expected one of swiglu, gelu
+--resume=y  expected one of true, false, auto
+--keep_best=1  expected one of true, false
+--n_layer=0  at least 1
+--max_steps=0  at least 1
+--eval_tokens=0  at least 1
+--eval_interval=0  at least 1
+--checkpoint_interval=0  at least 1
+--log_interval=0  at least 1
+--eps=0  more than 0
+--embed_std=0  more than 0
+--learning_rate=-1  more than 0
+--learning_rate=nan  more than 0
+--learning_rate=inf  more than 0
+--weight_decay=-1  at least 0
+--grad_clip=-1  at least 0
+--pn_warmup=-1  at least 0
+--dropout=1.5  from 0 to 1
+--min_lr_ratio=-1  from 0 to 1
+--warmup_ratio=-1  from 0 to 1
+--beta1=-1  from 0 to below 1
+--beta2=1  from 0 to below 1
+--seed=-1  at least 0
+--seed=4294967296  below 2 ** 32
+--resid_scale  resid_scale=True: expected False with arch=angpt
+--arch=ngpt --tie  tie=True: expected False with arch=ngpt
+--n_embd=130 --n_head=4  n_embd=130: expected a multiple of n_head=4, such as 128
+--arch=powernorm --n_embd=18  multiple of 4
+--vocab_size=100  at least the corpus's 257
+--total_batch_size=100  the nearest is 128
+--max_steps=x  max_steps=x: expected a whole number
+--max_steps=1e2  max_steps=1e2: expected a whole number; write 100
+--max_step=3  did you mean --max_steps?
+--lr=1  did you mean --learning_rate?
+--epochs=3  did you mean --max_steps?
+--out_dir=FILE  no folder that can be written to
+--out_dir=/proc/x  no folder that can be written to
+--data=nowhere  data=nowhere: no such corpus; python prepare.py --source=... makes a corpus
+--data=FILE  python prepare.py --source=FILE, then --data=data/mine
+--resume=true  run/ckpt.pt: no such checkpoint
+--init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
+--init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
+--init_from=nowhere --resume=true  init_from=nowhere starts a run, resume=true goes on with one
+""".strip().splitlines()])
+def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
+    file = tmp_path / "mine.txt"
+    file.write_text("x")
+    code, _, said = command(*words(tiny()), *options.replace("FILE", str(file)).split())
+    assert code == 2 and said.startswith("train.py: ") and said.count("\n") == 1
+    assert says.replace("FILE", str(file)) in said
 
-
-def test_a_partial_of_a_sphere_block_keeps_its_restrictions(monkeypatch):
-    monkeypatch.setitem(ARCHS, "mine", functools.partial(NGPTBlock))
-    with pytest.raises(ConfigError, match="tie=True: expected False"):
-        GPTConfig(arch="mine", tie=True)
-
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_torch_does_not_see_is_said():
+    with pytest.raises(ConfigError, match="device=cuda: torch .* sees none here, only cpu"):
+        train_py.find_device("cuda")
 
 # ---- Data
 
@@ -1035,135 +1129,176 @@ def test_windows_cross_shards(corpus):
     assert tokens.windows == (len(whole) - 1) // 16
     for i in (0, 187, 188, 193, 194, tokens.windows - 1):
         assert (tokens.window(i) == whole[16 * i:16 * i + 17]).all()
-    x, y = tokens.batch([3, 194], torch.device("cpu"))
-    assert x.shape == y.shape == (2, 16) and (x[:, 1:] == y[:, :-1]).all() and (y[1, -1].item() == whole[16 * 195])
-    assert (Tokens(corpus, "train", 19, 257).window(420) == whole[-20:]).all()       # to the last token
+    x, y = tokens.batch([3, 194], CPU)
+    assert (x.numpy() == [whole[48:64], whole[16 * 194:16 * 195]]).all()
+    assert (y.numpy() == [whole[49:65], whole[16 * 194 + 1:16 * 195 + 1]]).all()
+
+def test_tokens_that_are_too_few_or_too_many_are_said(corpus):
     with pytest.raises(DataError, match="000003.bin: token 256 in 256 tokens"):
         Tokens(corpus, "train", 16, 256).window(218)
     with pytest.raises(DataError, match="expected more than block_size=2000"):
         Tokens(corpus, "val", 2000, 257)
 
-
-class Rank(Machine):
-    """A place in a group of processes that are not there."""
-    def __init__(self, rank, world_size):
-        super().__init__("cpu")
-        self.rank, self.world_size = rank, world_size
-
+class Alone(Machine):
+    """A place among processes that are not there."""
     def sum(self, x):
         return x
-
 
 def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus, tiny):
     tokens = Tokens(corpus, "train", 16, 257)
 
-    def rows(step, world_size=1, **options):
+    def windows(step, world_size=1, **options):
         config = tiny(**options)
-        micro = [list(batches(tokens, step, config, Rank(rank, world_size))) for rank in range(world_size)]
-        assert all(len(x) == config.batch_size for rank in micro for x, _ in rank)
-        return sorted(tuple(row.tolist()) for rank in micro for x, _ in rank for row in x)
+        rows = []
+        for rank in range(world_size):
+            for x, _ in batches(tokens, step, config, Alone(CPU, rank=rank, world_size=world_size)):
+                assert len(x) == config.batch_size
+                rows += x.tolist()
+        return rows
 
-    assert rows(5) == rows(5, 2) == rows(5, 4, batch_size=1) == rows(5, batch_size=8)
-    assert rows(5) != rows(6) and rows(5) != rows(5, seed=1)
-    seen = [tuple(row.tolist()) for i in range(125) for x, _ in batches(tokens, i, tiny(), Rank(0, 1)) for row in x]
-    assert tokens.windows == 499 and seen[:499] != seen[499:998]                     # both epochs end within a step
-    for epoch in (seen[:499], seen[499:998]):
-        assert sorted(epoch) == sorted(tuple(tokens.window(i)[:-1].tolist()) for i in range(499))
+    assert sorted(windows(5)) == sorted(windows(5, 2)) == sorted(windows(5, 4, batch_size=1))
+    assert windows(5) == windows(5, batch_size=8) != windows(6)
+    assert windows(5) != windows(5, seed=1)
+    seen = []
+    for step in range(125):
+        seen += windows(step)
+    first, second = seen[:499], seen[499:998]                                            # each ends within a step
+    every = [tokens.window(i)[:-1].tolist() for i in range(tokens.windows)]
+    assert first != second and sorted(first) == sorted(second) == sorted(every)
 
-
-def test_validation_is_the_mean_over_the_same_tokens_whoever_reads(corpus, tiny):
-    config, tokens = tiny(eval_tokens=160), Tokens(corpus, "val", 16, 257)
+def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
+    held_out = train_py.Corpus(corpus, 16)
     torch.manual_seed(0)
-    model, sizes = GPT(resolve(config).model_config()), torch.ones(257).long()
-    sizes[256] = 0
-    *found, few, most, more = (evaluate(model, tokens, tiny(batch_size=n, eval_tokens=m), Machine("cpu"), sizes)
-                               for n, m in ((1, 160), (3, 160), (10, 160), (3, 9), (3, 992), (3, 9999)))
-    x, y = tokens.batch(range(10), torch.device("cpu"))
-    loss = torch.nn.functional.cross_entropy(model(x, y)[0].flatten(0, 1), y.flatten()).item()
-    bits = loss * 160 / math.log(2) / (y != 256).sum().item()
-    assert all(f["val_loss"] == pytest.approx(loss) and f["val_bpb"] == pytest.approx(bits) for f in found)
-    assert model.training and few["val_loss"] > 1 and most == more
+    model = GPT(resolve(tiny()).model_config())
 
+    def found(batch_size, eval_tokens):
+        return evaluate(model, held_out, tiny(batch_size=batch_size, eval_tokens=eval_tokens), Machine(CPU))
 
-# ---- Optimizer
+    x, y = held_out.val.batch(range(10), CPU)
+    loss = F.cross_entropy(model(x, y)[0].flatten(0, 1), y.flatten()).item()
+    bits = loss * 160 / math.log(2) / (y != 256).sum().item()                            # an end of text has no bytes
+    for batch_size in (1, 3, 10):
+        assert found(batch_size, 160) == pytest.approx(dict(val_loss=loss, val_bpb=bits))
+    assert found(3, 9)["val_loss"] > 1                                                   # one window at least
+    assert found(3, 992) == found(3, 9999) and model.training
+
+# ---- The machine
+
+@pytest.mark.parametrize("name, speed, expected", [("auto", 1.4, torch.float32), ("auto", 1.6, torch.bfloat16),
+                                                   ("float32", 9, torch.float32), ("bfloat16", 1, torch.bfloat16)])
+def test_auto_is_bfloat16_where_that_is_much_faster(monkeypatch, name, speed, expected):
+    monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: speed if dtype == torch.bfloat16 else 1.0)
+    machine = Machine(CPU, train_py.find_dtype(name, Machine(CPU)))
+    assert machine.dtype == expected
+    peak, origin = train_py.peak_flops(machine)
+    assert peak == (speed if expected == torch.bfloat16 else 1.0) and "own matrix product" in origin
+
+@pytest.mark.parametrize("gpu, peak", [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12),
+                                       ("NVIDIA L40S", 362e12), ("Tesla T4", 1e11)])
+def test_the_peak_of_a_known_gpu_is_its_data_sheet_s(quick, monkeypatch, gpu, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    machine = Machine(torch.device("cuda"), torch.bfloat16)
+    flops, origin = train_py.peak_flops(machine)
+    assert flops == peak and ("data sheet" in origin) == (peak > 1e12)
+    assert train_py.peak_flops(Machine(torch.device("cuda")))[0] == 1e11                 # float32 is not on it
+
+def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypatch):
+    compiled = []
+    def compile_function(function):
+        compiled.append("loss")
+        return function
+    monkeypatch.setattr(torch, "compile", compile_function)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
+    work = flops_per_token(GPT(resolve(tiny()).model_config())) * 6 * 128
+    for seconds, compiler in ((14.9, "/usr/bin/g++"), (15.1, None), (15.1, "/usr/bin/g++")):
+        assert compiled == []
+        monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: work / seconds)
+        monkeypatch.setattr(train_py.shutil, "which", lambda name: compiler)
+        train(tiny(compile="auto"), say=None)
+    train(tiny(compile=True), say=None)
+    assert compiled == 2 * ["ANGPTBlock", "ANGPTBlock", "loss"]
+
+# ---- A step
 
 def test_learning_rate_is_a_line_and_a_cosine():
-    config = resolve(TrainConfig(arch="rmsnorm", max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1))
-    assert [learning_rate(config, s) for s in (0, 9, 19, 20)] == pytest.approx([0.1, 1.0, 2.0, 2.0])
-    assert learning_rate(config, 99) == pytest.approx(0.2)
-    assert (learning_rate(config, 59) + learning_rate(config, 60)) / 2 == pytest.approx(1.1, rel=1e-2)      # halfway
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_every_parameter_is_in_one_group_and_vectors_do_not_decay(arch):
-    model = GPT(GPTConfig(arch=arch, n_layer=1, n_embd=8, n_head=2, block_size=4))
-    decay, none = make_optimizer(model, resolve(TrainConfig(arch=arch, weight_decay=0.3))).param_groups
-    assert {p.dim() for p in decay["params"]} == {2} and {p.dim() for p in none["params"]} <= {0, 1}
-    assert (decay["weight_decay"], none["weight_decay"], decay["betas"], decay["eps"]) == (0.3, 0.0, (0.9, 0.95), 1e-9)
-    assert len(decay["params"]) + len(none["params"]) == len(list(model.parameters()))
-
+    config = TrainConfig(max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1)
+    rates = [learning_rate(config, step) for step in range(100)]
+    assert [rates[0], rates[9], rates[19], rates[20], rates[99]] == pytest.approx([0.1, 1.0, 2.0, 2.0, 0.2])
+    assert (rates[59] + rates[60]) / 2 == pytest.approx(1.1, rel=1e-2)                   # halfway
 
 def test_flops_are_those_of_the_matrices_and_of_attention():
     c = GPTConfig(arch="rmsnorm", n_layer=3, n_embd=32, n_head=2, block_size=8, vocab_size=50)
     assert flops_per_token(GPT(c)) == 6 * (3 * 16 * 32 ** 2 + 50 * 32) + 3 * 12 * 32 * 8 / 2
 
-
-@pytest.mark.parametrize("arch", ["angpt", "powernorm"])
-def test_train_is_the_loop_written_out(tiny, corpus, arch):
-    config = tiny(arch=arch, grad_clip=0.5)
-    log, c, tokens = train(config, say=None), resolve(config), Tokens(corpus, "train", 16, 257)
+@pytest.mark.parametrize("arch, batch_size, grad_clip", [("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
+def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip):
+    config = tiny(arch=arch, batch_size=batch_size, grad_clip=grad_clip, weight_decay=0.3)
+    log = train(config, say=None)
+    c = resolve(config)
+    tokens = Tokens(corpus, "train", 16, 257)
     torch.manual_seed(c.seed)
-    model, losses = GPT(c.model_config()), []
-    decay, rest = [p for p in model.parameters() if p.dim() == 2], [p for p in model.parameters() if p.dim() < 2]
-    adam = torch.optim.AdamW([dict(params=decay, weight_decay=c.weight_decay), dict(params=rest, weight_decay=0.0)],
-                             betas=(0.9, 0.95), eps=1e-9)
+    model = GPT(c.model_config())
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [dict(params=matrices, weight_decay=0.3), dict(params=others, weight_decay=0.0)]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-9)
+    order = np.random.default_rng((c.seed, 0)).permutation(tokens.windows)
+    losses = []
     for step in range(6):
-        order = np.random.default_rng((c.seed, 0)).permutation(tokens.windows)[8 * step:8 * step + 8]
         losses.append(0.0)
-        for half in order.reshape(2, 4):                  # two micro-steps of four windows
-            rows = torch.stack([torch.from_numpy(tokens.window(i)) for i in half])
-            loss = model(rows[:, :-1], rows[:, 1:])[1] / 2
+        for part in order[8 * step:8 * step + 8].reshape(-1, batch_size):
+            rows = torch.stack([torch.from_numpy(tokens.window(i)) for i in part])
+            loss = model(rows[:, :-1], rows[:, 1:])[1] * batch_size / 8
             loss.backward()
             losses[-1] += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        if grad_clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
         for group in adam.param_groups:
             group["lr"] = learning_rate(c, step)
         adam.step()
         adam.zero_grad()
         model.project_()
-    assert [r["loss"] for r in log if "loss" in r] == pytest.approx(losses, rel=1e-5)
+    assert [loss for _, loss in column(log, "loss")] == pytest.approx(losses, rel=1e-5)
     ours = weights(config)
-    assert all(torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6) for name, value in model.state_dict().items())
+    for name, value in model.state_dict().items():
+        assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
 
-
-def test_micro_steps_change_nothing_nor_does_a_limit_of_0(tiny, tmp_path):
-    losses = [train(tiny(batch_size=n, grad_clip=clip, out_dir=str(tmp_path / str(n))), say=None)[-1]["val_loss"]
-              for n, clip in ((1, 0), (8, 1e9))]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
+def test_each_step_of_each_rank_has_its_own_dropout(tiny):
+    seeds = set()
+    for step, rank, seed in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (0, 0, 2)):
+        c = resolve(tiny(seed=seed))
+        model = GPT(c.model_config())
+        optimizer_step(step, model, model, make_optimizer(model, c), [], c, Alone(CPU, rank=rank, world_size=2))
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 5
 
 # ---- Runs
 
-def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny, corpus):
+def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny):
     told = []
     config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20, log_interval=10)
     log = train(config, say=told.append)
     out = Path(config.out_dir)
-    assert log == read_log(out) and [r["step"] for r in log if "val_loss" in r] == [0, 20, 40, 60]
-    assert log[-1]["val_loss"] < 0.7 * log[0]["val_loss"] and log[0]["config"] == asdict(replace(
-        resolve(config), dtype="float32", compile="false"))
-    assert {"step", "tokens", "seconds", "loss", "val_loss", "val_bpb", "lr", "grad_norm", "tokens_per_s",
-            "mfu"} <= log[-1].keys()
-    assert log[-1]["tokens"] == 60 * 128 and (out / "loss.png").read_bytes()[:4] == b"\x89PNG"
-    assert sorted(p.name for p in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
     assert "0.96 epochs" in told[0] and "peak learning rate 0.01, warm-up 20%" in told[0]
+    assert read_log(out) == log
+    assert [record["step"] for record in log] == [0, 10, 20, 30, 40, 50, 60]
+    losses = dict(column(log, "val_loss"))
+    assert list(losses) == [0, 20, 40, 60]
+    assert losses[60] < 0.7 * losses[0]
+    assert log[0]["config"] == asdict(resolve(config))
+    last = log[-1]
+    assert last.keys() >= {"seconds", "loss", "val_bpb", "lr", "grad_norm"}
+    assert last["tokens"] == 60 * 128
+    flops = flops_per_token(GPT(resolve(config).model_config()))
+    assert last["mfu"] == pytest.approx(last["tokens_per_s"] * flops / 1e11)
     state = torch.load(out / "ckpt.pt", weights_only=True)
-    assert state["step"] == 60 and state["best_val_loss"] == min(r["val_loss"] for r in log[1:] if "val_loss" in r)
-    model, tokenizer, _ = load_model(out / "ckpt.pt")
-    found = evaluate(model, Tokens(corpus, "val", 16, 257), resolve(config), Machine("cpu"), torch.ones(257))
-    assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6) and tokenizer.name == "bytes"
-    assert log[-1]["mfu"] == pytest.approx(log[-1]["tokens_per_s"] * flops_per_token(model) / 1e11)
+    assert (state["step"], state["best_val_loss"]) == (60, min(losses.values()))
 
+def test_losses_are_drawn_as_a_picture(tmp_path):
+    records = [dict(step=i, tokens=100 * i, loss=3 - i, val_loss=4 - i) for i in range(3)]
+    train_py.draw_losses(records, tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 def test_watch_sees_each_validation_and_joins_the_record(tiny):
     seen = []
@@ -1172,21 +1307,22 @@ def test_watch_sees_each_validation_and_joins_the_record(tiny):
         return {"twice": 2 * step} if step else None
     log = train(tiny(log_interval=5), watch=watch, say=None)
     assert seen == [(0, True, False), (3, True, True), (6, True, True)]
-    assert [r.get("twice") for r in log if "val_loss" in r] == [None, 6, 12] and all("loss" in r for r in log[1:])
+    assert column(log, "twice") == [(3, 6), (6, 12)] and all("loss" in record for record in log[1:])
 
-
-def test_a_new_run_moves_what_it_finds(tiny, tmp_path):
+def test_a_new_run_moves_what_it_finds_of_another(tiny, tmp_path):
     logs = [train(tiny(seed=seed), say=None) for seed in (1, 2, 3)]
-    folders = [tmp_path / name for name in ("run.1", "run.2", "run")]
+    os.remove(tmp_path / "run" / "ckpt.pt")          # a log alone is moved, too
+    logs.append(train(tiny(), say=None))
+    folders = [tmp_path / name for name in ("run.1", "run.2", "run.3", "run")]
     assert [read_log(folder) for folder in folders] == logs
-    assert all((folder / "ckpt.pt").exists() for folder in folders)
-    (notes := tmp_path / "gpt2 notes").mkdir()
-    (notes / "mine.txt").write_text("keep")
-    train(tiny(out_dir=str(notes)), say=None)
-    assert (notes / "mine.txt").exists() and len([*tmp_path.iterdir()]) == 4 and read_checkpoint(notes)["step"] == 6
-    os.remove(notes / "ckpt.pt")                              # a log alone is moved, too
-    assert train(tiny(out_dir=str(notes)), say=None) and (tmp_path / "gpt2 notes.1/mine.txt").exists()
+    assert (tmp_path / "run.2" / "ckpt.pt").exists()
 
+def test_what_is_no_run_stays_in_its_folder(tiny, tmp_path):
+    notes = tmp_path / "run" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("keep")
+    train(tiny(), say=None)
+    assert notes.read_text() == "keep"
 
 def test_training_goes_on_though_nobody_reads_what_it_says(tiny, monkeypatch):
     def write(text):
@@ -1194,92 +1330,187 @@ def test_training_goes_on_though_nobody_reads_what_it_says(tiny, monkeypatch):
     monkeypatch.setattr(sys.stdout, "write", write)
     assert train(tiny())[-1]["step"] == 6
 
-
 def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny, monkeypatch):
+    exact = train(tiny(max_steps=3), say=None)
     config = tiny(dtype="bfloat16", max_steps=3)
-    for a, b in zip(train(tiny(max_steps=3), say=None), train(config, say=None)):
-        assert all(a[key] != b[key] for key in a.keys() & {"loss", "val_loss"})
+    rounded = train(config, say=None)
+    assert all(a != b for a, b in zip(column(exact, "loss"), column(rounded, "loss")))
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
-    monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: 1e9)          # auto would now take float32
-    train(tiny(dtype="auto", max_steps=6, resume="true"), say=None)
-    assert read_checkpoint(Path(config.out_dir, "ckpt.pt"))["config"]["dtype"] == "bfloat16"
+    train(go_on(config, max_steps=6), say=None)      # auto would be float32, since the machine is no faster
+    assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
+def test_validations_and_one_record_in_ten_seconds_are_told(tiny, monkeypatch):
+    told = []
+    now = 100.0
+    monkeypatch.setattr(train_py.time, "monotonic", lambda: now)
+    monkeypatch.setattr(train_py, "draw_losses", lambda records, path: told.append("drawn"))
+    log = train_py.Log(tiny(), 0, Machine(CPU), told.append)
+    log.told = now
+    for step, seconds in enumerate([1, 9, 3, 1, 9, 1]):
+        now += seconds
+        found = dict(val_loss=1, val_bpb=1) if step in (3, 4) else {}
+        log.add(dict(step=step, tokens=0, seconds=0.0), dict(loss=1, tokens_per_s=8) | found)
+    assert [line.split("   ")[:2] for line in told] == [
+        ["step 2/6", "1:04 left"], ["step 3/6", "0:48 left"], ["drawn"], ["step 4/6", "0:32 left"], ["drawn"]]
 
-@pytest.mark.parametrize("dtype, speed, expected", [("auto", 1.4, "float32"), ("auto", 1.6, "bfloat16"),
-                                                    ("float32", 9, "float32")])
-def test_auto_is_bfloat16_where_that_is_faster(monkeypatch, dtype, speed, expected):
-    monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: speed if dtype == torch.bfloat16 else 1.0)
-    machine, peak = Machine("cpu", dtype), speed if expected == "bfloat16" else 1.0
-    assert (str(machine.dtype), machine.peak) == (f"torch.{expected}", peak) and Rank(0, 2).any(True)       # one of two
+def test_the_best_validation_s_weights_are_kept(tiny, tmp_path, monkeypatch):
+    states = []
+    def watch(model, optimizer, step):
+        states.append(copy.deepcopy(model.state_dict()))
+    losses = iter([4.0, 2.0, 3.0, 2.5])
+    monkeypatch.setattr(train_py, "evaluate", lambda *_: {"val_loss": next(losses), "val_bpb": 1.0})
+    train(tiny(keep_best=True), watch, say=None)
+    train(go_on(tiny(), max_steps=9), watch, say=None)
+    best = read_checkpoint(tmp_path / "run" / "best.pt")
+    assert best["step"] == 3
+    assert same_state(best["model"], states[1])
+    assert same_state(weights(tiny()), states[3])
 
+@pytest.mark.parametrize("factor", [math.nan, 1e30])
+def test_a_run_whose_loss_or_gradient_is_not_finite_stops_before_its_weights_do(tiny, monkeypatch, factor):
+    config = tiny(arch="rmsnorm", checkpoint_interval=2)
+    calls = []
+    forward = GPT.forward
+    def poisoned(self, idx, targets=None, **options):
+        logits, loss = forward(self, idx, targets, **options)
+        calls.append(loss)
+        return logits, loss * factor if len(calls) == 11 else loss
+    monkeypatch.setattr(GPT, "forward", poisoned)
+    with pytest.raises(Diverged, match="step .*: loss .*norm (nan|inf); a lower --learning_rate"):
+        train(config, say=None)
+    assert all(x.isfinite().all() for x in weights(config).values())
 
-def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
-    second = flops_per_token(GPT(resolve(tiny()).model_config())) * 6 * 128 / 15
-    for peak, found in (1.01 * second, "/usr/bin/g++"), (0.99 * second, None), (0.99 * second, "/usr/bin/g++"):
-        assert not compiled
-        monkeypatch.setattr(train_py, "matmul_flops", lambda *_: peak)
-        monkeypatch.setattr(train_py.shutil, "which", lambda name: found)
-        train(tiny(compile="auto"), say=None)
-    train(tiny(compile=True), say=None)
-    assert compiled == 4 * ["ANGPTBlock"]
-
+def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3_and_keeps_its_checkpoint(tiny, command, tmp_path):
+    train(tiny(arch="layernorm"), say=None)
+    code, out, said = command(*words(tiny(arch="layernorm", learning_rate=100.0, max_steps=9, resume="true")))
+    assert code == 3 and re.search(r"step 9: held out \S+ nats/token, far above guessing's 5.55", said)
+    assert "is written" not in out and checkpoint(tiny())["step"] == 6
 
 # ---- Going on
 
-@pytest.mark.parametrize("options", [dict(arch="powernorm"), dict(arch="angpt", dropout=0.2)],
-                         ids=["powernorm", "angpt"])
-def test_an_interrupted_run_goes_on_bit_by_bit(tiny, tmp_path, options):
-    whole, parts = tiny(**options), tiny(**options, out_dir=str(tmp_path / "parts"))
-    log = train(whole, say=None)
-
+@pytest.mark.parametrize("number, error, options", [
+    (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
+    (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
+def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tiny, tmp_path, number, error, options):
     def stop(model, optimizer, step):
         if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert train(parts, watch=stop, say=None)[-1]["step"] == 3
-    again = train(replace(parts, resume="true"), say=None)
-    assert same_state(weights(whole), weights(parts)) and [r["step"] for r in again] == [r["step"] for r in log]
-    assert all(a.get("loss") == b.get("loss") and a.get("val_loss") == b.get("val_loss") for a, b in zip(log, again))
-    a, b = (read_checkpoint(f"{c.out_dir}/ckpt.pt")["optimizer"]["state"] for c in (whole, parts))
-    assert all(torch.equal(a[i]["exp_avg_sq"], b[i]["exp_avg_sq"]) for i in a)
+            signal.raise_signal(number)
+    whole = tiny(**options, out_dir=str(tmp_path / "whole"))
+    parts = tiny(**options, out_dir=str(tmp_path / "parts"))
+    never = tiny(**options, out_dir=str(tmp_path / "never"))
+    log = train(whole, say=None)
+    with pytest.raises(error, match="Stopped and saved at step 3"):
+        for config in (parts, never):
+            train(config, watch=stop, say=None)
+    assert checkpoint(parts)["step"] == 3 and not Path(never.out_dir).exists()
+    again = train(go_on(parts), say=None)
+    assert column(again, "loss") == column(log, "loss")
+    assert column(again, "val_loss") == column(log, "val_loss")
+    assert same_state(weights(whole), weights(parts))
     assert not list(tmp_path.glob("*.1"))
 
+@pytest.mark.parametrize("signals, raises", [
+    ([signal.SIGINT], False), ([signal.SIGTERM, signal.SIGTERM], False), ([signal.SIGINT, signal.SIGINT], False),
+    ([signal.SIGINT, "later", signal.SIGTERM], False), ([signal.SIGINT, "later", signal.SIGINT], True)])
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_signal_asks_and_a_later_ctrl_c_insists(signals, raises, torchrun, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    if torchrun:                                     # which passes a Ctrl-C on, late
+        monkeypatch.setenv("RANK", "0")
+    with pytest.raises(KeyboardInterrupt) if raises and not torchrun else contextlib.nullcontext():
+        with interrupts() as received:
+            for number in signals:
+                if number == "later":
+                    time.sleep(0.21)
+                else:
+                    signal.raise_signal(number)
+    assert signals[0] in received
+    assert signal.getsignal(signal.SIGINT) is before
 
-def test_a_finished_run_can_be_trained_longer(tiny):
-    train(tiny(), say=None)
-    told, free = [], dict(data="x", dtype="bfloat16", compile="true", pn_warmup=7, eval_tokens=9)
-    assert asdict(train_py.as_in(asdict(tiny()), tiny(**free), True, "")).items() >= free.items()
-    log = train(tiny(max_steps=9, resume="true"), say=told.append)
-    assert [r["step"] for r in log] == list(range(10)) and "of 6, to 9, where the cosine ends" in told[0]
-    assert log[-1]["seconds"] > sum(128 / r["tokens_per_s"] for r in log[1:])         # those of both parts
-    assert log[-1]["lr"] == pytest.approx(0.01 * RECIPES["angpt"]["learning_rate"] * 8 ** 0.5)
-    assert train(tiny(max_steps=9, resume="true"), say=None)[-1]["step"] == 9
-    with pytest.raises(DataError, match="made with max_steps=9, now max_steps=6"):
-        train(tiny(resume="true"), say=None)
+@pytest.mark.parametrize("when", [0, 3, 6])
+def test_a_signal_in_a_validation_does_not_wait_for_its_end_which_is_made_up_for(tiny, monkeypatch, when):
+    log = train(tiny(eval_tokens=900), say=None)
+    whole = weights(tiny())
+    looked = []                                      # at batches of held-out tokens, 14 in a validation
+    last = 14 * when // 3 + 5
+    def batch(self, indices, device, inner=Tokens.batch):
+        if self.windows < 100:
+            looked.append(indices)
+            if len(looked) == last:
+                signal.raise_signal(signal.SIGTERM)
+        return inner(self, indices, device)
+    monkeypatch.setattr(Tokens, "batch", batch)
+    with pytest.raises(SystemExit):
+        train(tiny(eval_tokens=900), say=None)
+    assert len(looked) == last and checkpoint(tiny())["step"] == when
+    assert [step for step, _ in column(read_log(tiny().out_dir), "val_loss")] == list(range(0, when, 3))
+    again = train(go_on(tiny()), say=None)
+    assert column(again, "val_loss") == column(log, "val_loss") and same_state(whole, weights(tiny()))
 
-
-def test_resume_names_what_differs_and_auto_begins_anew_where_nothing_is(tiny, tmp_path):
-    with pytest.raises(DataError, match="no such checkpoint"):
-        train(tiny(resume="true"), say=None)
-    assert train(tiny(resume="auto"), say=None)[-1]["step"] == 6
-    with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
-        train(tiny(resume="auto", n_layer=3), say=None)
-    assert train(tiny(resume="auto", batch_size=2, learning_rate=1.0), say=None)[-1]["step"] == 6
+def test_a_finished_run_says_so_and_can_be_trained_longer(tiny):
     told = []
-    train(tiny(resume="true", data=TrainConfig.data), say=told.append)               # the checkpoint's corpus
-    assert f"epochs of {tiny().data}" in told[1]
+    train(tiny(), say=None)
+    train(go_on(tiny()), say=told.append)
+    assert "had ended, with step 6; a larger --max_steps goes on" in told[0] and "goes on after" not in told[0]
+    log = train(go_on(tiny(), max_steps=9), say=told.append)
+    assert "goes on after step 6, to 9, where the cosine ends" in "".join(told)
+    assert [record["step"] for record in log] == list(range(10))
+    assert log[-1]["seconds"] > sum(128 / record["tokens_per_s"] for record in log[1:])          # those of both parts
+    assert log[-1]["lr"] == pytest.approx(0.01 * tiny().learning_rate)
+    with pytest.raises(DataError, match="made with max_steps=9, now max_steps=6"):
+        train(go_on(tiny(), max_steps=6), say=None)
 
+def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
+    config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
+    train(config, say=None)
+    same = checkpoint(config)["config"] | dict(resume="true", batch_size=8)
+    same_run = [f"--out_dir={config.out_dir}", "--resume=true", "--device=cpu"]
+    command(*same_run, "--max_steps=7")
+    assert checkpoint(config)["config"] == same | dict(max_steps=7)
+    train(go_on(config, max_steps=8), say=None)
+    assert checkpoint(config)["config"] == same | dict(max_steps=8, batch_size=4)
+    command(*same_run, "--max_steps=9", "--dropout=0", "--grad_clip=1")                  # the defaults, but typed
+    assert checkpoint(config)["config"] == same | dict(max_steps=9, dropout=0, grad_clip=1)
+    code, _, said = command(*same_run, "--n_layer=3", "--beta1=0.9")
+    assert code == 2
+    assert "made with n_layer=2, now n_layer=3; beta1=0.8, now beta1=0.9" in said
+    code, _, said = command(*same_run, "--arch=angpt")
+    assert code == 2
+    assert "made with arch=ngpt, now arch=angpt" in said
 
-def test_a_cut_log_counts_as_far_as_it_can_be_read(tiny, tmp_path):
+def test_auto_goes_on_where_a_checkpoint_is(tiny):
+    auto = tiny(resume="auto")
+    assert train(auto, say=None)[-1]["step"] == 6
+    assert auto.resume == "auto"
+    log = train(replace(auto, max_steps=7), say=None)
+    assert [record["step"] for record in log] == list(range(8))
+
+def test_the_first_process_decides_what_is_gone_on_from(tiny):
+    log = train(tiny(), say=None)
+    second = Alone(CPU, rank=1, world_size=2)        # the first says nothing
+    config, _, state = train_py.settle(tiny(resume="auto"), second)
+    assert config.resume == "false" and state is None
+    assert train_py.Log(tiny(), 0, second, print).records == []
+    assert train_py.Log(tiny(resume="true"), 3, second, print).records == log[:4]
+
+def test_a_log_is_rewritten_at_once_or_not_at_all(tiny, tmp_path, monkeypatch):
+    train(tiny(), say=None)
+    path = tmp_path / "run" / "log.jsonl"
+    before = path.read_bytes()
+    monkeypatch.setattr(train_py.json, "dumps", None)                                    # no line can be written
+    with pytest.raises(TypeError):
+        train(go_on(tiny()), say=None)
+    assert path.read_bytes() == before
+
+def test_a_log_is_read_as_far_as_it_is_whole(tiny, tmp_path):
     log = train(tiny(), say=None)
     path = tmp_path / "run" / "log.jsonl"
     path.write_bytes(path.read_bytes()[:-30] + b"\xff{")
     assert read_log(path.parent) == log[:-1]
     path.write_text('[1, 2]\n{"step": 1}\n')
-    assert read_log(path.parent) == [] == read_log(tmp_path / "none")
-    assert "val_loss" in train(c := tiny(resume="true", max_steps=7))[-1] and read_checkpoint(c.out_dir)["step"] == 7
-
+    assert read_log(path.parent) == []
+    assert read_log(tmp_path / "none") == []
+    assert "val_loss" in train(go_on(tiny(), max_steps=7), say=None)[-1]
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tiny, monkeypatch, tmp_path):
     train(tiny(), say=None)
@@ -1289,262 +1520,247 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tiny, monkeypatc
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(DataError, match="cannot be written.*No space left"):
-        train(tiny(resume="true", max_steps=7), say=None)
+        train(go_on(tiny(), max_steps=7), say=None)
     assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before and not list(tmp_path.glob("run/*.tmp"))
 
-
-@pytest.mark.parametrize("factor", [math.nan, 1e30])
-def test_a_run_that_diverges_stops_before_its_weights_do(tiny, monkeypatch, factor):
-    config = tiny(arch="rmsnorm", checkpoint_interval=2)
-    forward = GPT.forward
-    def poisoned(self, idx, targets=None, **options):
-        logits, loss = forward(self, idx, targets, **options)
-        calls.append(0)
-        return logits, loss * factor if len(calls) == 11 else loss
-    calls = []
-    monkeypatch.setattr(GPT, "forward", poisoned)
-    with pytest.raises(Diverged, match="step .*: loss .*norm (nan|inf); a lower --learning_rate"):
-        train(config, say=None)
-    assert all(x.isfinite().all() for x in weights(config).values())
-
-
-@pytest.mark.parametrize("signals, error", [([signal.SIGINT], None), ([signal.SIGTERM, signal.SIGTERM], None),
-                                            ([signal.SIGINT, signal.SIGINT], None),
-                                            ([signal.SIGINT, None, signal.SIGINT], KeyboardInterrupt),
-                                            ([signal.SIGINT, None, signal.SIGTERM], None),
-                                            ([signal.SIGINT, None, None, signal.SIGINT], None)])    # by torchrun
-def test_a_signal_asks_and_a_later_ctrl_c_insists(signals, error, monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
-    len(signals) < 4 or monkeypatch.setenv("RANK", "0")
-    try:
-        with interrupts() as asked:
-            for number in signals:
-                os.kill(os.getpid(), number) if number else time.sleep(0.3)
-        assert asked and not error
-    except KeyboardInterrupt:
-        assert error
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize("when", [0, 3, 6])
-def test_a_signal_in_a_validation_does_not_wait_for_its_end_which_is_made_up_for(tiny, monkeypatch, when):
-    def batch(self, indices, device, inner=Tokens.batch):
-        looked.extend([0] * (self.windows < 100))         # at the held-out ones, 14 times in a validation
-        if len(looked) == last:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return inner(self, indices, device)
-    log, whole, looked, last = train(tiny(eval_tokens=900), say=None), weights(tiny()), [], when // 3 * 14 + 5
-    monkeypatch.setattr(Tokens, "batch", batch)
-    assert [r["step"] for r in train(tiny(eval_tokens=900), say=None) if "val_loss" in r] == [0, 3, 6][:when // 3]
-    assert read_checkpoint(tiny().out_dir)["step"] == when and len(looked) == last
-    found = train(tiny(eval_tokens=900, resume="true"), say=None)
-    found, log = ([(r["step"], r["val_loss"]) for r in x if "val_loss" in r] for x in (found, log))
-    assert found == log and same_state(whole, weights(tiny()))
-
+def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_happened(tiny, command, tmp_path):
+    whole = tiny(arch="powernorm", max_steps=40, out_dir=str(tmp_path / "whole"))
+    killed = tiny(arch="powernorm", max_steps=40)
+    train(whole, say=None)
+    script = "\n".join(["import time", "from train import TrainConfig, train",
+                        "def wait(model, optimizer, step):",
+                        "    if step == 30:",
+                        "        print('waits', flush=True)",
+                        "        time.sleep(999)",
+                        f"train(TrainConfig(**{killed.given}), watch=wait, say=None)"])
+    with subprocess.Popen([sys.executable, "-c", script], cwd=HERE, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"waits\n"
+        code, _, said = command(*words(killed))
+        first.kill()
+    assert code == 2 and f"process {first.pid} on" in said and said.count("\n") == 1
+    assert checkpoint(killed)["step"] == 27
+    assert [step for step, _ in column(train(go_on(killed), say=None), "loss")] == list(range(1, 41))
+    assert same_state(weights(whole), weights(killed)) and not list(tmp_path.glob("*.1"))
 
 # ---- Weights that exist
 
-@pytest.mark.parametrize("options", [dict(arch="powernorm", pos="rope", n_layer=3, qk_norm=True, rope_fraction=0.5),
-                                     dict(arch="layernorm", **GPT2)], ids=["rope", "learned"])
-def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, tmp_path, options):
-    log, then = train(tiny(**options), say=None), weights(tiny())
-    new = tiny(**UNSAID, init_from=tiny().out_dir, out_dir=str(tmp_path / "new"))
-    for size in (None, 8, 32):
-        seen, cut = [], size == 32 and options["pos"] == "learned"
-        with pytest.raises(DataError, match=r"does not fit \(.*wpe.*$") if cut else contextlib.nullcontext():
-            again = train(replace(new, block_size=size), lambda *now: seen.append(copy.deepcopy(now)), say=None)
-            assert not seen[0][2] + len(seen[0][1].state) and [r.get("lr") for r in again] == [r.get("lr") for r in log]
-            assert all(x.flatten().equal(then[k].flatten()[:x.numel()]) for k, x in seen[0][0].state_dict().items())
-            assert {**(c := again[0]["config"]), **options, "block_size": size or 16} == c
-    assert TrainConfig(init_from="x", arch="ngpt").out_dir == "out/tuned" != TrainConfig(arch="ngpt").out_dir
+@pytest.mark.parametrize("options", [dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5),
+                                     dict(arch="layernorm", pos="learned", mlp="gelu", bias=True, tie=True)])
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, tmp_path, options, block_size):
+    train(tiny(**options), say=None)
+    states = []
+    def watch(model, optimizer, step):
+        states.append(copy.deepcopy(model.state_dict()))
+        return {"moments": len(optimizer.state)}
+    log = train(TrainConfig(init_from=tiny().out_dir, data=tiny().data, out_dir=str(tmp_path / "new"), device="cpu",
+                            block_size=block_size, max_steps=1, compile="false"), watch, say=None)
+    assert log[0]["config"].items() >= (options | dict(n_embd=16, block_size=block_size)).items()
+    assert log[0]["step"] == 0 and log[0]["moments"] == 0
+    old = weights(tiny())
+    for name, x in states[0].items():
+        assert x.flatten().equal(old[name].flatten()[:x.numel()])
 
-def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, monkeypatch, capsys):
+def test_a_run_from_weights_names_what_does_not_fit_them(tiny):
+    train(tiny(pos="learned"), say=None)
+    new = dict(init_from=tiny().out_dir, out_dir="none")
+    with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3; n_embd=16, now n_embd=32"):
+        train(tiny(**new, n_layer=3, n_embd=32), say=None)
+    with pytest.raises(DataError, match="do not fit .*wpe"):
+        train(tiny(**new, block_size=32), say=None)  # there are no more positions
+
+def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, command):
     log = train(tiny(arch="ngpt", n_layer=1), say=None)
-    monkeypatch.chdir(tmp_path)
     before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
-    for where in ("out_dir", "init_from"):
-        train_py.main(["--eval_only", f"--{where}=run", f"--data={tiny().data}", "--eval_tokens=128", "--device=cpu"])
-        found = json.loads(capsys.readouterr().out)
+    for place in ("out_dir", "init_from"):
+        _, out, _ = command("--eval_only", f"--{place}={tiny().out_dir}", f"--data={tiny().data}", "--eval_tokens=128",
+                            "--device=cpu")
+        found = json.loads(out)
         assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6) and found["step"] == 6
     assert before == {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
 
-def test_resume_and_init_from_take_what_is_not_given_from_the_checkpoint(tiny):
-    train(tiny(arch="ngpt", n_layer=1, beta1=0.8, eval_tokens=9, learning_rate=0.1, dropout=0.1, grad_clip=2), say=None)
-    then, out = read_checkpoint(tiny().out_dir)["config"], tiny().out_dir
-    unsaid = dict(**UNSAID, resume="true", total_batch_size=None, max_steps=None, eval_tokens=None)
-    train(tiny(**unsaid), say=None)
-    changed = {k for k, v in read_checkpoint(out)["config"].items() if then[k] != v}
-    assert changed == {"resume", "dropout", "grad_clip"}                         # which are the command's own
-    for given, says in (dict(arch="rmsnorm", beta1=0.7), "arch=ngpt, now arch=rmsnorm; beta1=0.8, now beta1=0.7"), (
-            dict(init_from=out, resume="false", n_embd=32, n_layer=2), "n_layer=1, now n_layer=2; n_embd=16, now"):
-        with pytest.raises(DataError, match=f"made with {says}"):
-            train(tiny(**{**unsaid, **given}), say=None)
+@pytest.mark.parametrize("old, new, counts", [
+    ("h = unit(h + self.alpha_a().abs()", "h = unit(h - self.alpha_a().abs()", True),    # nGPT's own block
+    ("return (x / norm.masked_fill", "return (2 * x / norm.masked_fill", True),          # a function of all
+    ("# (10)\n        u, z", "# (10), other words\n        u, z", False),
+    ("h = h + self.drop(", "h = h - self.drop(", False),                                 # the pre-norm blocks
+    ("return self.nu(alpha_m)", "return 2 * self.nu(alpha_m)", False),                   # anGPT's
+    ('"ngpt": NGPTBlock,', '"ngpt": NGPTBlock, "mine": NGPTBlock,', False)])
+def test_a_digest_is_of_the_code_that_an_arch_computes_with(monkeypatch, old, new, counts):
+    before = train_py.source_digest("ngpt")
+    assert old in train_py.MODEL_SOURCE
+    monkeypatch.setattr(train_py, "MODEL_SOURCE", train_py.MODEL_SOURCE.replace(old, new))
+    assert (train_py.source_digest("ngpt") != before) == counts
 
-def test_keep_best_keeps_the_weights_of_the_best_validation(tiny, tmp_path, monkeypatch):
-    seen, losses = [], iter([4.0, 2.0, 3.0, 2.5])
-    monkeypatch.setattr(train_py, "evaluate", lambda *_: {"val_loss": next(losses), "val_bpb": 1.0})
-    for options in (dict(), dict(max_steps=9, resume="true")):
-        train(tiny(keep_best=True, **options), lambda *now: seen.append(copy.deepcopy(now)), say=None)
-        model, _, state = load_model(tmp_path / "run" / "best.pt")
-        assert state["step"] == 3 and not model.training and same_state(model.state_dict(), seen[1][0].state_dict())
-    assert same_state(weights(tiny()), seen[3][0].state_dict())
+def test_other_code_than_a_checkpoint_s_is_said_in_one_line(tiny, monkeypatch, capsys):
+    config = tiny(arch="ngpt")
+    train(config, say=None)
+    def uses():
+        load_model(config.out_dir)                   # as sample.py does
+        train(go_on(config, data=config.data, eval_only=True), say=None)
+        train(go_on(config), say=None)
+        return capsys.readouterr().err.splitlines()
+    assert uses() == []
+    monkeypatch.setattr(train_py, "MODEL_SOURCE", train_py.MODEL_SOURCE.replace("(h_a - h)", "(h_a + h)"))
+    said = uses()
+    assert len(said) == 3 and all("the code of ngpt has changed since" in line for line in said)
 
-def test_each_step_of_each_rank_has_its_own_dropout(tiny):
-    def seed(step, rank, seed=1337):
-        optimizer_step(step, model, model, make_optimizer(model, c), [], replace(c, seed=seed), Rank(rank, 2))
-        return torch.initial_seed()
-    model = GPT((c := resolve(tiny())).model_config())
-    assert len({seed(*x) for x in ((0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 1))}) == 5
+def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, archs, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text("""
+from model import ARCHS, NGPTBlock
+class Mine(NGPTBlock):
+    slope = 1  # a comment
+ARCHS["mine"] = Mine
+""")
+    config = tiny(arch=f"{path}:mine")
+    assert config.learning_rate == tiny(arch="ngpt").learning_rate
+    train(config, say=None)
+    path.write_text(path.read_text().replace("a comment", "another"))
+    train(go_on(config, arch=config.arch, max_steps=7), say=None)
+    load_model(config.out_dir)
+    assert capsys.readouterr().err == ""
+    path.write_text(path.read_text().replace("slope = 1", "slope = 2"))
+    load_model(config.out_dir)
+    assert "mine.py:mine has changed" in capsys.readouterr().err
+    del archs[config.arch]                           # as in another process
+    with pytest.raises(DataError, match="code that is not of this folder; to run it: --arch=.*mine.py:mine"):
+        load_model(config.out_dir)
+    assert type(load_model(config.out_dir, arch=config.arch)[0].blocks[0]).__name__ == "Mine"
 
-def test_report_tells_at_validations_and_every_ten_seconds_with_what_is_left(tiny, monkeypatch, tmp_path):
-    told, records = [], []
-    monkeypatch.setattr(trainer.Figure, "savefig", lambda *_, **__: told.append("   drawn   "))
-    for step, (seconds, more) in enumerate([(1, {"val_loss": 1, "val_bpb": 1}), (9, {}), (11, {}), (19, {})] * 2):
-        records.append(dict(step=step % 4, tokens=0, seconds=seconds + step // 4 * 20, loss=1, tokens_per_s=1) | more)
-        trainer.report(records, tiny(out_dir=str(tmp_path)), told.append)
-    assert [x.split("   ")[1] for x in told] == ["12:48 left", "8:32 left", "drawn", "12:48 left", "8:32 left"]
+def test_an_arch_typed_into_a_notebook_is_saved(tiny, archs, monkeypatch):
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    archs["typed"] = type("Typed", (archs["ngpt"],), dict(__module__="__main__"))
+    train(tiny(arch="typed"), say=None)
+    assert checkpoint(tiny())["config"]["arch"] == "typed"
 
-def hugging_face_s(folder, prefix="", cut=1.0, **changes):
+# ---- GPT-2
+
+def write_gpt2(folder, prefix="", **changes):
     """Writes a tiny GPT-2 as HuggingFace does; returns its weights, far from their start, in float64."""
-    c = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5, n_positions=16, n_embd=16,
-             n_layer=2, n_head=2, vocab_size=262) | changes
-    layer = {"ln_1": [16], "ln_2": [16], "attn.c_attn": [16, 48], "attn.c_proj": [16, 16], "mlp.c_fc": [16, 64],
-             "mlp.c_proj": [64, 16]}
-    shapes = {f"h.{i}.{name}": shape for i in (0, 1) for name, shape in layer.items()} | {"ln_f": [16]}
+    config = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5, n_positions=16, n_embd=16,
+                  n_layer=2, n_head=2, vocab_size=262)
+    write_json(folder / "config.json", config | changes)
+    shapes = {"ln_f": [16]}
+    for layer in ("h.0", "h.1"):
+        shapes |= {f"{layer}.ln_1": [16], f"{layer}.attn.c_attn": [16, 48], f"{layer}.attn.c_proj": [16, 16],
+                   f"{layer}.ln_2": [16], f"{layer}.mlp.c_fc": [16, 64], f"{layer}.mlp.c_proj": [64, 16]}
     torch.manual_seed(0)
-    w = {f"{name}.weight": torch.randn(x) / 3 for name, x in (shapes | {"wte": [262, 16], "wpe": [16, 16]}).items()}
-    w |= {f"{name}.bias": torch.randn(x[-1]) / 3 for name, x in shapes.items()}
-    stored = {prefix + name: x for name, x in (w | {"h.0.attn.bias": torch.ones(1, 1, 16, 16).tril()}).items()}
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in c.items() if v is not None}))
-    save_file({**stored, "lm_head.weight": w["wte.weight"].clone()}, path := folder / "model.safetensors")
-    os.truncate(path, int(cut * path.stat().st_size))
+    w = {"wte.weight": torch.randn(262, 16) / 3, "wpe.weight": torch.randn(16, 16) / 3}
+    for name, shape in shapes.items():
+        w[f"{name}.weight"] = torch.randn(shape) / 3
+        w[f"{name}.bias"] = torch.randn(shape[-1]) / 3
+    stored = {prefix + name: x for name, x in w.items()}
+    stored[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()                   # no weight: the causal mask
+    stored["lm_head.weight"] = w["wte.weight"].clone()
+    save_file(stored, folder / "model.safetensors")
     return {name: x.double() for name, x in w.items()}
 
 def ref_gpt2(w, idx):
-    """GPT-2's logits, written out, one head at a time."""
-    norm = lambda name: ref_norm("layernorm", h, w[f"{name}.weight"], w[f"{name}.bias"])
-    conv1d = lambda x, name: x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+    """GPT-2's logits by torch's own functions, with the published names."""
+    def norm(name, h):
+        return F.layer_norm(h, [16], w[f"{name}.weight"], w[f"{name}.bias"])
+    def linear(name, x):
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
     h = w["wte.weight"][idx] + w["wpe.weight"][:idx.shape[1]]
-    for i in ("h.0.", "h.1."):
-        q, k, v = (x.split(8, -1) for x in conv1d(norm(i + "ln_1"), i + "attn.c_attn").split(16, -1))
-        h = h + conv1d(torch.cat([plain_attention(*head, 8 ** -0.5) for head in zip(q, k, v)], -1), i + "attn.c_proj")
-        u = conv1d(norm(i + "ln_2"), i + "mlp.c_fc")
-        h = h + conv1d(u * (1 + torch.tanh((2 / math.pi) ** 0.5 * (u + 0.044715 * u ** 3))) / 2, i + "mlp.c_proj")
-    return norm("ln_f") @ w["wte.weight"].T
+    for layer in ("h.0", "h.1"):
+        qkv = linear(f"{layer}.attn.c_attn", norm(f"{layer}.ln_1", h))
+        q, k, v = qkv.unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)                    # (B, H, T, d_k) each
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + linear(f"{layer}.attn.c_proj", y.transpose(1, 2).flatten(2))
+        u = F.gelu(linear(f"{layer}.mlp.c_fc", norm(f"{layer}.ln_2", h)), approximate="tanh")
+        h = h + linear(f"{layer}.mlp.c_proj", u)
+    return norm("ln_f", h) @ w["wte.weight"].T
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("prefix", ["", "transformer."])
-def test_gpt2_s_weights_give_gpt2_s_logits(tiny, texts, small_gpt2, monkeypatch, prefix):
-    w, idx, asked, hub = hugging_face_s(texts, prefix), some_tokens(2, 16, vocab=262), [], str(texts)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: asked.append((*a, *k.values())) or hub)
-    for source in (hub, "gpt2-medium"):
-        assert_close(load_model(source)[0].double()(idx, idx)[0], ref_gpt2(w, idx))
+def test_gpt2_s_weights_give_gpt2_s_logits(tiny, tmp_path, small_gpt2, monkeypatch, prefix):
+    w = write_gpt2(tmp_path, prefix)
+    asked = []
+    def download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    idx = torch.arange(32).view(2, 16)
+    for source in (tmp_path, "gpt2-medium"):
+        logits = load_model(source)[0].double()(idx, idx)[0]
+        assert torch.allclose(logits, ref_gpt2(w, idx), rtol=1e-11, atol=1e-11)
     assert asked == [("openai-community/gpt2-medium", ["config.json", "model.safetensors"])]
-    data = prepare(str(texts / "many"), name="bpe", data_dir=str(texts), tokenizer="gpt2", val_tokens=200)
-    x, y = Tokens(data, "val", 16, 262).batch(range(8), torch.device("cpu"))
-    new = tiny(**UNSAID, init_from=hub, max_steps=1, data=str(data))
-    assert train(new, say=None)[0]["val_loss"] == pytest.approx(F.cross_entropy(ref_gpt2(w, x).mT, y).item())
-    for options, says in (dict(arch="ngpt"), "layernorm, now arch=ngpt$"), (dict(data=tiny().data), "tokenizer=gpt2"):
-        with pytest.raises(DataError, match=says):
-            train(replace(new, **options), say=None)
+    with pytest.raises(DataError, match="made with tokenizer=gpt2, now .* has bytes"):
+        train(tiny(init_from=str(tmp_path)), say=None)
 
 @pytest.mark.parametrize("changes, says", [
-    (dict(cut=0.5), "expected GPT-2's.*Error"), (dict(n_head=None), "expected GPT-2's.*n_head"),
     (dict(activation_function="relu"), "found .*relu"), (dict(model_type="llama"), "found .*llama"),
-    (dict(n_layer=3), "do not fit.*blocks.2"), (dict(n_embd=32), "do not fit.*mismatch"), (dict(n_head=3), "n_head=3")])
-def test_gpt2_s_files_that_are_not_whole_or_not_gpt2_s_are_one_line(tmp_path, changes, says):
-    hugging_face_s(tmp_path, **changes)
+    (dict(n_layer=3), "do not fit.*blocks.2"), (dict(n_embd=32), "do not fit.*mismatch"),
+    (dict(n_head=3), "n_head=3")])
+def test_weights_that_are_not_gpt2_s_are_one_line(tmp_path, changes, says):
+    write_gpt2(tmp_path, **changes)
     with pytest.raises(DataError, match=f"^.*{says}.*$"):
         load_model(tmp_path)
 
+def test_gpt2_s_files_that_are_not_whole_are_one_line(tmp_path):
+    write_gpt2(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", 999)
+    with pytest.raises(DataError, match="^.*expected GPT-2's config.json and model.safetensors .*Error.*$"):
+        load_model(tmp_path)
 
 # ---- Files and commands
-
-def damage(path, how):
-    data = path.read_bytes()
-    path.write_bytes(data[:len(data) // 2 * (how == "cut")]) if how != "other" else torch.save({"model": {}}, path)
-
 
 @pytest.mark.parametrize("how", ["cut", "empty", "other"])
 @pytest.mark.parametrize("name", ["ckpt.pt", "meta.json", "tiny_train_000002.bin"])
 def test_damaged_files_are_one_line(tiny, corpus, tmp_path, name, how):
-    data = tmp_path / "data"
-    data.mkdir()
-    for path in corpus.iterdir():
-        (data / path.name).write_bytes(path.read_bytes())
+    data = shutil.copytree(corpus, tmp_path / "data")
     config = tiny(data=str(data), max_steps=1)
     train(config, say=None)
-    damage(Path(config.out_dir, name) if name == "ckpt.pt" else data / name, how)
-    with pytest.raises(DataError) as error:
-        train(replace(config, resume="true", max_steps=2), say=None)
-    assert name in str(error.value) and "\n" not in str(error.value)
+    path = Path(config.out_dir, name) if name == "ckpt.pt" else data / name
+    if how == "other":
+        torch.save({"model": {}}, path)
+    else:
+        os.truncate(path, path.stat().st_size // 2 if how == "cut" else 0)
+    with pytest.raises(DataError, match=f"^.*{name}.*$"):
+        train(go_on(config, max_steps=2), say=None)
 
+def test_a_corpus_whose_tokenizer_cannot_be_had_is_trained_on(tiny, corpus, tmp_path, command):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    two_bytes_each = bytes([2] * 256 + [0]).hex()
+    write_json(data / "meta.json", read_meta(corpus) | dict(tokenizer="theirs", token_bytes=two_bytes_each))
+    code, out, _ = command(*words(tiny(data=str(data))))
+    last = read_log(tiny().out_dir)[-1]
+    assert code == 0 and last["val_bpb"] == pytest.approx(last["val_loss"] / math.log(2) / 2)
+    assert re.search("A sample .*\n\nnone: tokenizer=theirs: unknown, or not to be downloaded", out)
 
-@pytest.mark.parametrize("word, expected", [
-    ("--max_step=3", "did you mean --max_steps"), ("--lr=1", "did you mean --learning_rate"),
-    ("--max_steps=x", "invalid int value"),
-    ("--arch=gpt3", "expected one of"), ("--out_dir={file}", "no folder that can be written to"),
-    ("--out_dir=/proc/x", "no folder that can be written to"), ("--data={none}", "none"),
-    ("--resume=true", "no such checkpoint"), ("--init_from={none}", "none/ckpt.pt: no such checkpoint"),
-])
-def test_the_command_line_fails_in_one_line(tiny, tmp_path, capsys, monkeypatch, word, expected):
-    (tmp_path / "file").write_text("x")
-    options = {**SMALL_RUN, "data": tiny().data, "out_dir": tiny().out_dir}
-    words = [f"--{name}={value}" for name, value in options.items()]
-    monkeypatch.setattr(sys, "argv", ["train.py", *words, word.format(file=tmp_path / "file", none=tmp_path / "none")])
-    with pytest.raises(SystemExit) as stop:
-        run_script(train_py.main)
-    assert stop.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("train.py: ") and expected in said and "\n" not in said
-
-
-def test_the_command_trains_and_writes_or_says_how_to_go_on(tiny, capsys, monkeypatch):
-    options = {**SMALL_RUN, "data": tiny().data, "out_dir": tiny().out_dir, "vocab_size": 400}   # some stand for none
-    words = [f"--{name}={value}" for name, value in options.items()]
-    train_py.main(words)
-    out = capsys.readouterr().out
-    assert "step 6/6" in out and "A sample" in out and len(out.split("A sample")[1]) > 100
-    monkeypatch.setattr(train_py, "evaluate", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or {"val_loss": 1.0})
-    train_py.main(words)
-    out = capsys.readouterr().out
-    assert "Stopped and saved at step 1" in out or "To go on" in out
-
-
-def command(*words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *words], cwd=HERE, env=environment,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def test_a_killed_run_ends_as_if_nothing_had_happened(tiny, tmp_path):
-    options = {**SMALL_RUN, "arch": "powernorm", "max_steps": 60, "data": tiny().data}
-    whole = tiny(**{k: v for k, v in options.items() if k != "data"})
-    train(whole, say=None)
-    words = ["train.py", *(f"--{k}={v}" for k, v in options.items()), f"--out_dir={tmp_path}/killed", "--resume=auto"]
-    run = command(*words)
-    for line in run.stdout:
-        if (step := re.match(r"step (\d+)", line)) and int(step[1]) >= 30:
-            run.kill()
-            break
-    assert run.wait() == -signal.SIGKILL
-    train(replace(whole, out_dir=f"{tmp_path}/killed", resume="auto"), say=None)
-    assert same_state(weights(whole), weights(tiny(out_dir=f"{tmp_path}/killed")))
-
+def test_the_command_trains_and_writes_or_says_how_to_go_on(tiny, command, monkeypatch):
+    given = words(tiny(arch="ngpt", qk_norm=True, vocab_size=400))                       # some stand for no token
+    code, out, _ = command(*given)
+    assert code == 0 and "qk_norm=true changes nothing: ngpt always makes q and k unit" in out
+    assert "step 6/6" in out and len(out.split("A sample")[1]) > 100
+    monkeypatch.setattr(train_py, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
+    code, out, _ = command(*given)
+    assert code == 0 and "A sample" not in out
+    again = re.search(r"Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
+    monkeypatch.undo()
+    code, out, _ = command(*shlex.split(again))
+    assert code == 0 and "step 6/6" in out
 
 def test_two_processes_equal_one(tiny, tmp_path):
-    options = {**SMALL_RUN, "arch": "powernorm", "pn_warmup": 3, "data": tiny().data}
-    log = train(one := tiny(arch="powernorm", pn_warmup=3), say=None)
-    words = [f"--{k}={v}" for k, v in {**options, "batch_size": 2}.items()] + [f"--out_dir={tmp_path}/two"]
-    meet = "--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:29613 --rdzv_id=x".split()
-    runs = [command("-m", "torch.distributed.run", *meet, "train.py", *words) for _ in range(2)]   # as two machines do
-    assert [run.wait() for run in runs] == [0, 0], [run.stdout.read() for run in runs]
-    two = read_log(tmp_path / "two")
+    one = tiny(arch="powernorm", pn_warmup=3)
+    two = tiny(arch="powernorm", pn_warmup=3, batch_size=2, out_dir=str(tmp_path / "two"))
+    log = train(one, say=None)
+    meet = "--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:29613 --rdzv_id=x"
+    line = [sys.executable, "-m", "torch.distributed.run", *meet.split(), "train.py", *words(two)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    runs = []
+    for _ in range(2):                               # as two machines do
+        runs.append(subprocess.Popen(line, cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    for run in runs:
+        said, _ = run.communicate()
+        assert run.returncode == 0, said
     for key in ("loss", "val_loss"):
-        assert [r[key] for r in two if key in r] == pytest.approx([r[key] for r in log if key in r], rel=1e-5)
-    a, b = weights(one), weights(tiny(out_dir=f"{tmp_path}/two"))
-    near = {name: torch.allclose(a[name], b[name], rtol=1e-3, atol=1e-5) for name in a if not name.endswith("nu")}
-    assert all(near.values()), near
+        ours, theirs = dict(column(log, key)), dict(column(read_log(two.out_dir), key))
+        assert theirs == pytest.approx(ours, rel=1e-5)
+    theirs = weights(two)
+    for name, x in weights(one).items():
+        assert torch.allclose(x, theirs[name], rtol=1e-3, atol=1e-5), name
 
 
 # =====================================================================================================================
