@@ -377,7 +377,7 @@ def end_of(path, size):
     whole = path.stat().st_size
     if has_rows(path):
         rows = sum(1 for _ in rows_of(path))
-        return rows - max(1, rows * size // whole)
+        return max(0, rows - max(1, rows * size // whole))
     with open(path, "rb") as file:
         file.seek(whole - size)
         file.readline(50_000)
