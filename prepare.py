@@ -468,22 +468,28 @@ def tokenize_fineweb(folder, options, tokenizer):
     import datasets
     progress = folder / "rows.json"
     saved = read_json(progress) if progress.exists() else {"shards": 0}
-    with blame(f"--source={options.source}: failed; the same command goes on from the last whole shard"):
+    failed = f"--source={options.source}: failed; the same command goes on from the last whole shard"
+    with blame(failed):
         rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train", streaming=True)
         if saved["shards"]:
             rows.load_state_dict(saved["rows"])
-        pieces = ((row["text"].encode(), True) for row in rows)
 
-        def after_shard(number):
-            write_json(progress, {"shards": number + 1, "rows": rows.state_dict()})
+    def read():
+        with blame(failed):
+            for row in rows:
+                yield row["text"].encode(), True
 
-        with ThreadPoolExecutor(options.workers) as pool, tqdm(unit="B", unit_scale=True, disable=None) as bar:
-            writer = ShardWriter(folder, options, tokenizer, pool, bar)
-            if saved["shards"] == 0:
-                most = options.val_tokens or 10_000_000
-                writer.write(0, pieces, most * writer.bytes_per_token, most)
-                after_shard(0)
-            writer.write_training(pieces, max(1, saved["shards"]), after_shard)
+    def after_shard(number):
+        write_json(progress, {"shards": number + 1, "rows": rows.state_dict()})
+
+    pieces = read()
+    with ThreadPoolExecutor(options.workers) as pool, tqdm(unit="B", unit_scale=True, disable=None) as bar:
+        writer = ShardWriter(folder, options, tokenizer, pool, bar)
+        if saved["shards"] == 0:
+            most = options.val_tokens or 10_000_000
+            writer.write(0, pieces, most * writer.bytes_per_token, most)
+            after_shard(0)
+        writer.write_training(pieces, max(1, saved["shards"]), after_shard)
 
 def fetch_shards(folder, options):
     """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are theirs."""
