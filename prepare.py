@@ -500,6 +500,9 @@ def fetch_shards(folder, options):
         huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset", local_dir=folder,
                                           allow_patterns=["fineweb_val_000000.bin", *names])
 
+def shards_of(folder):
+    return sorted(folder.glob("*_train_??????.bin")) + sorted(folder.glob("*_val_??????.bin"))
+
 def state_of(paths):
     """What tells whether files have changed."""
     stats = [path.stat() for path in paths]
@@ -508,7 +511,7 @@ def state_of(paths):
 def check_folder(folder, made, files):
     """Raises DataError if shards in the folder were made with other options, or of files that have changed since."""
     saved = [read_json(path) for path in (folder / "meta.json", folder / "state.json") if path.exists()]
-    if not list(folder.glob("*.bin")):
+    if not shards_of(folder):
         return
     there = saved[0] if saved else {}
     options = there.get("options") or {"source": "unknown"}
@@ -534,7 +537,7 @@ def prepare(source="stdlib", **options):
     with lock:
         if options.force:
             ours = [folder / "meta.json", folder / "state.json", folder / "rows.json"]
-            for path in ours + list(folder.glob("*_train_??????.bin")) + list(folder.glob("*_val_??????.bin")):
+            for path in ours + shards_of(folder):
                 path.unlink(missing_ok=True)
         check_folder(folder, made, files)
         if not (folder / "meta.json").exists():
@@ -559,7 +562,7 @@ def write_meta(folder, tokenizer, options):
         counts[f"{split}_bytes"] = sum(int(lengths[shard].sum(dtype=np.int64)) for shard in shards)
     versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
     write_json(folder / "meta.json", {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **options,
-                                      "shards": sorted(path.name for path in folder.glob("*.bin")), "complete": True,
+                                      "shards": [path.name for path in shards_of(folder)], "complete": True,
                                       "versions": versions, "token_bytes": lengths.tobytes().hex()})
 
 if __name__ == "__main__":
