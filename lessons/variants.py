@@ -106,6 +106,8 @@ class ScalarScale(Scale):
 
 
 class ScalarScales(NGPTBlock):
+    """s_u does nothing then: the norm behind w_down takes it out again."""
+
     def __init__(self, config):
         super().__init__(config)
         for name in ("s_qk", "s_u", "s_v", "alpha_a", "alpha_m"):
@@ -165,15 +167,17 @@ class PlainPowerNormBlock(PowerNormBlock):
 class BranchesBlock(PreNormBlock):
     """PreNormBlock with its two branches as methods, without their norms; as it stands, the same function."""
 
-    def qkv(self, x):
-        """x (B, T, d) -> q, k, v, each (B, H, T, d_k)"""
-        return heads(self.w_qkv(x), self.n_head)
+    def __init__(self, config):
+        super().__init__(config)
+        self.norm_q = nn.Identity()                                               # before rope; norm_qk is behind it
+        self.norm_k = nn.Identity()
+        self.norm_v = nn.Identity()
 
     def attn(self, x, cos, sin, cache):
-        q, k, v = self.qkv(x)
-        q = self.norm_qk(rope(q, cos, sin))
-        k = self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)
+        q, k, v = heads(self.w_qkv(x), self.n_head)                               # (B, H, T, d_k) each
+        q = self.norm_qk(rope(self.norm_q(q), cos, sin))
+        k = self.norm_qk(rope(self.norm_k(k), cos, sin))
+        y = attend(q, k, self.norm_v(v), self.g, cache, self.dropout * self.training)
         return self.drop(self.w_o(y.transpose(1, 2).flatten(2)))                  # (B, T, d)
 
     def mlp(self, x):
@@ -194,14 +198,15 @@ def layer_of(config):
 class PostLNBlock(BranchesBlock):
     """The norm behind the sum. The last block ends in one, so that the model needs none at its end."""
     Norm = LayerNorm
+    alpha = 1.0                                                                   # of Post-LN's descendants
 
     def __init__(self, config):
         super().__init__(config)
         self.Norm = nn.Identity                                                   # of which GPT makes norm_f
 
     def forward(self, h, cos, sin, cache=None):
-        h = self.norm1(h + self.attn(h, cos, sin, cache))
-        return self.norm2(h + self.mlp(h))
+        h = self.norm1(self.alpha * h + self.attn(h, cos, sin, cache))
+        return self.norm2(self.alpha * h + self.mlp(h))
 
 
 class MixLNBlock(BranchesBlock):
@@ -220,7 +225,7 @@ class MixLNBlock(BranchesBlock):
 
 
 class DeepNormBlock(PostLNBlock):
-    """Post-LN with a longer h, and with matrices that begin beta times as large as Xavier's, but for q and k. Not
+    """Post-LN with a longer h, and with matrices that begin beta times as large as Xavier's, except q's and k's. Not
     checked: SwiGLU, which is younger; here each of its two maps is one matrix."""
 
     def __init__(self, config):
@@ -231,18 +236,13 @@ class DeepNormBlock(PostLNBlock):
 
     def project_(self):
         """A GPT calls this once when it has drawn its weights, then after every step: here the first call counts."""
-        if self.started:
-            return
-        q, k, v = self.w_qkv.weight.chunk(3)
-        for matrix in (q, k):
-            nn.init.xavier_normal_(matrix)
-        for matrix in (v, self.w_o.weight, *self.w_up.weight.split(4 * self.d), self.w_down.weight):
-            nn.init.xavier_normal_(matrix, gain=self.beta)
+        if not self.started:
+            q, k, v = self.w_qkv.weight.chunk(3)
+            for matrix in (q, k):
+                nn.init.xavier_normal_(matrix)
+            for matrix in (v, self.w_o.weight, *self.w_up.weight.split(4 * self.d), self.w_down.weight):
+                nn.init.xavier_normal_(matrix, gain=self.beta)
         self.started = True
-
-    def forward(self, h, cos, sin, cache=None):
-        h = self.norm1(self.alpha * h + self.attn(h, cos, sin, cache))
-        return self.norm2(self.alpha * h + self.mlp(h))
 
 
 class KeelBlock(PostLNBlock):
@@ -276,18 +276,22 @@ class PeriLNBlock(BranchesBlock):
         return h + self.post2(self.mlp(self.norm2(h)))
 
 
+class RMSNormOverHeads(RMSNorm):
+    """RMSNorm of x (B, H, T, d_k) over all H d_k channels of a token."""
+
+    def forward(self, x):
+        y = super().forward(x.transpose(1, 2).flatten(2))                         # (B, T, d)
+        return y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
+
+
 class OLMo2Block(BranchesBlock):
     """The norm at a branch's end. Those of q and k are over all heads at once, with a gain, before rope."""
     Norm = RMSNorm
 
     def __init__(self, config):
         super().__init__(config)
-        self.norm_q = RMSNorm(self.d, config)
-        self.norm_k = RMSNorm(self.d, config)
-
-    def qkv(self, x):
-        q, k, v = self.w_qkv(x).chunk(3, dim=-1)                                  # (B, T, d) each
-        return heads(torch.cat((self.norm_q(q), self.norm_k(k), v), dim=-1), self.n_head)
+        self.norm_q = RMSNormOverHeads(self.d, config)
+        self.norm_k = RMSNormOverHeads(self.d, config)
 
     def forward(self, h, cos, sin, cache=None):
         h = h + self.norm1(self.attn(h, cos, sin, cache))
@@ -305,10 +309,6 @@ class HybridNormBlock(BranchesBlock):
         self.norm_q = RMSNorm(self.d_k, config)
         self.norm_k = RMSNorm(self.d_k, config)
         self.norm_v = RMSNorm(self.d_k, config)
-
-    def qkv(self, x):
-        q, k, v = super().qkv(x)
-        return self.norm_q(q), self.norm_k(k), self.norm_v(v)
 
     def forward(self, h, cos, sin, cache=None):
         h = self.norm2(h + self.attn(h, cos, sin, cache))
@@ -367,7 +367,7 @@ class SeeDNorm(RMSNorm):
 
     def forward(self, x):
         gain = self.weight + self.alpha * torch.tanh((self.beta * x).sum(-1, keepdim=True))
-        return gain * F.rms_norm(x, x.shape[-1:], eps=self.eps)
+        return gain * F.rms_norm(x, self.normalized_shape, eps=self.eps)
 
 
 class GatedNorm(RMSNorm):

@@ -1,0 +1,375 @@
+"""lessons/variants.py against its equations written out, and what else a variant owes; lessons/gpt2.py there and back."""
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lessons.variants as variants
+from model import ANGPTBlock, ARCHS, Cache, GPT, GPTConfig, NGPTBlock, RMSNormBlock
+
+torch.set_num_threads(1)                           # the models are tiny: threads would only wait for each other
+
+VARIANTS = [arch for arch, block in ARCHS.items() if block.__module__ == variants.__name__]
+TINY = dict(vocab_size=17, block_size=12, n_layer=4, n_head=2, n_embd=16)
+GPT2 = dict(pos="learned", mlp="gelu", bias=True, tie=True)
+every_variant = pytest.mark.parametrize("arch", VARIANTS)
+
+
+def gaussian(*shape, seed=3):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def some_tokens(*shape, seed=2):
+    return torch.randint(17, shape, generator=torch.Generator().manual_seed(seed))
+
+
+IDX, TARGETS = some_tokens(2, 8), some_tokens(2, 8, seed=5)
+
+
+@torch.no_grad()
+def rough(arch, **options):
+    """A model in float64, every number of it away from its start: a forgotten gain or a swapped axis shows."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)         # for the rope tables too
+    try:
+        model = GPT(GPTConfig(arch=arch, **{**TINY, **options})).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for seed, (name, p) in enumerate(model.state_dict().items()):
+        noise = gaussian(*p.shape, seed=seed)
+        if name.endswith("psi2"):
+            p.copy_(0.5 + noise ** 2)
+        elif p.dim() == 2:
+            p.copy_(noise / p.shape[1] ** 0.5)
+        elif p.dtype == torch.float64:
+            p.copy_(p * (1 + 0.3 * noise) + 0.3 * noise)
+    model.project_()                               # for the sphere's
+    return model
+
+
+def assert_close(got, want, tol=1e-11):
+    assert got.shape == want.shape and (got - want).abs().max() <= tol * want.abs().max()
+
+
+# ---- The equations once more: one head and one query at a time, nothing of model.py ------------------------------------
+
+def over_rms(x, eps):
+    return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
+
+
+def ref_unit(x):
+    return x / (x * x).sum(-1, keepdim=True).sqrt()
+
+
+def ref_silu(x):
+    return x / (1 + (-x).exp())
+
+
+def ref_erf(x):
+    """The integral of exp(-t^2) from 0 to x, times 2 / sqrt(pi), by Gauss and Legendre's rule."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    return sum(w * x * (-(x * (node + 1) / 2) ** 2).exp() for node, w in zip(nodes, weights)) / math.sqrt(math.pi)
+
+
+def ref_turn(x):
+    """Channels i and i + d_k/2 of (B, T, d_k) are a point in the plane that turns by t 10000^(-2i/d_k)."""
+    pairs = x.shape[-1] // 2
+    angle = torch.arange(x.shape[1])[:, None] * 10000.0 ** -(torch.arange(pairs).double() / pairs)
+    z = torch.complex(x[..., :pairs], x[..., pairs:]) * torch.exp(1j * angle)
+    return torch.cat((z.real, z.imag), dim=-1)
+
+
+def layer_norm(x, weight, bias=0):
+    return weight * over_rms(x - x.mean(-1, keepdim=True), 1e-5) + bias
+
+
+def rms_norm(x, weight):
+    return weight * over_rms(x, 1e-6)
+
+
+def plain_power_norm(x, weight, psi2, bias=0, **moving):
+    return weight * x / (psi2 + 1e-5).sqrt() + bias
+
+
+def dyt(x, weight, alpha, bias=0):
+    return weight * (1 - 2 / (1 + (2 * alpha * x).exp())) + bias
+
+
+def derf(x, weight, alpha, s, bias=0):
+    return weight * ref_erf(alpha * x + s) + bias
+
+
+def seednorm(x, weight, alpha, beta):
+    length = torch.einsum("btd,d->bt", x, beta)[..., None]
+    return (alpha * (1 - 2 / (1 + (2 * length).exp())) + weight) * over_rms(x, 1e-6)
+
+
+def gatednorm(x, weight, **matrices):
+    y = weight * over_rms(x, 1e-6)
+    gate = ref_silu(y @ matrices["down.weight"].T) @ matrices["up.weight"].T
+    return y / (1 + (-gate).exp())
+
+
+NORMS = {"postln": layer_norm, "deepnorm": layer_norm, "keel": layer_norm, "powernorm_plain": plain_power_norm,
+         "dyt": dyt, "derf": derf, "seednorm": seednorm, "gatednorm": gatednorm,
+         **dict.fromkeys(("mixln", "periln", "olmo2", "hybridnorm", "lnscale"), rms_norm)}
+
+
+class Written:
+    """A whole GPT, written out, with a model's parameters. b is a block's prefix, such as "blocks.0.", l its number."""
+
+    def __init__(self, model):
+        self.c = model.config
+        self.d, self.d_k, self.L = self.c.n_embd, self.c.n_embd // self.c.n_head, self.c.n_layer
+        self.p = {name: p.clone() for name, p in model.state_dict().items()}
+        for name, _ in model.named_parameters():
+            self.p[name].requires_grad_()
+        self.block = getattr(self, self.c.arch.split("_")[0], self.preln)
+        self.N = NORMS.get(self.c.arch, layer_norm)
+
+    def norm(self, name, x):
+        parts = {key[len(name) + 1:]: p for key, p in self.p.items() if key.startswith(name + ".")}
+        return self.N(x, **parts) if parts else x
+
+    def linear(self, name, x):
+        return x @ self.p[name + ".weight"].T + self.p.get(name + ".bias", 0)
+
+    def attn(self, b, x, normed=(lambda x: x, lambda x: x, lambda x: x), turned=None, gains=None, scale=None):
+        """normed: what is done to a head's q, k, v before rope; turned to q and k after it; gains, one a head."""
+        scale = scale or (self.p[b + "g"] if self.c.qk_norm else self.d_k ** -0.5)
+        turned = turned or (lambda x, own: ref_unit(x) if self.c.qk_norm else x)
+        outputs = []
+        for head in range(self.c.n_head):
+            own = slice(head * self.d_k, (head + 1) * self.d_k)
+            q, k, v = (f(part[..., own]) for f, part in zip(normed, self.qkv(b, x)))
+            if self.c.pos == "rope":
+                q, k = ref_turn(q), ref_turn(k)
+            q, k = turned(q, own), turned(k, own)
+            for t in range(x.shape[1]):
+                weights = (scale * (k[:, :t + 1] * q[:, t:t + 1]).sum(-1)).exp()          # (B, t + 1)
+                y = (weights[..., None] * v[:, :t + 1]).sum(1) / weights.sum(1, keepdim=True)
+                outputs.append(y if gains is None else gains[head] * y)
+        y = torch.stack(outputs, dim=1).unflatten(1, (-1, x.shape[1])).transpose(1, 2).flatten(2)
+        return self.linear(b + "w_o", y)
+
+    def qkv(self, b, x):
+        q, k, v = self.linear(b + "w_qkv", x).split(self.d, dim=-1)
+        if self.c.arch == "olmo2":                 # over all heads
+            q, k = self.norm(b + "norm_q", q), self.norm(b + "norm_k", k)
+        return q, k, v
+
+    def act(self, x):
+        if self.c.mlp == "gelu":
+            return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+        return x[..., :4 * self.d] * ref_silu(x[..., 4 * self.d:])
+
+    def mlp(self, b, x):
+        return self.linear(b + "w_down", self.act(self.linear(b + "w_up", x)))
+
+    def preln(self, b, l, h):
+        h = h + self.attn(b, self.norm(b + "norm1", h))
+        return h + self.mlp(b, self.norm(b + "norm2", h))
+
+    def postln(self, b, l, h, alpha=1):
+        h = self.norm(b + "norm1", alpha * h + self.attn(b, h))
+        return self.norm(b + "norm2", alpha * h + self.mlp(b, h))
+
+    def mixln(self, b, l, h):
+        return self.postln(b, l, h) if l / self.L <= 0.25 else self.preln(b, l, h)
+
+    def deepnorm(self, b, l, h):
+        return self.postln(b, l, h, alpha=math.sqrt(math.sqrt(2 * self.L)))
+
+    def keel(self, b, l, h):
+        if l == 1:
+            h = h + self.attn(b, self.norm(b + "norm1", h))
+            return self.norm(b + "post2", h + self.mlp(b, self.norm(b + "norm2", h)))
+        h = self.norm(b + "post1", 2 * self.L * h + self.attn(b, self.norm(b + "norm1", h)))
+        return self.norm(b + "post2", 2 * self.L * h + self.mlp(b, self.norm(b + "norm2", h)))
+
+    def periln(self, b, l, h):
+        h = h + self.norm(b + "post1", self.attn(b, self.norm(b + "norm1", h)))
+        return h + self.norm(b + "post2", self.mlp(b, self.norm(b + "norm2", h)))
+
+    def olmo2(self, b, l, h):
+        h = h + self.norm(b + "norm1", self.attn(b, h))
+        return h + self.norm(b + "norm2", self.mlp(b, h))
+
+    def hybridnorm(self, b, l, h):
+        of_q, of_k, of_v = (lambda x, which=which: self.norm(b + "norm_" + which, x) for which in "qkv")
+        h = h + self.attn(b, h, normed=(of_q, of_k, of_v))
+        return self.norm(b + "norm2", h) + self.mlp(b, self.norm(b + "norm2", h))
+
+    def lnscale(self, b, l, h):
+        h = h + self.attn(b, self.norm(b + "norm1", h) / math.sqrt(l))
+        return h + self.mlp(b, self.norm(b + "norm2", h) / math.sqrt(l))
+
+    def normformer(self, b, l, h):
+        y = self.attn(b, self.norm(b + "norm1", h), gains=self.p.get(b + "head_scale"))
+        h = h + self.norm(b + "norm_attn", y)
+        inner = self.act(self.linear(b + "w_up", self.norm(b + "norm2", h)))
+        return h + self.linear(b + "w_down", self.norm(b + "norm_ffn", inner))
+
+    def step(self, h, y, alpha):
+        cosine = (h * y).sum(-1, keepdim=True)
+        if self.c.arch == "ngpt_riemann":          # the projection as a matrix
+            project = torch.eye(self.d) - h[..., :, None] * h[..., None, :]
+            return ref_unit(h + alpha * (project @ y[..., None])[..., 0])
+        if self.c.arch == "ngpt_slerp":
+            theta = torch.acos(cosine)
+            return ref_unit(torch.sin((1 - alpha) * theta) / torch.sin(theta) * h
+                            + torch.sin(alpha * theta) / torch.sin(theta) * y)
+        if self.c.arch in ("ngpt_corrected", "ngpt_bounded"):
+            return ((1 - alpha) * h + alpha * y) / ((1 - alpha) ** 2 + alpha ** 2).sqrt()
+        return ref_unit((1 - alpha) * h + alpha * y)
+
+    def ngpt(self, b, l, h):
+        stored = 1 / math.sqrt(self.d)
+        s_qk, s_u, s_v, alpha_a, alpha_m = (self.p[b + name + ".weight"] * init for name, init in (
+            ("s_qk", 1 / stored), ("s_u", 1), ("s_v", 1), ("alpha_a", 0.05 / stored), ("alpha_m", 0.05 / stored)))
+        of = ref_unit if self.c.arch != "ngpt_no_qk_norm" else lambda x: x
+        gain = lambda own: s_qk[own] if len(s_qk) > 1 else s_qk
+        y = self.attn(b, h, turned=lambda x, own: of(x) * gain(own), scale=math.sqrt(self.d_k))
+        h = self.step(h, ref_unit(y), alpha_a.abs())
+        u, z = self.linear(b + "w_up", h).split(4 * self.d, dim=-1)
+        y = self.linear(b + "w_down", u * s_u * ref_silu(z * s_v * math.sqrt(self.d)))
+        return self.step(h, ref_unit(y), alpha_m.abs())
+
+    def logits(self, idx):
+        h = self.p["wte.weight"][idx] + (self.p["wpe.weight"][:idx.shape[1]] if self.c.pos == "learned" else 0)
+        for i in range(self.L):
+            h = self.block(f"blocks.{i}.", i + 1, h)
+        h = self.norm("norm_f", h) @ self.p["wte.weight" if self.c.tie else "lm_head.weight"].T
+        return h * self.p["s_z.weight"] * math.sqrt(self.d) if "s_z.weight" in self.p else h
+
+
+@pytest.mark.parametrize("arch, options", [
+    *[(arch, {}) for arch in VARIANTS], ("postln", GPT2), ("keel", GPT2), ("dyt", GPT2), ("derf", dict(bias=True)),
+    ("powernorm_plain", dict(bias=True, n_layer=2)), ("olmo2", dict(qk_norm=True)), ("mixln", dict(n_layer=8))])
+def test_a_variant_and_its_gradients_equal_its_equations(arch, options):
+    model = rough(arch, **options)
+    written = Written(model)
+    (logits, loss), want = model(IDX, TARGETS), written.logits(IDX)
+    nats = (want.exp().sum(-1).log() - want.gather(-1, TARGETS[..., None])[..., 0]).mean()
+    assert_close(logits, want)
+    assert_close(loss, nats)
+    loss.backward()
+    nats.backward()
+    for name, p in model.named_parameters():
+        if arch == "ngpt_scalar" and "s_u" in name:
+            assert p.grad.abs().max() < 1e-14      # the norm behind w_down takes one number out again
+        else:
+            assert p.grad.abs().max() > 1e-9, name # every other learns
+            assert_close(p.grad, written.p[name].grad, 1e-10)
+
+
+@every_variant
+def test_a_variant_trains_is_causal_and_caches(arch):
+    model = rough(arch, pn_warmup=0).train()
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for _ in range(5):
+        loss = model(IDX, TARGETS)[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.project_()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.05, losses
+    with torch.no_grad():
+        for model.training in (True, False):
+            whole = model(IDX, TARGETS)[0]
+            for t in range(1, 8):
+                other = IDX.clone()
+                other[:, t] = (other[:, t] + 1) % 17
+                assert_close(model(other, TARGETS)[0][:, :t], whole[:, :t], 1e-12)
+        caches = [Cache() for _ in model.blocks]
+        for part in IDX.split([3, 1, 4], dim=1):
+            last = model(part, caches=caches)[0]
+        assert_close(last[:, 0], whole[:, -1])
+        again = rough(arch, pn_warmup=0)
+        again.load_state_dict(model.state_dict())
+        assert torch.equal(again(IDX, TARGETS)[0], whole)
+
+
+@every_variant
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")                         # in torch's compiler
+def test_a_compiled_variant_is_one_graph_with_eagers_gradients(arch):
+    torch.compiler.reset()
+    eager = rough(arch, pn_warmup=0).train()
+    compiled = copy.deepcopy(eager)
+    for block in compiled.blocks:
+        block.compile(fullgraph=True, backend="aot_eager")
+    for model in (eager, compiled):
+        model(IDX, TARGETS)[1].backward()
+    for p, other in zip(compiled.parameters(), eager.parameters()):
+        assert_close(p.grad, other.grad)
+
+
+def parameters_of(arch):
+    return sum(p.numel() for p in GPT(GPTConfig(arch=arch, **TINY)).parameters())
+
+
+@pytest.mark.parametrize("arch, base, more", [                                     # 4 layers of width 16, heads of 8
+    ("normformer_no_attn_ln", "normformer", -4 * 16), ("normformer_no_ffn_ln", "normformer", -4 * 64),
+    ("normformer_no_head_scale", "normformer", -4 * 2), ("ngpt_scalar", "ngpt", -4 * (16 * 3 + 64 * 2 - 5)),
+    ("postln", "layernorm", -16), ("deepnorm", "layernorm", -16), ("keel", "layernorm", -16 + 7 * 16),
+    ("mixln", "rmsnorm", 0), ("lnscale", "rmsnorm", 0), ("periln", "rmsnorm", 4 * 2 * 16),
+    ("olmo2", "rmsnorm", 4 * 2 * 16), ("hybridnorm", "rmsnorm", 4 * (3 * 8 - 16)), ("dyt", "rmsnorm", 9),
+    ("derf", "rmsnorm", 2 * 9), ("seednorm", "rmsnorm", 9 * 2 * 16), ("gatednorm", "rmsnorm", 9 * 2 * 16 * 16)])
+def test_what_a_variant_adds_to_or_takes_from_the_parameters(arch, base, more):
+    assert parameters_of(arch) - parameters_of(base) == more
+
+
+def test_a_variant_is_told_by_name_in_the_docstring_and_takes_the_recipe_of_its_kin():
+    assert len(VARIANTS) == 22
+    table = [line.split()[0] for line in variants.__doc__.split("\n") if line.startswith("  ") and line.strip()]
+    assert [name for name in table if name in ARCHS] == [arch for arch in ARCHS if arch in VARIANTS]
+    kin = {"ngpt": "ngpt", "normformer": "normformer", "powernorm": "powernorm"}
+    for arch in VARIANTS:
+        assert ARCHS[arch].family == kin.get(arch.split("_")[0], "rmsnorm")
+
+
+@pytest.mark.parametrize("arch, written", [("steps", NGPTBlock), ("branches", RMSNormBlock)])
+def test_blocks_to_override_are_the_block_they_override(arch, written, monkeypatch):
+    block = variants.StepsBlock if arch == "steps" else type("Block", (variants.BranchesBlock, RMSNormBlock), {})
+    monkeypatch.setitem(ARCHS, "plain", written)
+    monkeypatch.setitem(ARCHS, "overridden", block)
+    assert_close(rough("overridden")(IDX, IDX)[0], rough("plain")(IDX, IDX)[0])
+
+
+def test_blocks_know_their_number_in_one_model_and_the_next():
+    config = GPTConfig(arch="lnscale", **TINY)
+    for _ in range(2):
+        assert [block.layer for block in GPT(config).blocks] == [1, 2, 3, 4]
+    config = GPTConfig(arch="mixln", **{**TINY, "n_layer": 11})
+    assert [block.post for block in GPT(config).blocks] == [True] * 2 + [False] * 9
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_deepnorm_begins_with_xavier_s_matrices_times_beta_and_leaves_them_then(mlp):
+    model = GPT(GPTConfig(arch="deepnorm", vocab_size=17, n_layer=2, n_head=2, n_embd=96, mlp=mlp))
+    q, k, v = model.blocks[1].w_qkv.weight.split(96)
+    beta = 16 ** -0.25                             # (8 n_layer)^(-1/4)
+    wide = beta * math.sqrt(2 / (96 + 384))
+    square = math.sqrt(2 / (96 + 96))
+    for matrix, std in ((q, square), (k, square), (v, beta * square), (model.blocks[1].w_o.weight, beta * square),
+                        (model.blocks[1].w_up.weight, wide), (model.blocks[1].w_down.weight, wide)):
+        assert abs(matrix.std() / std - 1) < 0.03
+    before = copy.deepcopy(model.state_dict())
+    model.project_()
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_ngpt_bounded_bounds_along_ngpt_s_axes():
+    model = rough("ngpt_bounded")
+    for name, dim in (("w_qkv", 1), ("w_o", 0), ("w_up", 1), ("w_down", 0)):
+        matrix = getattr(model.blocks[1], name).weight
+        before = gaussian(*matrix.shape) / matrix.shape[dim] ** 0.5               # as many norms above 1 as below
+        matrix.copy_(before)
+        model.project_()
+        assert_close(matrix, before / before.norm(dim=dim, keepdim=True).clamp(min=1))
