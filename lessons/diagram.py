@@ -5,8 +5,13 @@ The one picture that every lesson starts with: a GPT's way from tokens to loss, 
     block_diagram(3)                                # lesson 3's parts, and the eight lessons below: you are here
     block_diagram("norm1", "norm2")                 # parts by name (PARTS has them), no map
     block_diagram(1, norm1="LayerNorm")             # other words in a box
+
+And the map of where norms can stand, from which lesson 8 sets out:
+
+    placements()
 """
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 
 # name: (row, place in the row, kind, words). No architecture has all of the norms and scales.
@@ -40,8 +45,9 @@ FILL = {"norm": "#cfe8f7", "matrix": "#e6e6e6", "step": "white", "plus": "white"
 MARK = "#e69f00"                                    # orange and blue: told apart by every kind of colour vision
 
 
-def box(ax, x, y, words, kind, marked, w=0.9, h=0.42):
-    style = dict(facecolor=MARK if marked else FILL[kind], edgecolor="black", linewidth=2 if marked else 0.8, zorder=3)
+def box(ax, x, y, words, kind, marked=False, w=0.9, h=0.42, dashed=False):
+    style = dict(facecolor=MARK if marked else FILL[kind], edgecolor="black", linewidth=2 if marked else 0.8, zorder=3,
+                 linestyle="--" if dashed else "-")
     ax.add_patch(Circle((x, y), 0.14, **style) if kind == "plus" else
                  FancyBboxPatch((x - w / 2, y - h / 2), w, h, boxstyle="round,pad=0,rounding_size=0.06", **style))
     longest = max(len(word) for word in words.split("\n"))
@@ -97,3 +103,47 @@ def block_diagram(*marks, **words):
     fig.tight_layout(pad=0.2)
     plt.show()
     plt.close(fig)
+
+
+# Where, the equation, what stands on the branch (a height: words), behind the sum, and who has it. A "?": not all do.
+PLACEMENTS = [
+    ("nowhere", "h + F(h)", {2.6: "F"}, None, ["hybridnorm's MLP"]),
+    ("before\nthe branch", "h + F(N(h))", {3.4: "N", 2.6: "F"}, None,
+     ["layernorm", "rmsnorm", "powernorm", "lnscale", "dyt, derf", "seednorm", "gatednorm", "mixln's others"]),
+    ("at the\nbranch's end", "h + N(F(h))", {2.6: "F", 1.8: "N"}, None, ["olmo2"]),
+    ("at both ends", "h + N(F(N(h)))", {3.4: "N", 2.6: "F", 1.8: "N"}, None, ["periln", "normformer's", "attention"]),
+    ("inside", "$h + F_2(N(F_1(h)))$", {3.5: "N?", 2.9: "$F_1$", 2.3: "N", 1.7: "$F_2$"}, None,
+     ["normformer's MLP", "(and before)", "hybridnorm's", "attention (q, k, v;", "and behind the sum)"]),
+    ("behind\nthe sum", "$N(\\alpha h + F(h))$", {3.4: "N?", 2.6: "F"}, "N",
+     ["postln: $\\alpha$ = 1", "mixln's first 1/4", "deepnorm", "keel (and before)"]),
+    ("at the end and\nbehind the step", "$N(h + \\alpha(N(F(h)) - h))$", {2.6: "F", 1.8: "N"}, "N?",
+     ["ngpt", "angpt: $\\nu(\\alpha)$,", "a factor, for", "the last N"]),
+]
+
+
+def placements():
+    """A Figure: a branch for each place where norms can stand, and the architectures and variants that have them there.
+
+    Time runs down. h passes on the left, the branch F, attention or MLP, on the right.
+    """
+    fig = Figure(figsize=(11.25, 5.6))
+    ax = fig.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(-0.1, 12.6), ylim=(-2.35, 5.45))
+    ax.axis("off")
+    for column, (where, equation, branch, behind, names) in enumerate(PLACEMENTS):
+        stream = 1.8 * column + 0.4
+        side = stream + 0.75
+        ax.text(stream + 0.45, 5.05, where, ha="center", va="center", fontsize=11, weight="bold")
+        ax.text(stream - 0.13, 4.4, "h", ha="right", va="center", fontsize=11, style="italic")
+        line(ax, (stream, 4.5), (stream, 1.34))
+        line(ax, (stream, 4.1), (side, 4.1), (side, 1.2), (stream + 0.14, 1.2))
+        line(ax, (stream, 1.06), (stream, 0.0))
+        box(ax, stream, 1.2, "+", "plus")
+        for height, words in branch.items():
+            kind = "norm" if words.startswith("N") else "matrix"
+            box(ax, side, height, words.rstrip("?"), kind, w=0.6, dashed=words.endswith("?"))
+        if behind:
+            box(ax, stream, 0.55, behind.rstrip("?"), "norm", w=0.6, dashed=behind.endswith("?"))
+        ax.text(stream + 0.45, -0.3, equation, ha="center", va="center", fontsize=9.5)
+        ax.text(stream + 0.45, -0.6, "\n".join(names), ha="center", va="top", fontsize=9.5, linespacing=1.15)
+    return fig

@@ -4,34 +4,99 @@
     python train.py --init_from=gpt2-medium --data=data/mine --learning_rate=3e-5
     python train.py --init_from=FOLDER --data=data/mine         # a folder with config.json and model.safetensors
 
-GPT-2 is arch layernorm with learned positions, gelu, biases and one matrix for embedding and head.
+GPT-2 is arch layernorm with learned positions, gelu, biases and one matrix for embedding and head. And the way back, of
+a run with --arch=layernorm --pos=learned --mlp=gelu --tie=true, for whatever reads HuggingFace's files:
+
+    python lessons/gpt2.py out/layernorm FOLDER
 """
+import sys
 from pathlib import Path
 
-from prepare import blame, expect, read_json
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import torch
 
-NAMES = {"transformer.": "", "h.": "blocks.", "ln_1": "norm1", "attn.c_attn": "w_qkv", "attn.c_proj": "w_o",
-         "ln_2": "norm2", "mlp.c_fc": "w_up", "mlp.c_proj": "w_down", "ln_f": "norm_f"}
+from prepare import blame, DataError, expect, read_json, run_script, write_json
+
+PUBLISHED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+NAMES = {"h.": "blocks.", "ln_1": "norm1", "attn.c_attn": "w_qkv", "attn.c_proj": "w_o", "ln_2": "norm2",
+         "mlp.c_fc": "w_up", "mlp.c_proj": "w_down", "ln_f": "norm_f"}
+
+# GPT-2's form in HuggingFace's words, whose defaults these are, and in ours. Beside it n_inner changes the function.
+THEIRS = {
+    "model_type": "gpt2",
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+OURS = {"arch": "layernorm", "pos": "learned", "mlp": "gelu", "tie": True, "qk_norm": False}
+
 
 def read_gpt2(source):
-    """A dict as train.read_checkpoint's, without an optimizer, of a folder, or of gpt2, gpt2-medium, gpt2-large or
-    gpt2-xl, which are fetched. Raises DataError."""
+    """A dict as train.read_checkpoint's, without an optimizer, of a folder or, fetched, of one of PUBLISHED. Raises
+    DataError."""
     from safetensors.torch import load_file
     folder = Path(source)
     with blame(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
+            expect(source in PUBLISHED, f"init_from={source}: no such folder, nor one of {', '.join(PUBLISHED)}")
             from huggingface_hub import snapshot_download
             folder = Path(snapshot_download(f"openai-community/{source}",
                                             allow_patterns=["config.json", "model.safetensors"]))
-        c, weights = read_json(folder / "config.json"), {}
-        form = [c.get(name) for name in ("model_type", "activation_function", "layer_norm_epsilon")]
-        expect(form == ["gpt2", "gelu_new", 1e-5], f"{folder}/config.json: expected GPT-2's form, found {form}")
+        c = read_json(folder / "config.json")
+        for name, value in THEIRS.items():
+            found = c.get(name, value)
+            expect(found == value, f"{folder}/config.json: expected GPT-2's {name}={value}, found {found}")
+        inner = 4 * c["n_embd"]
+        found = c.get("n_inner") or inner
+        expect(found == inner, f"{folder}/config.json: expected GPT-2's n_inner={inner}, found {found}")
+        weights = {}
         for name, x in load_file(folder / "model.safetensors").items():
+            name = name.removeprefix("transformer.")
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
             if "attn." not in name and name != "lm_head.weight":           # causal masks; the same matrix as wte
                 weights[name] = x.t() if ".w_" in name else x              # theirs are (in, out)
         weights["lm_head.weight"] = weights["wte.weight"]
         sizes = {name: c[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-        return {"model": weights, "step": 0, "tokenizer": "gpt2", "config": dict(
-            sizes, arch="layernorm", block_size=c["n_positions"], pos="learned", mlp="gelu", bias=True, tie=True)}
+        return {"model": weights, "step": 0, "tokenizer": c.get("tokenizer", "gpt2"),
+                "config": {**sizes, **OURS, "block_size": c["n_positions"], "bias": True}}
+
+
+def write_gpt2(source, folder):
+    """HuggingFace's config.json and model.safetensors of a run, or of whatever train.load_model reads. Raises
+    DataError."""
+    from safetensors.torch import save_file
+    from train import load_model
+    model, tokenizer, state = load_model(source)
+    c = model.config
+    for name, value in OURS.items():
+        found = getattr(c, name)
+        expect(found == value, f"{source}: {name}={found}: GPT-2's files can only hold {name}={value}")
+    weights = {}
+    for name, x in model.state_dict().items():
+        for theirs, ours in NAMES.items():
+            name = name.replace(ours, theirs)
+        weights[name] = x.t().contiguous() if ".c_" in name and x.dim() == 2 else x
+        if ".c_" in name or "ln_" in name:                                 # a bias for all that have one in GPT-2
+            weights.setdefault(name.replace("weight", "bias"), torch.zeros(len(x)))
+    del weights["lm_head.weight"]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+    sizes = {name: getattr(c, name) for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+    dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), c.dropout)
+    write_json(Path(folder, "config.json"), {
+        **THEIRS, **sizes, **dropout, "n_positions": c.block_size, "architectures": ["GPT2LMHeadModel"],
+        "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token, "tokenizer": state["tokenizer"]})
+
+
+def main(words):
+    expect(len(words) == 2, "expected two words, a run's folder and one to write to: out/layernorm FOLDER")
+    write_gpt2(*words)
+    print(f"{words[1]}: config.json, model.safetensors")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,7 +1,8 @@
-"""lessons/variants.py against its equations written out, and what else a variant owes; lessons/gpt2.py there and back."""
+"""lessons/variants.py against its equations written out, and what else a variant owes; lessons/gpt2.py, both ways."""
 import copy
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 import lessons.variants as variants
+from lessons.gpt2 import main as gpt2_command, read_gpt2, write_gpt2
 from model import ANGPTBlock, ARCHS, Cache, GPT, GPTConfig, NGPTBlock, RMSNormBlock
+from prepare import DataError
+from train import load_model
 
 torch.set_num_threads(1)                           # the models are tiny: threads would only wait for each other
 
@@ -55,7 +59,7 @@ def assert_close(got, want, tol=1e-11):
     assert got.shape == want.shape and (got - want).abs().max() <= tol * want.abs().max()
 
 
-# ---- The equations once more: one head and one query at a time, nothing of model.py ------------------------------------
+# ---- The equations once more: one head and one query at a time, nothing of model.py ----------------------------------
 
 def over_rms(x, eps):
     return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
@@ -373,3 +377,83 @@ def test_ngpt_bounded_bounds_along_ngpt_s_axes():
         matrix.copy_(before)
         model.project_()
         assert_close(matrix, before / before.norm(dim=dim, keepdim=True).clamp(min=1))
+
+
+# ---- lessons/gpt2.py -------------------------------------------------------------------------------------------------
+
+def a_run(folder, **options):
+    """A checkpoint of a rough model in that folder, and the model, in float32."""
+    model = rough("layernorm", **{**GPT2, **options}).float()
+    state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3, "tokenizer": "bytes"}
+    folder.mkdir()
+    torch.save(state, folder / "ckpt.pt")
+    return model
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
+    model = a_run(tmp_path / "run", bias=bias, dropout=0.2)
+    gpt2_command([str(tmp_path / "run"), str(tmp_path / "theirs")])
+    assert capsys.readouterr().out == f"{tmp_path}/theirs: config.json, model.safetensors\n"
+    c = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    w = load_file(tmp_path / "theirs" / "model.safetensors")
+    sizes = dict(vocab_size=17, n_positions=12, n_layer=4, n_head=2, n_embd=16, attn_pdrop=0.2, eos_token_id=256)
+    assert {name: c[name] for name in sizes} == sizes and c["activation_function"] == "gelu_new"
+    layer = {"ln_1": [16], "ln_2": [16], "attn.c_attn": [16, 48], "attn.c_proj": [16, 16], "mlp.c_fc": [16, 64],
+             "mlp.c_proj": [64, 16]}                                              # their matrices are (in, out)
+    shapes = {f"h.{i}.{name}": shape for i in range(4) for name, shape in layer.items()} | {"ln_f": [16]}
+    wanted = {f"{name}.weight": shape for name, shape in (shapes | {"wte": [17, 16], "wpe": [12, 16]}).items()}
+    wanted |= {f"{name}.bias": shape[-1:] for name, shape in shapes.items()}
+    assert {name: list(x.shape) for name, x in w.items()} == wanted
+    assert torch.equal(w["h.2.attn.c_proj.weight"], model.blocks[2].w_o.weight.T)
+    assert bias or not any(x.any() for name, x in w.items() if name.endswith("bias"))
+    again, tokenizer, _ = load_model(tmp_path / "theirs")
+    assert tokenizer.name == "bytes"
+    assert torch.equal(again(IDX, IDX)[0], model(IDX, IDX)[0])
+
+
+@pytest.mark.parametrize("options", [dict(arch="rmsnorm"), dict(arch="postln"), dict(pos="rope"), dict(mlp="swiglu"),
+                                     dict(tie=False), dict(qk_norm=True)])
+def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, options):
+    options = {**GPT2, **options}
+    arch = options.pop("arch", "layernorm")
+    model = GPT(GPTConfig(arch=arch, **{**TINY, **options}))
+    state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3, "tokenizer": "bytes"}
+    torch.save(state, tmp_path / "ckpt.pt")
+    name, value = next((name, value) for name, value in {**options, "arch": arch}.items()
+                       if value != {**GPT2, "arch": "layernorm"}.get(name))
+    with pytest.raises(DataError, match=f"^{tmp_path}: {name}={value}: GPT-2's files can only hold {name}=.*$"):
+        write_gpt2(tmp_path, tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("name, value", [
+    ("tie_word_embeddings", False), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False),
+    ("add_cross_attention", True), ("n_inner", 48), ("activation_function", "relu"), ("layer_norm_epsilon", 1e-6),
+    ("model_type", "llama")])
+def test_what_the_reader_cannot_represent_is_refused_by_name(tmp_path, name, value):
+    a_run(tmp_path / "run")
+    write_gpt2(tmp_path / "run", tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "n_inner": 64, "reorder_and_upcast_attn": True}))
+    read_gpt2(tmp_path / "theirs")                 # neither changes the function
+    path.write_text(json.dumps({**whole, name: value}))
+    with pytest.raises(DataError, match=f"^{path}: expected GPT-2's {name}=.*, found {value}$"):
+        read_gpt2(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("source", ["gpt2-mini", "GPT2", "out/nothing_here"])
+def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch, tmp_path):
+    a_run(tmp_path / "run")
+    write_gpt2(tmp_path / "run", tmp_path / "theirs")
+    asked, files = [], tmp_path / "theirs"
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or files)
+    with pytest.raises(DataError, match=f"^init_from={source}: no such folder, nor one of gpt2, gpt2-medium, .*$"):
+        read_gpt2(source)
+    assert not asked and read_gpt2("gpt2-xl") and asked == ["openai-community/gpt2-xl"]
+
+
+def test_the_command_wants_two_words():
+    with pytest.raises(DataError, match="^expected two words, a run's folder and one to write to: .*$"):
+        gpt2_command(["out/layernorm"])
