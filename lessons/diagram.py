@@ -107,11 +107,11 @@ def block_diagram(*marks, **words):
 
 # Where, the equation, what stands on the branch (a height: words), behind the sum, and who has it. A "?": not all do.
 PLACEMENTS = [
-    ("nowhere", "h + F(h)", {2.6: "F"}, None, ["hybridnorm's MLP"]),
-    ("before\nthe branch", "h + F(N(h))", {3.4: "N", 2.6: "F"}, None,
+    ("nowhere", "$h + F(h)$", {2.6: "F"}, None, ["hybridnorm's MLP"]),
+    ("before\nthe branch", "$h + F(N(h))$", {3.4: "N", 2.6: "F"}, None,
      ["layernorm", "rmsnorm", "powernorm", "lnscale", "dyt, derf", "seednorm", "gatednorm", "mixln's others"]),
-    ("at the\nbranch's end", "h + N(F(h))", {2.6: "F", 1.8: "N"}, None, ["olmo2"]),
-    ("at both ends", "h + N(F(N(h)))", {3.4: "N", 2.6: "F", 1.8: "N"}, None, ["periln", "normformer's", "attention"]),
+    ("at the\nbranch's end", "$h + N(F(h))$", {2.6: "F", 1.8: "N"}, None, ["olmo2"]),
+    ("at both ends", "$h + N(F(N(h)))$", {3.4: "N", 2.6: "F", 1.8: "N"}, None, ["periln", "normformer's", "attention"]),
     ("inside", "$h + F_2(N(F_1(h)))$", {3.5: "N?", 2.9: "$F_1$", 2.3: "N", 1.7: "$F_2$"}, None,
      ["normformer's MLP", "(and before)", "hybridnorm's", "attention (q, k, v;", "and behind the sum)"]),
     ("behind\nthe sum", "$N(\\alpha h + F(h))$", {3.4: "N?", 2.6: "F"}, "N",
@@ -126,9 +126,9 @@ def placements():
 
     Time runs down. h passes on the left, the branch F, attention or MLP, on the right.
     """
-    fig = Figure(figsize=(11.25, 5.6))
+    fig = Figure(figsize=(11.25, 5.85))
     ax = fig.add_axes((0, 0, 1, 1))
-    ax.set(xlim=(-0.1, 12.6), ylim=(-2.35, 5.45))
+    ax.set(xlim=(-0.1, 12.6), ylim=(-2.65, 5.45))
     ax.axis("off")
     for column, (where, equation, branch, behind, names) in enumerate(PLACEMENTS):
         stream = 1.8 * column + 0.4
@@ -145,5 +145,8 @@ def placements():
         if behind:
             box(ax, stream, 0.55, behind.rstrip("?"), "norm", w=0.6, dashed=behind.endswith("?"))
         ax.text(stream + 0.45, -0.3, equation, ha="center", va="center", fontsize=9.5)
-        ax.text(stream + 0.45, -0.6, "\n".join(names), ha="center", va="top", fontsize=9.5, linespacing=1.15)
+        for row, name in enumerate(names):
+            ax.text(stream + 0.45, -0.66 - 0.24 * row, name, ha="center", va="center", fontsize=9.5)
+    ax.text(8.9, -2.3, "F: attention or MLP.  N: a norm; dashed: in some of these only.", ha="center", fontsize=9.5,
+            style="italic")
     return fig

@@ -1,5 +1,6 @@
 """lessons/variants.py against its equations written out, and what else a variant owes; lessons/gpt2.py, both ways."""
 import copy
+import itertools
 import json
 import math
 from dataclasses import asdict
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import lessons.variants as variants
+from lessons.diagram import placements
 from lessons.gpt2 import main as gpt2_command, read_gpt2, write_gpt2
 from model import ANGPTBlock, ARCHS, Cache, GPT, GPTConfig, NGPTBlock, RMSNormBlock
 from prepare import DataError
@@ -457,3 +459,20 @@ def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch,
 def test_the_command_wants_two_words():
     with pytest.raises(DataError, match="^expected two words, a run's folder and one to write to: .*$"):
         gpt2_command(["out/layernorm"])
+
+
+# ---- lessons/diagram.py ----------------------------------------------------------------------------------------------
+
+def test_the_map_of_placements_names_all_that_differ_in_theirs_and_nothing_overlaps():
+    fig = placements()
+    fig.set_dpi(80)
+    assert fig.bbox.width == 900                   # a notebook's
+    texts = [text for text in fig.axes[0].texts if text.get_text()]
+    boxes = [text.get_window_extent() for text in texts]
+    for a, b in itertools.combinations(boxes, 2):
+        assert not a.overlaps(b)
+    assert all(fig.bbox.contains(x.x0, x.y0) and fig.bbox.contains(x.x1, x.y1) for x in boxes)
+    assert min(text.get_fontsize() for text in texts) >= 9.5
+    said = " ".join(text.get_text() for text in texts)
+    of_others = [arch for arch in ARCHS if "_" in arch]                            # ngpt_slerp stands where ngpt does
+    assert {arch for arch in ARCHS if arch not in said} == set(of_others)
