@@ -20,6 +20,7 @@ from train import load_model
 torch.set_num_threads(1)                           # the models are tiny: threads would only wait for each other
 
 VARIANTS = [arch for arch, block in ARCHS.items() if block.__module__ == variants.__name__]
+SIX = [arch for arch, block in ARCHS.items() if block.__module__ == NGPTBlock.__module__]
 TINY = dict(vocab_size=17, block_size=12, n_layer=4, n_head=2, n_embd=16)
 GPT2 = dict(pos="learned", mlp="gelu", bias=True, tie=True)
 every_variant = pytest.mark.parametrize("arch", VARIANTS)
@@ -134,6 +135,7 @@ class Written:
         self.p = {name: p.clone() for name, p in model.state_dict().items()}
         for name, _ in model.named_parameters():
             self.p[name].requires_grad_()
+        self.on_sphere = self.c.arch.startswith("ngpt")
         self.block = getattr(self, self.c.arch.split("_")[0], self.preln)
         self.N = NORMS.get(self.c.arch, layer_norm)
 
@@ -144,29 +146,43 @@ class Written:
     def linear(self, name, x):
         return x @ self.p[name + ".weight"].T + self.p.get(name + ".bias", 0)
 
-    def attn(self, b, x, normed=(lambda x: x, lambda x: x, lambda x: x), turned=None, gains=None, scale=None):
-        """normed: what is done to a head's q, k, v before rope; turned to q and k after it; gains, one a head."""
+    def before_rope(self, b, which, x, head):
+        """A head's channels of x = W h, where W is W_q, W_k or W_v."""
+        if self.c.arch == "olmo2":                 # over all heads; there is none of v
+            x = self.norm(f"{b}norm_{which}", x)
+        x = x[..., head * self.d_k:(head + 1) * self.d_k]
+        return self.norm(f"{b}norm_{which}", x) if self.c.arch == "hybridnorm" else x
+
+    def behind_rope(self, b, x, head):
+        """x (B, T, d_k): a head's q or k."""
+        if self.c.pos == "rope":
+            x = ref_turn(x)
+        if self.c.qk_norm or (self.on_sphere and self.c.arch != "ngpt_no_qk_norm"):
+            x = ref_unit(x)
+        if self.on_sphere:
+            s_qk = self.stored(b + "s_qk", 1, 1 / math.sqrt(self.d)).expand(self.d)
+            x = x * s_qk[head * self.d_k:(head + 1) * self.d_k]
+        return x
+
+    def attn(self, b, x, scale=None, gains=None):
+        """gains: one a head, of what it gives"""
         scale = scale or (self.p[b + "g"] if self.c.qk_norm else self.d_k ** -0.5)
-        turned = turned or (lambda x, own: ref_unit(x) if self.c.qk_norm else x)
+        q, k, v = self.linear(b + "w_qkv", x).split(self.d, dim=-1)
         outputs = []
         for head in range(self.c.n_head):
-            own = slice(head * self.d_k, (head + 1) * self.d_k)
-            q, k, v = (f(part[..., own]) for f, part in zip(normed, self.qkv(b, x)))
-            if self.c.pos == "rope":
-                q, k = ref_turn(q), ref_turn(k)
-            q, k = turned(q, own), turned(k, own)
+            q_head = self.behind_rope(b, self.before_rope(b, "q", q, head), head)
+            k_head = self.behind_rope(b, self.before_rope(b, "k", k, head), head)
+            v_head = self.before_rope(b, "v", v, head)
+            places = []
             for t in range(x.shape[1]):
-                weights = (scale * (k[:, :t + 1] * q[:, t:t + 1]).sum(-1)).exp()          # (B, t + 1)
-                y = (weights[..., None] * v[:, :t + 1]).sum(1) / weights.sum(1, keepdim=True)
-                outputs.append(y if gains is None else gains[head] * y)
-        y = torch.stack(outputs, dim=1).unflatten(1, (-1, x.shape[1])).transpose(1, 2).flatten(2)
-        return self.linear(b + "w_o", y)
+                weights = (scale * (k_head[:, :t + 1] * q_head[:, t:t + 1]).sum(-1)).exp()         # (B, t + 1)
+                mean = (weights[..., None] * v_head[:, :t + 1]).sum(1) / weights.sum(1, keepdim=True)
+                places.append(mean if gains is None else gains[head] * mean)
+            outputs.append(torch.stack(places, dim=1))
+        return self.linear(b + "w_o", torch.cat(outputs, dim=-1))
 
-    def qkv(self, b, x):
-        q, k, v = self.linear(b + "w_qkv", x).split(self.d, dim=-1)
-        if self.c.arch == "olmo2":                 # over all heads
-            q, k = self.norm(b + "norm_q", q), self.norm(b + "norm_k", k)
-        return q, k, v
+    def stored(self, name, init, scale):
+        return self.p[name + ".weight"] * init / scale
 
     def act(self, x):
         if self.c.mlp == "gelu":
@@ -206,8 +222,7 @@ class Written:
         return h + self.norm(b + "norm2", self.mlp(b, h))
 
     def hybridnorm(self, b, l, h):
-        of_q, of_k, of_v = (lambda x, which=which: self.norm(b + "norm_" + which, x) for which in "qkv")
-        h = h + self.attn(b, h, normed=(of_q, of_k, of_v))
+        h = h + self.attn(b, h)
         return self.norm(b + "norm2", h) + self.mlp(b, self.norm(b + "norm2", h))
 
     def lnscale(self, b, l, h):
@@ -234,23 +249,23 @@ class Written:
         return ref_unit((1 - alpha) * h + alpha * y)
 
     def ngpt(self, b, l, h):
-        stored = 1 / math.sqrt(self.d)
-        s_qk, s_u, s_v, alpha_a, alpha_m = (self.p[b + name + ".weight"] * init for name, init in (
-            ("s_qk", 1 / stored), ("s_u", 1), ("s_v", 1), ("alpha_a", 0.05 / stored), ("alpha_m", 0.05 / stored)))
-        of = ref_unit if self.c.arch != "ngpt_no_qk_norm" else lambda x: x
-        gain = lambda own: s_qk[own] if len(s_qk) > 1 else s_qk
-        y = self.attn(b, h, turned=lambda x, own: of(x) * gain(own), scale=math.sqrt(self.d_k))
-        h = self.step(h, ref_unit(y), alpha_a.abs())
+        small = 1 / math.sqrt(self.d)
+        y = self.attn(b, h, scale=math.sqrt(self.d_k))
+        h = self.step(h, ref_unit(y), self.stored(b + "alpha_a", 0.05, small).abs())
         u, z = self.linear(b + "w_up", h).split(4 * self.d, dim=-1)
-        y = self.linear(b + "w_down", u * s_u * ref_silu(z * s_v * math.sqrt(self.d)))
-        return self.step(h, ref_unit(y), alpha_m.abs())
+        u = u * self.stored(b + "s_u", 1, 1)
+        z = z * self.stored(b + "s_v", 1, 1) * math.sqrt(self.d)
+        y = self.linear(b + "w_down", u * ref_silu(z))
+        return self.step(h, ref_unit(y), self.stored(b + "alpha_m", 0.05, small).abs())
 
     def logits(self, idx):
-        h = self.p["wte.weight"][idx] + (self.p["wpe.weight"][:idx.shape[1]] if self.c.pos == "learned" else 0)
+        h = self.p["wte.weight"][idx]
+        if self.c.pos == "learned":
+            h = h + self.p["wpe.weight"][:idx.shape[1]]
         for i in range(self.L):
             h = self.block(f"blocks.{i}.", i + 1, h)
         h = self.norm("norm_f", h) @ self.p["wte.weight" if self.c.tie else "lm_head.weight"].T
-        return h * self.p["s_z.weight"] * math.sqrt(self.d) if "s_z.weight" in self.p else h
+        return self.stored("s_z", 1, 1 / math.sqrt(self.d)) * h if self.on_sphere else h
 
 
 @pytest.mark.parametrize("arch, options", [
@@ -383,9 +398,9 @@ def test_ngpt_bounded_bounds_along_ngpt_s_axes():
 
 # ---- lessons/gpt2.py -------------------------------------------------------------------------------------------------
 
-def a_run(folder, **options):
+def a_run(folder, arch="layernorm", **options):
     """A checkpoint of a rough model in that folder, and the model, in float32."""
-    model = rough("layernorm", **{**GPT2, **options}).float()
+    model = rough(arch, **{**GPT2, **options}).float()
     state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3, "tokenizer": "bytes"}
     folder.mkdir()
     torch.save(state, folder / "ckpt.pt")
@@ -401,11 +416,13 @@ def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
     w = load_file(tmp_path / "theirs" / "model.safetensors")
     sizes = dict(vocab_size=17, n_positions=12, n_layer=4, n_head=2, n_embd=16, attn_pdrop=0.2, eos_token_id=256)
     assert {name: c[name] for name in sizes} == sizes and c["activation_function"] == "gelu_new"
-    layer = {"ln_1": [16], "ln_2": [16], "attn.c_attn": [16, 48], "attn.c_proj": [16, 16], "mlp.c_fc": [16, 64],
-             "mlp.c_proj": [64, 16]}                                              # their matrices are (in, out)
-    shapes = {f"h.{i}.{name}": shape for i in range(4) for name, shape in layer.items()} | {"ln_f": [16]}
-    wanted = {f"{name}.weight": shape for name, shape in (shapes | {"wte": [17, 16], "wpe": [12, 16]}).items()}
-    wanted |= {f"{name}.bias": shape[-1:] for name, shape in shapes.items()}
+    wanted = {"wte.weight": [17, 16], "wpe.weight": [12, 16], "ln_f.weight": [16], "ln_f.bias": [16]}
+    for i in range(4):
+        for name in (f"h.{i}.ln_1", f"h.{i}.ln_2"):
+            wanted |= {f"{name}.weight": [16], f"{name}.bias": [16]}
+        for name, into, out in (("attn.c_attn", 16, 48), ("attn.c_proj", 16, 16), ("mlp.c_fc", 16, 64),
+                                ("mlp.c_proj", 64, 16)):
+            wanted |= {f"h.{i}.{name}.weight": [into, out], f"h.{i}.{name}.bias": [out]}
     assert {name: list(x.shape) for name, x in w.items()} == wanted
     assert torch.equal(w["h.2.attn.c_proj.weight"], model.blocks[2].w_o.weight.T)
     assert bias or not any(x.any() for name, x in w.items() if name.endswith("bias"))
@@ -414,18 +431,12 @@ def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
     assert torch.equal(again(IDX, IDX)[0], model(IDX, IDX)[0])
 
 
-@pytest.mark.parametrize("options", [dict(arch="rmsnorm"), dict(arch="postln"), dict(pos="rope"), dict(mlp="swiglu"),
-                                     dict(tie=False), dict(qk_norm=True)])
-def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, options):
-    options = {**GPT2, **options}
-    arch = options.pop("arch", "layernorm")
-    model = GPT(GPTConfig(arch=arch, **{**TINY, **options}))
-    state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3, "tokenizer": "bytes"}
-    torch.save(state, tmp_path / "ckpt.pt")
-    name, value = next((name, value) for name, value in {**options, "arch": arch}.items()
-                       if value != {**GPT2, "arch": "layernorm"}.get(name))
-    with pytest.raises(DataError, match=f"^{tmp_path}: {name}={value}: GPT-2's files can only hold {name}=.*$"):
-        write_gpt2(tmp_path, tmp_path / "theirs")
+@pytest.mark.parametrize("name, value", [("arch", "rmsnorm"), ("arch", "postln"), ("pos", "rope"), ("mlp", "swiglu"),
+                                         ("tie", False), ("qk_norm", True)])
+def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, name, value):
+    a_run(tmp_path / "run", **{name: value})
+    with pytest.raises(DataError, match=f"^{tmp_path}/run: {name}={value}: GPT-2's files can only hold {name}=.*$"):
+        write_gpt2(tmp_path / "run", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
 
 
@@ -474,5 +485,5 @@ def test_the_map_of_placements_names_all_that_differ_in_theirs_and_nothing_overl
     assert all(fig.bbox.contains(x.x0, x.y0) and fig.bbox.contains(x.x1, x.y1) for x in boxes)
     assert min(text.get_fontsize() for text in texts) >= 9.5
     said = " ".join(text.get_text() for text in texts)
-    of_others = [arch for arch in ARCHS if "_" in arch]                            # ngpt_slerp stands where ngpt does
-    assert {arch for arch in ARCHS if arch not in said} == set(of_others)
+    for arch in SIX + VARIANTS:
+        assert (arch in said) == ("_" not in arch), arch                           # ngpt_slerp's stand where ngpt's do
