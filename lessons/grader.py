@@ -6,7 +6,7 @@ Checks what a reader wrote for an exercise of the lessons, and tells a common mi
 
 prints whether the function gives what it should on inputs that it has not seen, edge cases among them, and returns it;
 unsolved or wrong, it returns a function that is right, so that the notebook goes on. What is right is never shown.
-inputs("1.2") gives the arguments of the input that went wrong.
+inputs("1.2") gives the arguments of the input that went wrong, and prints what the function gave on it.
 
     python lessons/grader.py submissions/*.ipynb
 
@@ -29,6 +29,7 @@ inputs, and the wrong answers that one expects, each with the sentence that woul
 Mistakes that are functools.partial of one function, as here, are tried together too.
 """
 import importlib
+import inspect
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +37,11 @@ from typing import Callable
 
 import torch
 
-from explain import aligned, answers, arguments, difference, mistakes, yes_or_no
+from answers import aligned, answers, arguments, copy
+from explain import difference, yes_or_no
+from mistakes import general, known_mistakes, of_overwriting
 
+AUTOGRAD = ("autograd", "backward", "grad", "jacobian", "jacrev", "jacfwd", "vjp", "jvp", "hessian")  # for `without`
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))                                              # exercises import model.py
 
@@ -51,7 +55,7 @@ class Exercise:
     An output is right within tolerance * (1 + its size). A tuple or list of numbers only is taken as one tensor.
     parts: names for the values of a tuple, such as ("dx", "dweight").
     about: of questions answered by True or False, a sentence each, by input (or by place, where the answer is a list).
-    without: names that may not stand in the function, such as ("layer_norm",).
+    without: names that may not stand in the function or in those of the notebook that it calls, such as ("layer_norm",).
     """
 
     reference: Callable
@@ -80,18 +84,49 @@ def find(number):
 # ---- One exercise ----------------------------------------------------------------------------------------------------
 
 results = {}                                                # number -> ("solved" | "unsolved" | "wrong", sentences)
-went_wrong = {}                                             # number -> label of the first input that did
+went_wrong = {}                                             # number -> label of the first input that did, the function
 
 
-def words_in(code):
-    """The names in a function's code, those of the functions in it too."""
-    return set(code.co_names).union(*(words_in(x) for x in code.co_consts if hasattr(x, "co_names")))
+def code_of(function):
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def words_in(code, own, seen):
+    """The names in a function's code, in that of functions in it, and in that of others of its notebook that it
+    calls: `own` are the notebook's names."""
+    if code is None or code in seen:
+        return set()
+    seen.add(code)
+    words = set()
+    for name in code.co_names:
+        thing = own.get(name)
+        is_own_function = getattr(thing, "__globals__", None) is own
+        words |= words_in(code_of(thing), own, seen) if is_own_function else {name, getattr(thing, "__name__", name)}
+    for inner in code.co_consts:
+        if hasattr(inner, "co_names"):
+            words |= words_in(inner, own, seen)
+    return words
+
+
+def shortcuts(function, exercise):
+    """The names that the exercise rules out and the function uses."""
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    return sorted(words_in(code_of(function), own, set()) & set(exercise.without))
 
 
 def inputs(number):
-    """A tuple: the arguments with which the last grade(number, ...) went wrong; before that, the first ones."""
+    """A tuple: the arguments with which the last grade(number, ...) went wrong, and prints what your function gave
+    then; before that, the first arguments."""
     given = arguments(find(number))
-    return tuple(given[went_wrong.get(number, next(iter(given)))])
+    label, function = went_wrong.get(number, (next(iter(given)), None))
+    if function:
+        try:
+            found = f"gave\n{function(*copy(given[label]))}"
+        except Exception as error:
+            found = f"raised {type(error).__name__}: {error}"
+        print(f"{number}  with {label}, your function {found}\n     Its name stands for the grader's own since then: "
+              "to call yours, run its cell again")
+    return tuple(given[label])
 
 
 def grade(number, function):
@@ -104,41 +139,60 @@ def grade(number, function):
     if function is exercise.reference:
         print(f"{number}  this name stands for the grader's own function now: run the cell with your function first")
         return function
-    code = getattr(function, "__code__", None)
-    if used := words_in(code) & set(exercise.without) if code else ():
-        print(f"{number}  not yet: this one is to be solved without {', '.join(sorted(used))}")
-        print("     going on with the reference")
-        results[number] = "wrong", [f"solved with {', '.join(sorted(used))}"]
+    if used := ", ".join(shortcuts(function, exercise)):
+        print(f"{number}  not yet: this one is to be solved without {used}\n     going on with the reference")
+        results[number] = "wrong", [f"solved with {used}"]
         return exercise.reference
+    went_wrong.pop(number, None)
     try:
-        given = answers(function, exercise)
+        given, overwritten = answers(function, exercise)
     except NotImplementedError:
         print(f"{number}  not solved yet, going on with the reference")
         return exercise.reference
-    expected = answers(exercise.reference, exercise)
+    expected, _ = answers(exercise.reference, exercise)
     wrong = {label: what for label in expected if (what := difference(label, given, expected, exercise))}
-    if not wrong:
-        largest = max(((a.double() - b.double()).abs().nan_to_num().max().item() for label in given
-                       for a, b in zip(*aligned(given[label], expected[label], ())) if a.numel()), default=0.0)
-        print(f"{number}  pass: {len(given)} inputs, largest difference {largest:.1g}")
+    if not wrong and not overwritten:
+        print(f"{number}  pass: {len(given)} inputs, largest difference {largest_gap(given, expected):.1g}")
         results[number] = "solved", []
         return function
-    sentences = mistakes(given, expected, exercise)
-    results[number] = "wrong", sentences
-    label = went_wrong[number] = next(iter(wrong))
-    if answered := yes_or_no(given, expected, exercise):
-        count, of, (label, place) = answered
-        print(f"{number}  not yet: {count} of {of} answers wrong")
-        sentences = sentences or [exercise.about.get(label) or exercise.about.get(place) or
-                                  f"Look again at {label if len(expected) > 1 else f'number {place + 1}'}."]
+    sentences = known_mistakes(given, overwritten, expected, exercise) if wrong else []
+    if overwritten:
+        sentences.append(of_overwriting(function, overwritten, exercise))
+    if wrong:
+        went_wrong[number] = next(iter(wrong)), function
+        sentences = print_wrong(number, exercise, function, given, expected, wrong, sentences)
     else:
-        print(f"{number}  not yet: with {label}, {wrong[label]}")
-        if len(wrong) < len(expected):
-            print(f"     right with: {'; '.join(x for x in expected if x not in wrong)}")
-            print(f"     wrong with: {'; '.join(wrong)}")
-        print(f'     the input that went wrong: inputs("{number}")')
+        print(f"{number}  not yet: the values are right, but the function changes what it is given")
+    results[number] = "wrong", sentences
     print(*(f"     {sentence}" for sentence in sentences), "     going on with the reference", sep="\n")
     return exercise.reference
+
+
+def largest_gap(given, expected):
+    largest = 0.0
+    for label in given:
+        for a, b in zip(*aligned(given[label], expected[label], ())):
+            if a.numel():
+                largest = max(largest, (a.double() - b.double()).abs().nan_to_num().max().item())
+    return largest
+
+
+def print_wrong(number, exercise, function, given, expected, wrong, sentences):
+    """Prints where the answers differ -> the sentences that say why."""
+    label = next(iter(wrong))
+    if answered := yes_or_no(given, expected, exercise):
+        count, questions, (label, place) = answered
+        print(f"{number}  not yet: {count} of {questions} answers wrong")
+        if not sentences and count == questions > 2:
+            return ["Every answer is the opposite of the right one: what does True stand for?"]
+        return sentences or [exercise.about.get(label) or exercise.about.get(place)
+                             or f"Look again at {label if len(expected) > 1 else f'number {place + 1}'}."]
+    print(f"{number}  not yet: with {label}, {wrong[label]}")
+    if len(wrong) < len(expected):
+        print(f"     right with: {'; '.join(x for x in expected if x not in wrong)}")
+        print(f"     wrong with: {'; '.join(wrong)}")
+    print(f'     the input that went wrong, and what you gave: inputs("{number}")')
+    return sentences or general(function, given, expected, exercise)
 
 
 if __name__ == "__main__":

@@ -274,7 +274,8 @@ def one(monkeypatch):
     (lambda x: None, ["nothing was returned"]),
     (lambda x: "x * x", ["'x * x' was returned, expected a number or a tensor"]),
     (lambda x: x.squared(), ["AttributeError", "x.squared()"]),
-    (lambda x: x.zero_(), ["it is 0 everywhere", "right with: zeros"]),
+    (lambda x: 0 * x, ["it is 0 everywhere", "right with: zeros"]),
+    (lambda x: x.zero_(), ["You changed x in place", "right with: zeros"]),
 ])
 def test_grader_says_what_is_wrong(one, answer, words, capsys):
     assert grader.grade("1.1", answer) is square
@@ -364,8 +365,8 @@ def test_stacked_lists_generators_and_numbers(monkeypatch, capsys):
     (lambda x: 1 / x, "upside down"), (lambda x: -x, "the sign is the other one"), (lambda x: x * x, "the square of"),
     (lambda x: x.flip(-1), "in reverse order"), (lambda x: 4 * x, "everywhere 4 times"), (lambda x: x.exp(), "expone"),
     (lambda x: x + 0.25, "everywhere +0.25"), (lambda x: x.mT, "expected, given shape (3, 2); transposed"),
-    (lambda x: x * torch.tensor([[2.0], [3.0]]), "; each row, with a number of its own: 2 to 3 times"),
-    (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "; each column, with a number of its own: +1 to +3"),
+    (lambda x: x * torch.tensor([[2.0], [3.0]]), "each row, with a number of its own: 2 to 3 times"),
+    (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "each column, with a number of its own: +1 to +3"),
     (lambda x: x.reshape(6), "; the numbers are right, the shape is not"), (lambda x: 0 * x, "it is 0 everywhere"),
     (lambda x: x + x.abs().sqrt(), "6 of 6 entries, all too large"), (lambda x: x * (1 - 0.1 * x ** 2), "entries"),
     (lambda x: x * (1 + 0.1 * x ** 2), "6 of 6 entries, all too large in size")])

@@ -1,0 +1,300 @@
+"""
+What may be the cause of a wrong answer, in sentences: those of an exercise's known mistakes (known_mistakes), and where
+none of them fits, what can be said of any exercise (general). No sentence contradicts a value that is right.
+"""
+import dis
+import inspect
+from functools import partial
+from itertools import combinations
+
+import torch
+
+from answers import aligned, answers, arguments, close, gap, same
+from explain import part_names
+
+
+# ---- Known mistakes --------------------------------------------------------------------------------------------------
+
+def agree_at(label, part, ones, others, exercise):
+    """Whether two functions' answers to an input agree in one of its values (None: in all); two that failed agree."""
+    a, b = ones[label], others[label]
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        return isinstance(a, Exception) and isinstance(b, Exception)
+    a, b = aligned(a, b, exercise.parts)
+    if part is not None:
+        return len(a) == len(b) > part and same(a[part], b[part], exercise.tolerance)
+    return len(a) == len(b) and all(same(x, y, exercise.tolerance) for x, y in zip(a, b))
+
+
+def places_of(expected, exercise):
+    """(label, number of the value) of all that is asked."""
+    found = []
+    for label, parts in expected.items():
+        found += [(label, i) for i in range(len(aligned(parts, parts, exercise.parts)[1]))]
+    return found
+
+
+def known_mistakes(given, overwritten, expected, exercise):
+    """The sentences of the known mistakes whose answers these are: one, or two that were made together, or none."""
+    if all(isinstance(x, Exception) for x in given.values()):
+        return []
+    def explains(theirs):
+        return all(agree_at(label, None, given, theirs, exercise) for label in given)
+
+    known = []
+    for wrong, sentence in exercise.misconceptions:
+        theirs, theirs_overwritten = answers(wrong, exercise)
+        if theirs_overwritten == overwritten:
+            known.append((wrong, theirs, sentence))
+    for _, theirs, sentence in known:
+        if explains(theirs):
+            return [sentence]
+    for (f, _, one), (g, _, two) in combinations(known, 2):
+        both = together(f, g)
+        if both and explains(answers(both, exercise)[0]):
+            return [one, two]
+    return in_parts(given, expected, known, exercise)
+
+
+def together(f, g):
+    """The function in which both mistakes are made, where they are functools.partial of one function."""
+    of_one = isinstance(f, partial) and isinstance(g, partial) and f.func is g.func
+    if of_one and not f.keywords.keys() & g.keywords.keys():
+        return partial(f.func, **f.keywords, **g.keywords)
+
+
+def in_parts(given, expected, known, exercise):
+    """One known mistake for some of several values, another for the rest; or for some of them only, which it names.
+    A mistake that gets a value wrong which is right in the answer was not made."""
+    places = places_of(expected, exercise)
+    wrong = {place for place in places if not agree_at(*place, given, expected, exercise)}
+    numbers = sorted({i for _, i in wrong})
+    if max(i for _, i in places) == 0:
+        return []
+    found = []
+    for _, theirs, sentence in known:
+        theirs_wrong = {place for place in places if not agree_at(*place, theirs, expected, exercise)}
+        its = {i for i in numbers if is_evidence(i, wrong, expected, exercise) and all(
+            agree_at(*place, given, theirs, exercise) for place in wrong if place[1] == i)}
+        if its and theirs_wrong <= wrong:
+            found.append((its, sentence))
+    for count in 1, 2:
+        for some in combinations(found, count):
+            if set().union(*(its for its, _ in some)) == set(numbers):
+                return [sentence for _, sentence in some]
+    names = part_names(exercise, max(numbers) + 1)
+    return [f"{' and '.join(names[i] for i in sorted(its))}: {sentence}" for its, sentence in found[:1]]
+
+
+def is_evidence(part, wrong, expected, exercise):
+    """Whether agreement in that value would mean something: a yes, or a single number, may agree by chance."""
+    tensors = [aligned(x, x, exercise.parts)[1][part] for x in expected.values()]
+    if all((x * x == x).all() for x in tensors):
+        return False
+    return sum(label_wrong[1] == part for label_wrong in wrong) > 1 or max(x.numel() for x in tensors) > 1
+
+
+# ---- What can be said of any exercise --------------------------------------------------------------------------------
+
+def general(function, given, expected, exercise):
+    """Sentences for an answer that is none of the known mistakes."""
+    pairs = {}
+    for label in expected:
+        if isinstance(given[label], Exception):
+            if not pairs:
+                return of_an_error(given[label]) or never_used(function, exercise)
+            continue
+        ours, theirs = aligned(given[label], expected[label], exercise.parts)
+        if [x.shape for x in ours] != [x.shape for x in theirs]:
+            return never_used(function, exercise)
+        pairs[label] = [(a.double(), b.double()) for a, b in zip(ours, theirs)]
+    count = min(len(parts) for parts in pairs.values())
+    found = exchanged(pairs, count, exercise) or only_not_finite(pairs, exercise)
+    if found:
+        return found
+    found = never_used(function, exercise)
+    names = part_names(exercise, count) if count > 1 else [""]
+    for i in range(count):
+        of_part = {label: parts[i] for label, parts in pairs.items()}
+        if not all(close(a, b, exercise.tolerance) for a, b in of_part.values()):
+            words = relation(of_part) or named_factor(of_part, function, exercise) or nearly(of_part)
+            found += [f"{names[i]}: {words}" if names[i] else words] if words else []
+    return found[:3]
+
+
+def of_overwriting(function, places, exercise):
+    """The sentence for a function that writes into its arguments, by their places."""
+    count = len(next(iter(arguments(exercise).values())))
+    names = [name for i, name in enumerate(argument_names(function, count)) if i in places]
+    return (f"You changed {' and '.join(names)} in place: whoever calls the function finds another {names[0]} "
+            "afterwards, and so do your own later lines. Operations such as -=, *= or add_ write into the tensor that "
+            "they are given; x = x * 2 makes a new one.")
+
+
+def of_an_error(error):
+    words = str(error)
+    if "must match the size of tensor" in words or "broadcast" in words:
+        return ["Two shapes do not fit. A mean, a sum or a norm takes its axis away unless it is told keepdim=True; "
+                "x[:, None] puts an axis in."]
+    if "shapes cannot be multiplied" in words or "to match, but got" in words or "mismatch in its core" in words:
+        return ["A product of matrices (n, k) and (k, m) needs the same k in both: is one of them transposed?"]
+    if isinstance(error, ZeroDivisionError):
+        return ["With this input something is divided by 0."]
+    return []
+
+
+def exchanged(pairs, count, exercise):
+    """Names two values that stand in each other's place."""
+    for i, j in combinations(range(count), 2):
+        order = list(range(count))
+        order[i], order[j] = j, i
+        if all(close(parts[k][0], parts[order[k]][1], exercise.tolerance) for parts in pairs.values() for k in order):
+            names = part_names(exercise, count)
+            return [f"{names[i]} and {names[j]} are exchanged: the values are right, in another order."]
+    return []
+
+
+def only_not_finite(pairs, exercise):
+    """Of an answer that is right wherever it is a number."""
+    inputs, seen = [], 0
+    for label, parts in pairs.items():
+        for a, b in parts:
+            lost = ~a.isfinite() & b.isfinite()
+            if gap(a, b)[~lost].gt(exercise.tolerance).any():
+                return []
+            inputs += [label] * bool(lost.any())
+            seen += int((~lost).sum())
+    if not inputs or not seen:
+        return []
+    return [f"All numbers that you give are right, but with {inputs[0]} some are NaN or infinite: what is divided by 0 "
+            "there, or becomes too large?"]
+
+
+def used_names(code):
+    """The names that a function's code reads, those of its arguments that functions in it read among them."""
+    found = set(code.co_cellvars)
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("LOAD_"):
+            found.update(step.argval if isinstance(step.argval, tuple) else [str(step.argval)])
+    return found
+
+
+def never_used(function, exercise):
+    """Names arguments that the reference reads and the function does not."""
+    codes = [getattr(inspect.unwrap(f), "__code__", None) for f in (function, exercise.reference)]
+    if None in codes or codes[0].co_flags & inspect.CO_VARARGS:
+        return []
+    ours, theirs = (code.co_varnames[:code.co_argcount] for code in codes)
+    unused = [name for name, its_name in zip(ours, theirs)
+              if name not in used_names(codes[0]) and its_name in used_names(codes[1])]
+    return [f"Your function never looks at {', '.join(unused)}."] if unused else []
+
+
+RELATIONS = [                                               # of a wrong answer to b, which is right
+    ("it is 0 everywhere", lambda b: 0 * b),
+    ("the sign is the other one", lambda b: -b),
+    ("transposed", lambda b: b.mT if b.dim() > 1 else None),
+    ("in reverse order", lambda b: b.flip(-1) if b.dim() else None),
+    ("upside down, one over what is expected", lambda b: 1 / b),
+    ("1 minus what is expected: the other part of the whole", lambda b: 1 - b),
+    ("the square of what is expected", lambda b: b * b),
+    ("the root of what is expected", lambda b: b.sqrt()),
+    ("one over the square of what is expected", lambda b: 1 / (b * b)),
+    ("one over the root of what is expected", lambda b: b.rsqrt()),
+    ("the exponential of what is expected", lambda b: b.exp()),
+    ("the logarithm of what is expected", lambda b: b.log()),
+    ("rounded to whole numbers", lambda b: b.round()),
+    ("rounded down to whole numbers", lambda b: b.floor()),
+    ("rounded up to whole numbers", lambda b: b.ceil()),
+]
+
+
+def relation(pairs):
+    """What would explain all of the differences between the pairs, label -> (given, expected), in words, or ""."""
+    words = one_relation(list(pairs.values()))
+    if words:
+        return f"With every input: {words}."
+    for label, (a, b) in pairs.items():
+        if not close(a, b, 1e-4):
+            words = one_relation([(a, b)]) if len(b.unique()) > 1 else ""
+            return f"With {label}: {words}." if words else ""
+    return ""
+
+
+def one_relation(pairs):
+    if sum(b.numel() for _, b in pairs) < 2 or all(close(a, b, 1e-4) for a, b in pairs):
+        return ""
+    for words, f in RELATIONS:
+        wanted = [f(b) for _, b in pairs]
+        if all(w is not None and close(a, w, 1e-4) for (a, _), w in zip(pairs, wanted)):
+            return words
+    a = torch.cat([a.flatten() for a, _ in pairs])
+    b = torch.cat([b.flatten() for _, b in pairs])
+    finite = a.isfinite() & b.isfinite()
+    words = factor_or_shift("everywhere", a[finite], b[finite], 0)
+    is_matrix = len(pairs) == 1 and pairs[0][1].dim() > 1 and min(pairs[0][1].shape[-2:]) > 1
+    if is_matrix:
+        words = words or factor_or_shift("each row, with a number of its own:", *pairs[0], -1)
+        words = words or factor_or_shift("each column, with a number of its own:", *pairs[0], -2)
+    return words
+
+
+def factor_or_shift(of, a, b, axis):
+    """Whether one factor, or one number that was added, makes a of b along an axis, in words."""
+    if b.numel() < 2:
+        return ""
+    factor = (a * b).sum(axis, True) / (b * b).sum(axis, True)
+    if (factor - 1).abs().max() > 1e-3 and torch.allclose(a, factor * b, rtol=1e-4, atol=1e-9):
+        words = f"{of} {ends(factor, '.4g')} times what is expected"
+        if close(factor, torch.full_like(factor, 100), 1e-3):
+            words += ", percent where a share is asked"
+        if close(factor, torch.full_like(factor, 0.01), 1e-5):
+            words += ", a share where percent are asked"
+        return words
+    shift = (a - b).mean(axis, keepdim=True)
+    if (a - b - shift).abs().max() < 1e-3 * shift.abs().max():
+        return f"{of} {ends(shift, '+.4g')}"
+    return ""
+
+
+def ends(numbers, form):
+    smallest, largest = format(numbers.min().item(), form), format(numbers.max().item(), form)
+    return smallest if smallest == largest else f"{smallest} to {largest}"
+
+
+POWERS = {1: "{} times", -1: "1/{} times", 0.5: "sqrt({}) times", -0.5: "1/sqrt({}) times", 2: "{}^2 times"}
+
+
+def named_factor(pairs, function, exercise):
+    """Where an answer is too large or too small by a number that was given: which one, in words."""
+    factors, given = [], []
+    for label, numbers in arguments(exercise).items():
+        a, b = pairs[label]
+        factor = (a * b).sum() / (b * b).sum()
+        if not torch.allclose(a, factor * b, rtol=1e-4, atol=1e-9) or not b.any():
+            return ""
+        factors.append(factor.item())
+        given.append(numbers)
+    names = argument_names(function, len(given[0]))
+    for i, name in enumerate(names):
+        numbers = [float(x[i]) for x in given if isinstance(x[i], (int, float))]
+        if len(numbers) == len(factors) > 1 and len(set(numbers)) > 1 and min(numbers) > 0:
+            for power, words in POWERS.items():
+                if all(abs(factor / n ** power - 1) < 1e-4 for factor, n in zip(factors, numbers)):
+                    return f"With every input: {words.format(name)} what is expected."
+    return ""
+
+
+def argument_names(function, count):
+    try:
+        names = list(inspect.signature(function).parameters)[:count]
+    except (TypeError, ValueError):
+        names = []
+    return names + [f"argument {i + 1}" for i in range(len(names), count)]
+
+
+def nearly(pairs):
+    off = max(gap(a, b).max().item() for a, b in pairs.values() if a.numel())
+    if off < 0.01:
+        return "Nearly: an approximation, a rounded number or an eps at another place makes such a difference."
+    return ""
