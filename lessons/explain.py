@@ -55,7 +55,8 @@ def difference(label, given, expected, exercise):
         return f"{type(ours).__name__}: {ours}{ours.line}"
     ours, theirs = aligned(ours, expected[label], exercise.parts)
     if [a.shape for a in ours] != [b.shape for b in theirs]:
-        words = along_another_axis(label, ours, theirs, exercise) or another_shape(ours, theirs)
+        words = another_shape(ours, theirs) or along_another_axis(label, ours, theirs, exercise)
+        words = words or one_row_off(ours, theirs)
         return f"{form(theirs)} expected, given {form(ours)}{words}"
     wrong = [i for i, (a, b) in enumerate(zip(ours, theirs)) if not same(a, b, exercise.tolerance)]
     if not wrong:
@@ -80,12 +81,15 @@ def another_shape(ours, theirs):
         return "; transposed"
     if a.numel() == b.numel() and close(a.flatten(), b.flatten(), 1e-4):
         return "; the numbers are right, the shape is not"
-    if a.dim() and a.shape[1:] == b.shape[1:] and abs(len(a) - len(b)) == 1:
-        return one_row_off(a, b)
     return ""
 
 
-def one_row_off(a, b):
+def one_row_off(ours, theirs):
+    if not len(ours) == len(theirs) == 1 or not ours[0].dim() == theirs[0].dim() > 0:
+        return ""
+    a, b = ours[0], theirs[0]
+    if a.shape[1:] != b.shape[1:] or abs(len(a) - len(b)) != 1:
+        return ""
     long, short = (a, b) if len(a) > len(b) else (b, a)
     words = "; one too many" if long is a else "; one is missing"
     if close(long[:-1], short, 1e-4):
