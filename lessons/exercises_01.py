@@ -7,7 +7,7 @@ import math
 from functools import partial
 
 import torch
-from grader import Exercise
+from grader import AUTOGRAD, Exercise
 
 
 def standardize(x, eps, correction=0):
@@ -31,6 +31,16 @@ def drift_inputs(generator):
     yield "blocks that only shift", 12, 1.0, 1.0, 0.0, 1.0
 
 
+def stretching(new_mean):
+    """A wrong drift, in which the factor acts on the mean: new_mean(mean, shift, scale)."""
+    def drift(blocks, shift, scale, mean, variance):
+        for _ in range(blocks):
+            mean = new_mean(mean, shift, scale)
+            variance = variance * scale
+        return mean, variance
+    return drift
+
+
 drift = Exercise(
     reference=lambda blocks, shift, scale, mean, variance: (mean + blocks * shift, variance * scale ** blocks),
     inputs=drift_inputs,
@@ -44,6 +54,14 @@ drift = Exercise(
         (lambda n, shift, scale, mean, variance: (
             mean * scale ** (n / 2) + shift * sum(scale ** (k / 2) for k in range(n)), variance * scale ** n),
          "In yours the values themselves are stretched, mean and all. In this picture the mean is only shifted."),
+        (stretching(lambda mean, shift, scale: mean * scale + shift),
+         "Your factor multiplies the mean as well, before the shift. It is the variance's alone."),
+        (stretching(lambda mean, shift, scale: (mean + shift) * scale),
+         "Your factor multiplies the mean as well, behind the shift. It is the variance's alone."),
+        (lambda n, shift, scale, mean, variance: (mean * scale ** n + n * shift, variance * scale ** n),
+         "The mean that you start from is multiplied in yours. A factor leaves the mean alone."),
+        (lambda n, shift, scale, mean, variance: ((mean + n * shift) * scale ** n, variance * scale ** n),
+         "You multiply the mean that comes out. A factor leaves the mean alone."),
         (lambda n, shift, scale, mean, variance: (n * shift, scale ** n),
          "That is right for a start at mean 0 and variance 1. Where it starts is given too."),
     ], parts=("mean", "variance"))
@@ -60,6 +78,15 @@ def norm_inputs(generator):
     yield "entries near 0.001", randn(generator, 2, 5) * 1e-3, 1e-5
     yield "entries near 10,000", randn(generator, 2, 5) * 1e4, 1e-5
     yield "a large eps", randn(generator, 2, 5), 0.5
+    whole = torch.tensor([[-3.0, -1.0, 1.0, 3.0], [6.0, -6.0, -6.0, 6.0]])
+    yield "whole numbers near 10,000, in float32", whole + 10_000, 1e-5
+
+
+def mean_of_squares(x, eps):
+    """The variance as a difference of two large numbers."""
+    mean = x.mean(-1, keepdim=True)
+    variance = x.square().mean(-1, keepdim=True) - mean.square()
+    return (x - mean) / (variance + eps).sqrt()
 
 
 def layer_norm_as(x, eps, *, correction=0, outside=False, axis=-1, no_eps=False, power=0.5):
@@ -86,6 +113,11 @@ layer_norm = Exercise(
         (partial(layer_norm_as, axis=None),
          "You took mean and variance of the whole tensor. Every row has its own: give dim."),
         (partial(layer_norm_as, power=1.0), "You divide by the variance. LayerNorm divides by its root."),
+        (lambda x, eps: layer_norm_as(x, eps, axis=1),
+         "You normalized along axis 1, the last one of a matrix. Is it the last one of a batch of matrices?"),
+        (mean_of_squares,
+         "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the digits of their "
+         "difference: subtract the mean first, then square."),
     ], without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm", "batch_norm"))
 
 
@@ -227,7 +259,8 @@ def jacobian_as(x, eps, *, mean_term=True, y_term=True, y_over_n=True, y_over_ro
     if not rms:
         y, root = standardize(x, eps, correction)
     n, yy = len(x), torch.outer(y, y) * (1 if y_over_root else root ** 2)
-    J = torch.eye(n, dtype=x.dtype) - (mean_term and not rms) / n - y_term * yy / (n if y_over_n else 1)
+    mean_term = 0 if rms else mean_term
+    J = torch.eye(n, dtype=x.dtype) - mean_term / n - y_term * yy / (n if y_over_n else 1)
     return J / root if over_root else J
 
 
@@ -238,6 +271,7 @@ def jacobian_inputs(generator):
     yield "equal entries", torch.full((4,), 3.0, dtype=torch.float64), 1e-2
     yield "one entry", torch.ones(1, dtype=torch.float64), 1e-2
     yield "a large eps", randn(generator, 5), 1.0
+    yield "entries near 0.000001", 1e-6 * randn(generator, 5), 1e-14         # no step of a difference quotient is small
 
 
 jacobian = Exercise(
@@ -256,7 +290,13 @@ jacobian = Exercise(
         (partial(jacobian_as, correction=1),
          "Your s has the sample variance, torch.var's default. LayerNorm's divides by n."),
         (partial(jacobian_as, rms=True), "That is RMSNorm's Jacobian: LayerNorm subtracts the mean first."),
-    ], without=("autograd", "jacrev", "jacfwd", "backward", "grad", "vjp", "jvp"))
+        (lambda x, eps: jacobian_as(x, eps).diagonal().diag(),
+         "Your diagonal is right. But every entry of y depends on every entry of x, through mean and s."),
+        (lambda x, eps: jacobian_as(x, eps).diagonal(),
+         "That is the diagonal. All n x n derivatives are asked for, and the others are not 0."),
+        (partial(jacobian_as, y_term=-1), "A sign: when s grows, y shrinks. The term with y twice is taken away."),
+        (partial(jacobian_as, mean_term=-1), "A sign: the mean is subtracted from x, and so is its derivative, 1/n."),
+    ], without=AUTOGRAD)
 
 
 # 1.8  LayerNorm's backward pass ---------------------------------------------------------------------------------------
@@ -305,7 +345,14 @@ layer_norm_backward = Exercise(
          "dx has two means over the row. You took sums: a 1/n is missing in both."),
         (partial(backward_as, down=torch.mean),
          "Gain and bias act on all rows: their gradients are sums over the rows, not means."),
-    ], parts=("dx", "dweight", "dbias"), without=("autograd", "backward", "grad", "vjp", "native_layer_norm_backward"))
+        (partial(backward_as, through_root=-1),
+         "A sign: the term with y and a row mean is taken away; a larger s makes every y smaller."),
+        (partial(backward_as, through_mean=-1), "A sign: the row mean of u is taken away, not added."),
+        (lambda g, x, w, eps: (backward_as(g, x, w, eps)[0], w * backward_as(g, x, w, eps)[1], g.sum(0)),
+         "dweight: you sum g weight y. The output is linear in the gain, so its gradient has no gain in it."),
+        (lambda g, x, w, eps: (*backward_as(g, x, w, eps)[:2], (g * w).sum(0)),
+         "dbias: the bias is added behind the gain, so its gradient does not pass through weight."),
+    ], parts=("dx", "dweight", "dbias"), without=AUTOGRAD + ("native_layer_norm_backward", "eye"))
 
 
 # 1.9  Pre-LN and Post-LN ----------------------------------------------------------------------------------------------
@@ -347,7 +394,10 @@ stream_norms = Exercise(
     reference=lambda L: (math.sqrt(L), 2 ** ((L - 1) / 2)),
     inputs=lambda generator: ((f"{L} contribution{'s' * (L > 1)}", L) for L in (1, 2, 3, 12, 24)),
     misconceptions=[
-        (lambda L: (L, 2 ** (L - 1)), "Lengths of independent vectors do not add; their squares do, on average."),
+        (lambda L: (L, 2 ** (L - 1)),
+         "Those are the expected squares: is the root at the end missing? (Or did you add lengths? Of independent "
+         "vectors it is the squares that add up, on average.)"),
+        (lambda L: (L, 2 ** ((L - 1) / 2)), "The first is the expected square: its root is missing."),
         (lambda L: (math.sqrt(L), 2 ** (L / 2)),
          "The second is one doubling too far: the first contribution has length 1."),
         (lambda L: (math.sqrt(L), math.sqrt(1 + L * (L - 1) / 2)),
@@ -355,16 +405,16 @@ stream_norms = Exercise(
          "rule; under the second the stream is longer by then."),
         (lambda L: (math.sqrt(L), math.sqrt(L)),
          "Under the second rule the contributions are not of length 1: each doubles the stream's expected square."),
-        (lambda L: (math.sqrt(L), 2 ** (L - 1)), "The second is the expected square: its root is missing. "
-                                                  "Independent directions add their squares, not their lengths."),
+        (lambda L: (math.sqrt(L), 2 ** (L - 1)),
+         "The second is the expected square, without its root. Independent directions add squares, not lengths."),
     ], parts=("rule a", "rule b"))
 
 
 # 1.11  The skip path of Post-LN ---------------------------------------------------------------------------------------
 
 def skip_inputs(generator):
-    yield "three sublayers of equal branch and stream", torch.ones(3, dtype=torch.float64)
     yield "different branches", torch.tensor([0.1, 2.0, 0.5, 1.0], dtype=torch.float64)
+    yield "three sublayers of equal branch and stream", torch.ones(3, dtype=torch.float64)
     yield "branches that give nothing", torch.zeros(5, dtype=torch.float64)
     yield "a single sublayer", torch.tensor([3.0], dtype=torch.float64)
 
@@ -386,6 +436,10 @@ skip_gain = Exercise(
         (lambda r: backwards(1 / (1 + r ** 2)), "1 + r^2 is the sum's mean square; the norm divides by its root."),
         (lambda r: backwards((1 + r ** 2).sqrt()),
          "The norm divides by the length of the sum, forward and backward. You multiply by it."),
+        (lambda r: 1 / (1 + r ** 2).sqrt(),
+         "Those are the sublayers' own factors. On its way to the input of sublayer i the gradient passes more."),
+        (lambda r: (1 / (1 + r ** 2).sqrt()).prod().expand(len(r)),
+         "You give the product of all factors for each. At the input of a late sublayer the gradient has passed few."),
     ])
 
 

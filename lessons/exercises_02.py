@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from grader import Exercise
+from grader import AUTOGRAD, Exercise
 
 ALL = (0, 1)                                               # the axes of batch and time
 
@@ -120,6 +120,8 @@ RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statist
     (partial(running, late=False),
      "You update before use: step t then normalizes with its own tokens too. It uses what the steps before it left."),
     (partial(running, old=lambda decay: 1 - decay), "The weights are exchanged: decay is the old value's."),
+    (lambda moments, decay: running(moments, 1 - decay),
+     "The weights are exchanged, in the update and in the share: decay is the old value's."),
     (partial(running, start=0.0), "You start at 0. psi2 starts at 1."),
     (partial(running, start=0.0, corrected=True), "That is Adam's correction of the start. PowerNorm has none."),
     (cumulative, "That is the plain mean of all steps so far; here older steps fade."),
@@ -161,7 +163,13 @@ STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconception
     (lambda x, psi2, training, step, warmup: moment(x) if training and step >= warmup else psi2,
      "The wrong way round: it is at the beginning that psi2 cannot be trusted yet."),
     (lambda x, psi2, training, step, warmup: psi2 if training else moment(x),
-     "You look at the batch in evaluation, and never in training: exchanged, and where is the warm-up?"),
+     "You look at the batch in all of evaluation, and never in training."),
+    (lambda x, psi2, training, step, warmup: moment(x) if not training and step < warmup else psi2,
+     "The warm-up is one of training; you look for it in evaluation: a `not` too many?"),
+    (lambda x, psi2, training, step, warmup: psi2 if training and step < warmup else moment(x),
+     "The condition is right, the two answers are exchanged: in the warm-up there is no memory yet to be used."),
+    (lambda x, psi2, training, step, warmup: moment(x) if training or step < warmup else psi2,
+     "One of two conditions is enough for you (`or`). The batch is looked at only when both hold."),
     (lambda x, psi2, training, step, warmup: moment(x) if training and step < warmup else
      0.9 * psi2 + 0.1 * moment(x) if training else psi2,
      "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still look at the batch."),
@@ -194,6 +202,15 @@ def by_running(x):
     return x / torch.linspace(0.5, 3, x.shape[-1])
 
 
+def by_one_entry(x):
+    """To one number of the next token a number of each token is added, of another channel and sequence each time."""
+    y = x.clone()
+    for t in range(x.shape[1] - 1):
+        place = (t % x.shape[0], t + 1, t % x.shape[2])
+        y[place] = x[place] + x[t % x.shape[0], t, t % x.shape[2]]
+    return y
+
+
 def reach_inputs(generator):
     x = tokens(generator, 2, 4, 6).double()
     yield "RMSNorm", by_token, x
@@ -203,15 +220,24 @@ def reach_inputs(generator):
     yield "the mean square of all tokens so far", by_past, x
     yield "LayerNorm", lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(), x
     yield "the next token added", lambda x: x + torch.cat((x[:, 1:], x[:, :1] * 0), dim=1), x
+    yield "one entry of the token before added", by_one_entry, x
 
 
-def reach(norm, x, change=lambda token: token + torch.linspace(1, 2, token.shape[-1]), upto=lambda t: t + 1):
+def another(token):
+    return token + torch.linspace(1, 2, token.shape[-1])
+
+
+def reach(norm, x, change=another, upto=lambda t: t + 1, sequences=slice(None), over=torch.amax):
     y, columns = norm(x), []
     for t in range(x.shape[1]):
         other = x.clone()
-        other[:, t:upto(t)] = change(x[:, t:upto(t)])
-        columns.append((norm(other) - y).abs().amax((0, 2)) > 1e-9)
+        other[sequences, t:upto(t)] = change(x[sequences, t:upto(t)])
+        columns.append(over((norm(other) - y).abs(), (0, 2)) > 1e-9)
     return torch.stack(columns, dim=1)
+
+
+def one_channel(token):
+    return token + torch.eye(token.shape[-1])[0]
 
 
 def derivative(norm, x):
@@ -250,6 +276,10 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
              "copy of its own?"),
     (lambda norm, x: torch.ones(x.shape[1], x.shape[1]).tril().bool(),
      "That is how it should be. Find out how it is: change a token, and compare the outputs."),
+    (partial(reach, over=torch.amin),
+     "You ask whether all numbers of a position change (`all`). One of them is enough."),
+    (partial(reach, change=one_channel), "You change one channel of a token. What if another one matters?"),
+    (partial(reach, sequences=0), "You change the token of one sequence. It is that of all sequences which is asked."),
 ])
 
 
@@ -290,7 +320,7 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
      "In the second term one of the two xhat is still x, or it is not divided by psi."),
     (partial(exact, hat=False), "It is xhat that stands in both places of the second term; you have x."),
     (partial(exact, small=False), "The forward had eps under the root, so psi and xhat have it here."),
-])
+], without=AUTOGRAD)
 
 
 # 2.7 ------------------------------------------------------------------------------------------------------------------
@@ -306,12 +336,13 @@ def published_inputs(generator):
 
 
 def published(x, dy, weight, psi2, nu, eps, *, own=False, mean=lambda p: p.mean(ALL), gain=True, sign=1.0, scale=True,
-              hat=True, rest=False, small=True):
+              hat=True, rest=False, small=True, weighted=True):
     eps = eps if small else 0.0
     psi = (psi2 + eps).sqrt()
     xhat, g = x / psi, dy * weight if gain else dy
     rest_of_g = g - sign * nu * xhat
-    lam = mean((rest_of_g if rest else g) * (xhat if hat else x))
+    of = rest_of_g if rest else g if weighted else dy
+    lam = mean(of * (xhat if hat else x))
     return rest_of_g / (((moment(x) + eps).sqrt() if own else psi) if scale else 1), lam
 
 
@@ -330,6 +361,7 @@ PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", 
      "You divide the gradient by this batch's root mean square, as the public code does. The forward divided by psi."),
     (partial(published, gain=False),
      "The gradient comes from behind the gain: what arrives at xhat is dy times weight."),
+    (partial(published, weighted=False), "Lambda is the mean of g xhat; you took dy, which has not passed the gain."),
     (partial(published, sign=-1.0), "The sign of nu: its part is taken away."),
     (partial(published, hat=False), "In Lambda too it is xhat, not x."),
     (partial(published, rest=True), "Lambda is the mean of g xhat itself; you took it after nu's part was removed."),
@@ -467,12 +499,12 @@ def fold_inputs(generator):
 
 
 def fold(weight, bias, psi2, eps, w, c, *, root=torch.rsqrt, gain=True, small=True, rows=False, through="w",
-         groups=False):
+         groups=False, keep=True):
     scale = (weight if gain else 1) * root(psi2 + (eps if small else 0))
     scale = scale / psi2.unflatten(0, (2, -1)).mean(-1).sqrt().repeat_interleave(len(psi2) // 2) if groups else scale
     folded = w * scale[:, None] if rows else torch.einsum("md,d->md", w, scale)
     added = {"w": w, "folded": folded, "nothing": 0 * w}[through]
-    return folded, c + torch.einsum("md,d->m", added, bias)
+    return folded, (c if keep else 0) + torch.einsum("md,d->m", added, bias)
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bias"), misconceptions=[
@@ -482,6 +514,8 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bi
     (partial(fold, root=torch.sqrt), "The norm divides by psi, so the matrix is divided by it."),
     (partial(fold, root=torch.reciprocal), "psi2 is a square: its root is what the norm divides by."),
     (partial(fold, small=False), "eps is a constant as well: keep it under the root."),
+    (partial(fold, keep=False), "c, which the linear map had of its own, is lost."),
+    (partial(fold, keep=False, through="nothing"), "Both biases are lost: that of the norm and that of the map."),
     (partial(fold, through="nothing"), "The norm's bias goes through the matrix, and adds to c."),
     (partial(fold, through="folded"),
      "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded one."),

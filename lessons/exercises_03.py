@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from grader import Exercise
+from grader import AUTOGRAD, Exercise
 
 
 def normal(generator, *shape):
@@ -78,6 +78,9 @@ def ffn_inputs(generator):
     for label, n, d, f in (("four tokens, d = 3, f = 12", 4, 3, 12), ("f = d", 3, 8, 8), ("two tokens", 2, 4, 16)):
         yield (label, normal(generator, n, d), normal(generator, f, d), normal(generator, d, f),
                1 + normal(generator, f), normal(generator, f))
+    small = 0.003 * normal(generator, 8, 3)
+    yield ("a small w_up, where eps counts", normal(generator, 4, 3), small, normal(generator, 3, 8),
+           1 + normal(generator, 8), normal(generator, 8))
 
 
 def ffn_branch(x, w_up, w_down, gamma, beta, *, act=gelu, norm=standard, gain=lambda a, gamma: a * gamma,
@@ -104,6 +107,10 @@ FFN = Exercise(reference=ffn_branch, inputs=ffn_inputs, tolerance=5e-3, misconce
      "You take one mean and one variance of everything: say along which axis."),
     (partial(ffn_branch, end=lambda x, m: x + m),
      "The branch alone is asked for; x is LN(h) already, and what the residual adds is h."),
+    (partial(ffn_branch, norm=partial(standard, eps=0)), "eps is missing: it counts where the hidden layer is small."),
+    (partial(ffn_branch, norm=partial(standard, eps=1e-6)), "Your eps is smaller than the one that is asked for."),
+    (partial(ffn_branch, norm=lambda a: (a - a.mean(-1, keepdim=True)) / (
+        a.std(-1, keepdim=True, correction=0) + 1e-5)), "Your eps stands behind the root. It belongs to the variance."),
     (partial(ffn_branch, act=torch.relu), "That is ReLU; the paper's sigma is GELU."),
     (partial(ffn_branch, act=lambda a: a), "The activation is missing."),
     (partial(ffn_branch, shift=lambda a, beta: a), "The shift beta is missing."),
@@ -243,7 +250,7 @@ GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs, parts=("dw
     (partial(ffn_gradients, dxhat=lambda gw, gamma: gw), "dxhat: between xhat and w_down stands gamma."),
     (partial(ffn_gradients, dxhat=lambda gw, gamma: gw / gamma),
      "dxhat: the backward pass multiplies by gamma, as the forward pass does."),
-])
+], without=AUTOGRAD)
 
 
 # 3.6 ------------------------------------------------------------------------------------------------------------------
@@ -292,6 +299,16 @@ def time_inputs(generator):
     yield "230,000 steps, 2% slower", 230_000, 0.02
     yield "1,000 steps, twice as long", 1000, 1.0
     yield "no slower", 1000, 0.0
+    yield "ten steps, 6% slower", 10, 0.06
+    yield "ten steps, 4% slower", 10, 0.04
+
+
+def whole(rounded):
+    """A wrong equal_time, with whole steps."""
+    def equal_time(n, slow):
+        steps = rounded(n / (1 + slow))
+        return steps, 1 - steps / n
+    return equal_time
 
 
 TIME = Exercise(reference=lambda n, slow: (n / (1 + slow), slow / (1 + slow)), inputs=time_inputs,
@@ -311,6 +328,9 @@ TIME = Exercise(reference=lambda n, slow: (n / (1 + slow), slow / (1 + slow)), i
      "The steps are right. Your second number is the share that is left; how much is lost?"),
     (lambda n, slow: (n / (1 + slow), -slow / (1 + slow)),
      "The size is right, the sign is not: how many *fewer*, so a positive number."),
+    (whole(round), "You round the steps; they are asked for as they are."),
+    (whole(math.floor), "You cut the steps down to a whole number. Nothing is to be rounded."),
+    (whole(math.ceil), "You round the steps up. Nothing is to be rounded."),
 ])
 
 
@@ -360,6 +380,7 @@ def rate_inputs(generator):
     yield "Table 8's NormFormer", "9.1", 200
     yield "200 steps in Figure 5's test", "Fig. 5", 200
     yield "1,000 steps in Figure 5's test", "Fig. 5", 1000
+    yield "201 steps in Figure 5's test", "Fig. 5", 201
 
 
 def death(test, step):
@@ -384,6 +405,8 @@ DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
      "The second number is to be a step of the other test, not a rate."),
     (lambda test, step: (step / 1000, death(test, step)[1]),
      "That is how far the run has come as a share of 1,000 steps. The rate at the end of the ramp is not 1."),
+    (lambda test, step: (death(test, step)[0], int(death(test, step)[1])),
+     "The second number is cut down to a whole one (//, int or round); the rates are then no longer the same."),
 ])
 
 
@@ -455,15 +478,19 @@ def block_inputs(generator):
             v = (x @ w_v).cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
             return torch.stack(v.chunk(n_head, dim=-1), dim=1)
         yield label, normal(generator, 2, 5, d), attention, p
+    small = {name: 0.01 * x if name in ("w_o", "w_up") else x for name, x in p.items()}
+    yield "small matrices, where eps counts", 0.01 * normal(generator, 2, 5, d), attention, small
 
 
 def block(h, attention, p, *, heads=lambda y, p: join(y * p["head_scale"][:, None, None]), around=lambda h, x, p: h,
           attn=lambda y, p: standard(y @ p["w_o"].T) * p["norm_attn"],
           hidden=lambda a, p: standard(gelu(a)) * p["norm_ffn"],
-          ffn=lambda a, p: a @ p["w_down"].T, last=lambda h, m, p: p["resid_scale"] * h + m):
-    x = standard(h) * p["norm1"]
+          ffn=lambda a, p: a @ p["w_down"].T, last=lambda h, m, p: p["resid_scale"] * h + m,
+          first=lambda h, p: standard(h) * p["norm1"], second=lambda a, p: standard(a) * p["norm2"]):
+    x = first(h, p)
     a = around(h, x, p) + attn(heads(attention(x), p), p)
-    return last(a, ffn(hidden((standard(a) * p["norm2"]) @ p["w_up"].T, p), p), p)
+    u = second(a, p) @ p["w_up"].T
+    return last(a, ffn(hidden(u, p), p), p)
 
 
 def parallel(h, attention, p):
@@ -504,6 +531,12 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
     (postln, "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch."),
     (partial(block, hidden=lambda a, p: standard(torch.relu(a)) * p["norm_ffn"]), "That is ReLU; use gelu."),
     (partial(block, hidden=lambda a, p: standard(gelu(a))), "norm_ffn's gain is missing."),
+    (partial(block, first=lambda h, p: h), "norm1 is missing: attention reads the stream as it is."),
+    (partial(block, first=lambda h, p: standard(h)), "norm1's gain is missing."),
+    (partial(block, second=lambda a, p: a), "norm2 is missing: w_up reads the stream as it is."),
+    (partial(block, second=lambda a, p: standard(a)), "norm2's gain is missing."),
+    (partial(block, around=lambda h, x, p: p["resid_scale"] * h),
+     "lambda_resid stands at both residuals in your block; section 3 has it at the second alone."),
     (parallel, "Both your branches read the block's input; the second one reads what the first has changed."),
 ])
 

@@ -27,13 +27,32 @@ def cosine_inputs(generator):
     yield "one row each", a[:1], torch.randn(1, 5, generator=generator)
     yield "long and short rows", a * torch.tensor([[1e3], [1.0], [1e-3]]), torch.randn(5, 5, generator=generator)
     yield "a row of zeros", torch.cat((a, torch.zeros(1, 5))), a
+    yield "rows shorter than 0.00000001", 5e-9 * directions(generator, 3, 5), a
 
 
-def cosines(a, b, length=lambda x: x.square().sum(-1, keepdim=True).sqrt()):
-    return (a / length(a).clamp(min=1e-12)) @ (b / length(b).clamp(min=1e-12)).T
+def cosines(a, b, length=lambda x: x.square().sum(-1, keepdim=True).sqrt(), least=1e-12):
+    return (a / length(a).clamp(min=least)) @ (b / length(b).clamp(min=least)).T
 
 
-COSINE = Exercise(reference=cosines, inputs=cosine_inputs, misconceptions=[
+def cosines_shifted(a, b, eps):
+    def unit(x):
+        return x / (x.norm(dim=-1, keepdim=True) + eps)
+    return unit(a) @ unit(b).T
+
+
+COSINE = Exercise(                                          # the tolerance lets 1e-12 be added to a length
+    reference=cosines, inputs=cosine_inputs, tolerance=1e-3, misconceptions=[
+    (partial(cosines, least=1e-8),
+     "Your guard against 0/0 is too large: it changes rows that are merely short. Only a row of zeros is without a "
+     "direction."),
+    (partial(cosines, least=1e-3), "Your guard against 0/0 changes all rows that are shorter than it."),
+    (partial(cosines_shifted, eps=1e-8),
+     "What you add to a length against 0/0 is larger than some of the lengths."),
+    (partial(cosines_shifted, eps=1e-6), "What you add to a length against 0/0 makes the cosines of short rows small."),
+    (lambda a, b: (a @ b.T) / (a.norm(dim=1)[:, None] * b.norm(dim=1)).clamp(min=1e-8),
+     "Your guard against 0/0 holds down products of lengths that are merely small."),
+    (lambda a, b: (a @ b.T) / (a.norm(dim=1)[:, None] * b.norm(dim=1) + 1e-8),
+     "What you add to the product of two lengths against 0/0 is as large as some of these products."),
     (lambda a, b: a @ b.T, "These are dot products, which grow with the rows' lengths: a cosine does not."),
     (lambda a, b: cosines(a, b, lambda x: x.norm(dim=0, keepdim=True)),
      "You divide each column by its norm; the vectors here are the rows."),
@@ -56,9 +75,13 @@ def mean_abs_cosine(d):
 
 
 MEAN_ABS = Exercise(
-    reference=mean_abs_cosine, tolerance=1e-3,             # wide enough for the limit of large d and for a Monte Carlo
-    inputs=lambda generator: ((f"d = {d}", d) for d in (64, 256, 1024)),
+    reference=mean_abs_cosine, tolerance=1e-5,
+    inputs=lambda generator: ((f"d = {d}", d) for d in (64, 3, 4, 1024)),
     misconceptions=[
+        (lambda d: math.sqrt(2 / math.pi / d),
+         "Right in the limit of large d, where a cosine is normal. In 3 dimensions it is not: all values between -1 "
+         "and 1 are as likely there."),
+        (lambda d: 0.8 / math.sqrt(d), "0.8 is a rounded number, and one for large d. Here it is to be exact."),
         (lambda d: d ** -0.5, "That is the root mean square of the cosine; the mean of its absolute value is smaller."),
         (lambda d: 2 / math.pi / math.sqrt(d),
          "That is the formula as printed in A.1; check it against the number printed right after it."),
@@ -83,6 +106,8 @@ def step_inputs(generator):
 def slerp_inputs(generator):
     yield from step_inputs(generator)
     yield "b equal to a", torch.eye(3), torch.eye(3), 0.5
+    a = torch.eye(3)
+    yield "b equal to a in one pair of three", a, torch.stack((a[0], a[2], a[0])), 0.3
 
 
 def slerp(a, b, alpha):
@@ -116,6 +141,12 @@ SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconcep
      "Mind the brackets: the first weight is the sine of (1 - alpha) times theta."),
     (lambda a, b, alpha: slerp_by((a * b).sum().clamp(-0.99999, 0.99999).arccos(), a, b, alpha),
      "You have one theta for the whole batch. Every pair has its own: sum over the last axis only."),
+    (lambda a, b, alpha: slerp_by((a * b).sum().clamp(-1, 1).arccos(), a, b, alpha),
+     "You have one theta for the whole batch, and its cosine is often cut off at 1. Sum over the last axis only."),
+    (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha).nan_to_num(),
+     "Right but where b = a: 0 is no point of the sphere. What should come out between a and a itself?"),
+    (lambda a, b, alpha: a if (a == b).all(-1).any() else slerp_by(angle(a, b), a, b, alpha),
+     "Once one pair of a batch is equal you return a for all of them. Decide for each pair by itself."),
 ])
 
 
@@ -151,6 +182,10 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
      "You project on the plane perpendicular to y; the tangent space is the one at h."),
     (lambda h, y, alpha: moved(h, alpha * F.normalize(y - along(h, y) * h, dim=-1)),
      "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to the step."),
+    (lambda h, y, alpha: moved(h, alpha * (y - (h * y).sum() * h)),
+     "You have one dot product for the whole batch. Every pair has its own: sum over the last axis only."),
+    (lambda h, y, alpha: moved(h, alpha * y), "The part of y along h is still in your step: project it out."),
+    (lambda h, y, alpha: moved(h, -alpha * along(h, y) * h), "Only what is taken out is in your step; y is missing."),
 ])
 
 
@@ -161,6 +196,7 @@ def rate_inputs(generator):
     yield "lr 0.001, init 1, scale 1/32", 1e-3, 1.0, 1 / 32
     yield "lr 0.01, init 0.05, scale 1/8", 1e-2, 0.05, 1 / 8
     yield "lr 0.001, init 0.1, scale 0.01", 1e-3, 0.1, 0.01
+    yield "lr 0.01, init 2, scale 0.004: less than a step", 1e-2, 2.0, 0.004
 
 
 RATES = Exercise(
@@ -175,6 +211,13 @@ RATES = Exercise(
          "Relative to what? The share is the value's step over the value's start, init; doubling follows from it."),
         (lambda lr, init, scale: (lr * init / scale, lr / scale, 2 * scale / lr),
          "That is the time to treble. To double, the stored number has to move by its start once."),
+        (lambda lr, init, scale: (lr * init / scale, lr / init, init / lr),
+         "The step is right. Share and doubling are those of a number that starts at init and moves by lr; the stored "
+         "one starts elsewhere."),
+        (lambda lr, init, scale: (lr * init / scale, lr / init, scale / lr),
+         "The share: the value's step over the value's start. Yours has the stored number's step over it."),
+        (lambda lr, init, scale: (lr * init / scale, lr / scale, round(scale / lr)),
+         "The last number is rounded; it is asked for as it is."),
     ], parts=("the value's step", "its share of the start", "steps to double"))
 
 
@@ -195,6 +238,8 @@ SCALES = Exercise(
          "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large."),
         (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
          "The third follows from your second, but the second undoes the cosine's variance: undo its deviation."),
+        (lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** -0.25),
+         "The third is upside down: it has to make a cosine larger, not smaller."),
     ], parts=("factor for entries of variance 1", "factor for unit vectors", "start of s_qk"))
 
 
@@ -266,6 +311,13 @@ UPDATES = Exercise(                                                      # the t
      "You normalize once, at the end. Every step has to start on the sphere."),
     (lambda w, g, lr: sphere_steps(w.bfloat16(), g.bfloat16(), lr),
      "Your master is bfloat16. It stays float32, and so does the arithmetic; the copy is made at the end."),
+    (lambda w, g, lr: sphere_steps(w, g, lr, after=lambda w: rows(w).bfloat16()),
+     "Your master is made bfloat16 after every step. It stays float32; the copy is made at the end."),
+    (partial(sphere_steps, after=lambda w: w / w.norm(dim=0, keepdim=True)),
+     "You normalize columns. Here it is the rows that are unit vectors."),
+    (partial(sphere_steps, after=lambda w: w / w.norm()),
+     "You divide the matrix by one number. Each row is a unit vector of its own."),
+    (partial(sphere_steps, after=same), "Nothing is normalized: after the first step the rows are off the sphere."),
     (lambda w, g, lr: (sphere_steps(w.bfloat16(), g.bfloat16(), lr)[0].float(), sphere_steps(w, g, lr)[1]),
      "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the copy is rounded."),
 ])
@@ -280,12 +332,17 @@ def condition_inputs(generator):
     yield "tiny weights", 1e-3 * torch.randn(45, 15, generator=generator), 5
 
 
-def head_conditions(w_qkv, n_head, split=lambda w, n: w.unflatten(0, (n, -1)), power=0.5, middle=torch.median):
+def extremes_ratio(eigenvalues):
+    return eigenvalues[:, -1] / eigenvalues[:, 0]
+
+
+def head_conditions(w_qkv, n_head, split=lambda w, n: w.unflatten(0, (n, -1)), power=0.5, middle=torch.median,
+                    of=extremes_ratio):
     found = []
     for w in w_qkv.double().chunk(3):                                                     # (d, d) for q, k, v
         w = split(w, n_head)                                                              # (n_head, d_k, d)
         eigenvalues = torch.linalg.eigvalsh(w @ w.transpose(1, 2))                        # ascending
-        found.append(middle((eigenvalues[:, -1] / eigenvalues[:, 0]) ** power))
+        found.append(middle(of(eigenvalues) ** power))
     return torch.stack(found)
 
 
@@ -302,6 +359,14 @@ CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, toleran
                                                            "which one bad head does not move much."),
     (lambda w, n: head_conditions(w, n, split=lambda w, n: w.reshape(n, w.shape[1], -1).transpose(1, 2)),
      "Your shape (3, n_head, d, d_k) tears the rows apart: the last axis is d, and a head has d_k rows."),
+    (partial(head_conditions, middle=torch.argmax), "That is a head's number, not a condition number."),
+    (partial(head_conditions, middle=lambda x: x.median(0)[1]),
+     "median(dim) gives two things, the medians and where they stand. You took the second."),
+    (partial(head_conditions, of=lambda x: x[:, -1]),
+     "That is the largest singular value alone. Over which one is it to be divided?"),
+    (partial(head_conditions, of=lambda x: x[:, 0]),
+     "That is the smallest singular value alone. A condition number is a ratio."),
+    (partial(head_conditions, middle=torch.max), "That is the worst head; the median is asked for."),
     (lambda w, n: head_conditions(w.unflatten(0, (n, 3, -1)).transpose(0, 1).flatten(0, 2), n),
      "You split by heads first. All of W_q comes first, then W_k, then W_v; each of them has n_head heads."),
 ])
@@ -371,33 +436,45 @@ def turned(x, cos, sin):
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
+BOTH = ("alpha_a", "alpha_m")                               # attention's step and the MLP's
+
+
 def ngpt_block(h, p, n_head, cos, sin, *, scale=0.5, causal=True, qk_norm=True, s_qk_first=False, k_scaled=True,
-               merged=True, branch_norm=True, retract=True, absolute=True, gate_scaled=True, swapped=False,
-               parallel=False):
+               merged=True, branch_norm=BOTH, retract=BOTH, absolute=True, gate_scaled=True, swapped=False,
+               parallel=False, halves_swapped=False, rope_last=False, s_u=True, s_qk=True):
     (B, T, d), d_k = h.shape, h.shape[-1] // n_head
 
-    def step(h, y, alpha):
-        y = rows(y) if branch_norm else y
-        y = h + (alpha.abs() if absolute else alpha) * (y - h)
-        return rows(y) if retract else y
+    def step(h, y, which):
+        alpha = p[which].abs() if absolute else p[which]
+        y = rows(y) if which in branch_norm else y
+        y = h + alpha * (y - h)
+        return rows(y) if which in retract else y
 
     def prepared(x, s):
+        if rope_last:
+            return turned(rows(x) * s, cos, sin)
+        if not s_qk:
+            return rows(turned(x, cos, sin))
         x = turned(x * s if s_qk_first else x, cos, sin)
         x = rows(x) if qk_norm else x
         return x if s_qk_first else x * s
 
     q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1))
-    s_qk = p["s_qk"].view(n_head, 1, d_k)
-    scores = prepared(q, s_qk) @ prepared(k, s_qk if k_scaled else torch.ones_like(s_qk)).transpose(2, 3) * d_k ** scale
+    s_q = p["s_qk"].view(n_head, 1, d_k)
+    s_k = s_q if k_scaled else torch.ones_like(s_q)
+    scores = prepared(q, s_q) @ prepared(k, s_k).transpose(2, 3) * d_k ** scale
     if causal:
         scores = scores + torch.full((T, T), -torch.inf).triu(1)
     y = scores.softmax(-1) @ v
     y = (y.transpose(1, 2) if merged else y).reshape(B, T, d)
-    start, h = h, step(h, y @ p["w_o"].T, p["alpha_a"])
+    start = h
+    h = step(h, y @ p["w_o"].T, "alpha_a")
     u, z = ((start if parallel else h) @ p["w_up"].T).chunk(2, dim=-1)
-    u, z = u * p["s_u"], z * p["s_v"] * (d ** 0.5 if gate_scaled else 1)
+    u, z = (z, u) if halves_swapped else (u, z)
+    u = u * p["s_u"] if s_u else u
+    z = z * p["s_v"] * (d ** 0.5 if gate_scaled else 1)
     u, z = (z, u) if swapped else (u, z)
-    return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, p["alpha_m"])
+    return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, "alpha_m")
 
 
 BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions=[
@@ -409,9 +486,18 @@ BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misc
     (partial(ngpt_block, k_scaled=False), "s_qk multiplies q only; eq. 16 has it on k too."),
     (partial(ngpt_block, merged=False),
      "The heads' outputs are put together wrongly: side by side, token by token, needs the axes H and T exchanged."),
-    (partial(ngpt_block, branch_norm=False),
+    (partial(ngpt_block, branch_norm=()),
      "The branch's output goes into the step as it is. It is a point on the sphere first (the line behind eq. 10)."),
-    (partial(ngpt_block, retract=False), "The Norm after a step is missing (eq. 10, 11)."),
+    (partial(ngpt_block, retract=()), "The Norm after a step is missing (eq. 10, 11)."),
+    (partial(ngpt_block, branch_norm=("alpha_m",)), "Attention's output goes into its step without its Norm."),
+    (partial(ngpt_block, branch_norm=("alpha_a",)), "The MLP's output goes into its step without its Norm."),
+    (partial(ngpt_block, retract=("alpha_m",)), "The Norm after attention's step is missing (eq. 10)."),
+    (partial(ngpt_block, retract=("alpha_a",)), "The Norm after the MLP's step is missing (eq. 11)."),
+    (partial(ngpt_block, rope_last=True), "rope comes first; yours turns what was normalized and scaled already."),
+    (partial(ngpt_block, halves_swapped=True), "u and the gate are exchanged: the first 4d rows of w_up are u's."),
+    (partial(ngpt_block, s_u=False), "s_u does not enter (eq. 20)."),
+    (partial(ngpt_block, s_qk=False), "s_qk does not enter (eq. 15, 16)."),
+    (partial(ngpt_block, scale=0.0), "The factor in front of the scores is missing: see exercise 4.6."),
     (partial(ngpt_block, absolute=False), "A negative alpha walks away: the model takes its absolute value."),
     (partial(ngpt_block, gate_scaled=False), "The gate's argument is a cosine still: see eq. 21."),
     (partial(ngpt_block, swapped=True), "SiLU is applied to u. The first 4d rows of w_up are u's, then the gate's."),

@@ -132,6 +132,7 @@ def run_inputs(generator):
     yield "one that was stopped", records(generator, [(100, 100, 50), (400, 200, 50), (400, 400, 50), (200, 200, 50)])
     yield "losses that rise at the end", records(generator, [(400, 400, 100), (200, 200, 100), (200, 200, 100)], 2.0)
     yield "a budget at which nothing ended", records(generator, [(200, 200, 50), (400, 150, 50), (100, 100, 50)])
+    yield "one that was stopped shortly before its end", records(generator, [(100, 95, 5), (200, 200, 10), (100, 100, 5)])
 
 
 def gather(rows, *, keep=lambda rows: rows[rows[:, 1] == rows[:, 2]], by=1, of=lambda losses: sum(losses) / len(losses),
@@ -153,6 +154,10 @@ def passing(rows):
     return rows[(rows[:, 2, None] == ended).any(1)]
 
 
+def nearly_ended(rows):
+    return rows[rows[:, 2] >= 0.9 * rows[:, 1]]
+
+
 def lowest_rows(rows):
     kept = rows[[any(r[0] == row[0] and r[2] == r[1] for r in rows) for row in rows]]
     return torch.stack([min((row for row in kept if row[0] == run), key=lambda row: row[3])
@@ -166,6 +171,7 @@ RUNS = Exercise(reference=gather, inputs=run_inputs, parts=("budgets", "losses")
     (partial(gather, keep=last_rows), "A run that was stopped before its end counts in yours."),
     (partial(gather, keep=last_rows, by=2),
      "You take every run's last row, at the tokens it has got to. Was it meant to end there?"),
+    (partial(gather, keep=nearly_ended), "Rows shortly before a run's end count in yours. Only the end itself is one."),
     (partial(gather, keep=lowest_rows), "You take the lowest loss on the way, not the last one."),
     (partial(gather, of=min), "The better of two seeds is luck: all of them count."),
     (partial(gather, of=lambda losses: losses[0]), "One seed of several is left in yours."),
@@ -224,6 +230,8 @@ SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", 
      "Factors follow one another: they multiply. You take one from the other."),
     (partial(baseline_share, worth=lambda weak, strong: strong / weak),
      "Yours says that the better baseline needs more tokens than the weak one."),
+    (lambda weak, strong: (strong / weak, math.log(strong / weak) / math.log(weak)),
+     "Your first factor is upside down, and with it the share gets the other sign."),
     (partial(baseline_share, share=lambda weak, strong: (weak - strong) / (weak - 1)),
      "A share of the excess over 1 adds up only where factors add. What turns a product into a sum?"),
     (partial(baseline_share, share=lambda weak, strong: (weak / strong - 1) / (weak - 1)),
@@ -457,6 +465,10 @@ COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=("z", "p", "
     (partial(compare, width=1.0), "One standard error to each side holds 68%, not 95%."),
     (partial(compare, middle=lambda a, b: b), "The interval is to be that of the difference."),
     (partial(compare, sign=abs), "z has a sign: which exponent is the larger?"),
+    (lambda a, b, var_a, var_b, margin: compare(b, a, var_a, var_b, margin),
+     "Yours is a - b all the way. It is b - a which is asked for, in z and in the interval."),
+    (partial(compare, sign=lambda z: -z), "Your z is that of a - b; the interval is the one of b - a."),
+    (partial(compare, middle=lambda a, b: a - b), "Your interval is the one of a - b; z is that of b - a."),
 ])
 
 
@@ -475,10 +487,10 @@ def draw_inputs(generator):
     yield "five seeds, four lengths", *case(4, 5, 8, 0.3)
 
 
-def bootstrap(tokens, baseline, losses, draws, *, axis=1, of=torch.mean,
+def bootstrap(tokens, baseline, losses, draws, *, axis=1, of=torch.mean, redrawn=True,
               base=lambda x, draw, axis: x.index_select(axis - 1, draw).mean()):
     def factor(draw):
-        taken = [of(run.index_select(axis - 1, draw)) for run in losses]
+        taken = [of(run.index_select(axis - 1, draw) if redrawn else run) for run in losses]
         return float(tokens[-1]) / tokens_for(float(base(baseline, draw, axis)), tokens, taken)
     return numbers(*(factor(draw) for draw in draws))
 
@@ -493,6 +505,9 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
      "You draw windows of the held-out text: how well a finished model's loss is known. What differs from run to run?"),
     (partial(bootstrap, base=lambda x, draw, axis: x.mean()),
      "The baseline has seeds, too; in yours it is known exactly."),
+    (partial(bootstrap, redrawn=False),
+     "Only the baseline's seeds are drawn in yours; the other architecture has as many that might have come out "
+     "differently."),
     (factors_of_seeds, "You draw factors that each rest on one seed. Average the losses first, then one factor."),
     (partial(factors_of_seeds, power=-1),
      "You average tokens that each rest on one seed. Average the losses first, then go to tokens once."),

@@ -20,9 +20,9 @@ def flop_inputs(generator):
 
 
 def flops(n_layer, d, T, V, layer=32, keys=lambda T: (T + 1) / 2, head=2, norms=lambda L: 2 * L + 1, pair=1.0,
-          channel=4, percent=100, of=lambda *parts: sum(parts)):
-    matrices = pair * (n_layer * layer * d * d + head * d * V)
-    attention = pair * n_layer * 4 * keys(T) * d
+          channel=4, percent=100, of=lambda *parts: sum(parts), in_matrices=1.0, in_attention=1.0, heads=lambda L: 1):
+    matrices = pair * in_matrices * (n_layer * layer * d * d + head * d * V * heads(n_layer))
+    attention = pair * in_attention * n_layer * 4 * keys(T) * d
     norm = channel * d * norms(n_layer)
     return matrices, attention, norm, percent * norm / of(matrices, attention, norm)
 
@@ -30,6 +30,12 @@ def flops(n_layer, d, T, V, layer=32, keys=lambda T: (T + 1) / 2, head=2, norms=
 FLOP_PARTS = "the matrices'", "attention's", "the norms'", "the share"
 FLOPS = Exercise(reference=flops, inputs=flop_inputs, parts=FLOP_PARTS, misconceptions=[
     (partial(flops, pair=0.5), "A multiplication and the addition that goes with it are two FLOPs."),
+    (partial(flops, in_matrices=0.5), "The matrices: a multiplication and an addition for each entry are two FLOPs."),
+    (partial(flops, in_attention=0.5),
+     "Attention: one product is missing, or one FLOP of two. A query meets keys, and then weights meet values."),
+    (partial(flops, in_attention=0.25),
+     "Attention: both are missing, a second product (with the values) and the addition beside each multiplication."),
+    (partial(flops, heads=lambda L: L), "The output head stands once in the model, not once a layer."),
     (partial(flops, layer=24), "That is the MLP of GPT-2. SwiGLU's w_up has twice the rows: a u and a z for each."),
     (partial(flops, keys=lambda T: T),
      "Under the causal mask the first position sees one key and the last all of them: take the average."),
@@ -313,6 +319,10 @@ PAIRS = Exercise(reference=paired, inputs=pair_inputs, parts=("the median", "10%
      "One hiccup moves a mean as far as it likes: look at your first number where one round took 500."),
     (lambda a, b: (quantile(b, 0.5) / quantile(a, 0.5), *three(b / a)[1:]),
      "The two medians may come from different rounds, under different load. Divide within a round first."),
+    (lambda a, b: (b.median() / a.median(), *three(b / a)[1:]),
+     "You divide torch's medians of the two: they may come from different rounds. Divide within a round first."),
+    (lambda a, b: three(b / quantile(a, 0.5)),
+     "You divide by one number for all rounds. Each round has an `a` of its own."),
     (lambda a, b: ((b / a).mean(), *three(b / a)[1:]),
      "The right ratios; but their mean still follows a single hiccup."),
     (lambda a, b: ((b / a).median(), *three(b / a)[1:]),
@@ -447,8 +457,9 @@ def optimizer_inputs(generator):
 
 
 def optimizer(params, tokens, peak, bandwidth, *, adam=7, project=3, size=4, per=6, unit=1e3, percent=100,
-              of=lambda step, adam, project: step + adam + project, share=lambda adam, project: project):
-    step = unit * per * params * tokens / peak
+              of=lambda step, adam, project: step + adam + project, share=lambda adam, project: project,
+              number=lambda tokens: tokens):
+    step = unit * per * params * number(tokens) / peak
     a, p = (unit * passes * size * params / bandwidth for passes in (adam, project))
     return step, a, p, percent * share(a, p) / of(step, a, p)
 
@@ -463,6 +474,7 @@ OPTIMIZER = Exercise(reference=optimizer, inputs=optimizer_inputs, parts=OPTIMIZ
     (partial(optimizer, size=2), "Master weights, gradients and moments are float32 here: four bytes."),
     (partial(optimizer, size=1), "You count numbers; each has four bytes."),
     (partial(optimizer, unit=1), "Those are seconds; milliseconds are asked for."),
+    (partial(optimizer, number=lambda tokens: 1), "6N is what one token takes; a step has `tokens` of them."),
     (partial(optimizer, per=2), "Forward and backward together take 6 FLOPs a parameter and token."),
     (partial(optimizer, of=lambda s, a, p: s), "The times are right. The share is one of the whole step, the "
                                                      "optimizer's own time included."),

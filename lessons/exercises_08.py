@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from grader import Exercise
+from grader import AUTOGRAD, Exercise
 
 
 def randn(generator, *shape):
@@ -59,6 +59,7 @@ def jacobian_inputs(generator):
     yield "alpha 1, gamma 1", randn(generator, 4), torch.tensor(1.0), torch.ones(4)
     yield "far out on the curve", 3 * randn(generator, 6), torch.tensor(2.0), randn(generator, 6)
     yield "zeros", torch.zeros(3), torch.tensor(0.5), randn(generator, 3)
+    yield "a very steep curve", 1e-7 * randn(generator, 4), torch.tensor(1e7), randn(generator, 4)
 
 
 def slope(x, alpha, gamma):
@@ -87,7 +88,7 @@ JACOBIAN = Exercise(
         (lambda x, alpha, gamma: (alpha / torch.cosh(alpha * x) ** 2).diag(), "gamma does not enter."),
         (lambda x, alpha, gamma: (gamma * alpha * torch.tanh(alpha * x) ** 2).diag(),
          "Yours is 0 at x = 0, where DyT is steepest, and grows to both sides."),
-    ])
+    ], without=AUTOGRAD)
 
 
 # 8.3 ------------------------------------------------------------------------------------------------------------------
@@ -263,6 +264,15 @@ def ahead(x, steps=1):
     return torch.cat((x[:, steps:], torch.zeros_like(x[:, :steps])), dim=1)
 
 
+def glimpse_in(sequence, channel):
+    """Each token of one sequence sees one channel of the next one."""
+    def mix(x):
+        y = x.clone()
+        y[sequence, :, channel] += 0.1 * ahead(x)[sequence, :, channel]
+        return y
+    return mix
+
+
 MIXERS = {                                         # (B, T, d) -> (B, T, d)
     "RMSNorm, token by token": rms,
     "a mean over the tokens so far": lambda x: x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None],
@@ -270,6 +280,8 @@ MIXERS = {                                         # (B, T, d) -> (B, T, d)
     "the same, detached as in PowerNorm": lambda x: x / x.detach().square().mean((0, 1)).sqrt(),
     "the mean square of each sequence": lambda x: x / x.square().mean((1, 2), keepdim=True).sqrt(),
     "a glimpse of the next token": lambda x: x + 0.1 * ahead(x),
+    "a glimpse, in the last sequence alone": glimpse_in(-1, 0),
+    "a glimpse of the last channel, in the first sequence alone": glimpse_in(0, -1),
     "a mean over the sequences, place by place": lambda x: x - x.mean(0),
     "the neighbour's first token": lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
     "the neighbour's last token": lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
@@ -282,16 +294,17 @@ def mixer_inputs(generator):
         yield label, mixer, randn(generator, 3, 5, 4)
 
 
-def moved(f, x, sequences, t):
+def moved(f, x, sequences, t, channels=slice(None)):
     """Where f changes when token t of these sequences does: (B, T), True or False."""
     other = x.clone()
-    other[sequences, t] += 1
+    other[sequences, t, channels] += 1
     return (f(other) - f(x)).abs().amax(-1) > 1e-6
 
 
-def causal(f, x):
-    for b, t in itertools.product(range(x.shape[0]), range(x.shape[1])):
-        change = moved(f, x, b, t)
+def causal(f, x, sequences=None, channels=slice(None)):
+    sequences = range(x.shape[0]) if sequences is None else sequences
+    for b, t in itertools.product(sequences, range(x.shape[1])):
+        change = moved(f, x, b, t, channels)
         if change[b, :t].any() or change[torch.arange(x.shape[0]) != b].any():
             return False
     return True
@@ -314,6 +327,10 @@ CAUSAL_ABOUT = {
     "the same, detached as in PowerNorm": "Statistics of the whole batch, detached as in PowerNorm, get through.",
     "the mean square of each sequence": "A norm over all tokens of a sequence, later ones too, gets through.",
     "a glimpse of the next token": "A glimpse of just the next token gets through.",
+    "a glimpse, in the last sequence alone":
+        "A glimpse of the next token gets through where it happens in the last sequence alone.",
+    "a glimpse of the last channel, in the first sequence alone":
+        "A glimpse of the next token's last channel gets through where it happens in the first sequence alone.",
     "a mean over the sequences, place by place": "A mean over the batch's sequences, place by place, gets through.",
     "the neighbour's first token": "What takes something from another sequence's first token gets through.",
     "the neighbour's last token": "What takes something from another sequence's last token gets through.",
@@ -340,6 +357,12 @@ CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, mis
      "Gradients do not see what was detached, and PowerNorm's statistics are: change the numbers themselves."),
     (lambda f, x: not any((change := moved(f, x, b, t))[b, :t].any() for b in range(len(x)) for t in range(x.shape[1])),
      "You look at the sequence whose token changed. Look at the other sequences of the batch as well."),
+    (lambda f, x: causal(f, x, sequences=[0]),
+     "You change tokens of the first sequence only. What happens when another one's change?"),
+    (lambda f, x: causal(f, x, sequences=[-1]),
+     "You change tokens of the last sequence only. What happens when another one's change?"),
+    (lambda f, x: causal(f, x, channels=0), "You change the first channel of a token only."),
+    (lambda f, x: not causal(f, x), "Every answer is the opposite of the right one: True is for those that are causal."),
 ])
 
 
@@ -365,6 +388,13 @@ class Mixer:
         return Mixer.attend(type(self).sound, x, x, 0)
 
     def step(self, x, state):
+        if self.fault == "starts again in long pieces" and x.shape[1] > 3:
+            first, between = Mixer.step(self, x[:, :3], state)
+            rest, after = Mixer.step(self, x[:, 3:], None)
+            return torch.cat((first, rest), dim=1), (after[0], between[1] + after[1])
+        return self.step_of_any(x, state)
+
+    def step_of_any(self, x, state):
         """x (B, n, 4), what the step before gave or None -> (B, n, 4), state."""
         keys, start = (x[:, :0], 0) if state is None else state
         place = torch.arange(x.shape[1]) + start
@@ -375,6 +405,7 @@ class Mixer:
         seen = torch.cat((old, x), dim=1)
         y = self.attend(x, seen, old.shape[1])
         kept = keys if self.fault == "adds to the cache once" and keys.shape[1] else seen
+        kept = keys if self.fault == "keeps no single token" and x.shape[1] == 1 else kept
         return y, (kept, start + x.shape[1])
 
 
@@ -388,6 +419,8 @@ FAULTS = {
     "mask at the wrong corner": "One whose queries see too few keys once the cache is filled gets through.",
     "forgets all but the last piece": "One that forgets all but the piece before gets through.",
     "adds to the cache once": "One that fills its cache once and never adds to it gets through.",
+    "keeps no single token": "One that does not keep what comes as a single token gets through.",
+    "starts again in long pieces": "One that starts again in the middle of a long piece gets through.",
 }
 
 
@@ -409,8 +442,12 @@ def agrees(full, step, x, sizes):
     return torch.allclose(torch.cat(in_pieces(step, x, sizes), dim=1), full(x), atol=1e-5)
 
 
+def in_many_ways(full, step, x):
+    return all(agrees(full, step, x, sizes) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2]))
+
+
 CACHE = Exercise(
-    reference=lambda full, step, x: all(agrees(full, step, x, sizes) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2])),
+    reference=in_many_ways,
     inputs=cache_inputs, about={f"implementation {i + 1}": words for i, words in enumerate(FAULTS.values())},
     misconceptions=[
         (lambda full, step, x: agrees(full, step, x, [6]), "All tokens in one piece never read the cache."),
@@ -427,6 +464,12 @@ CACHE = Exercise(
          "One token at a time and all at once: between them lies a piece of several tokens behind a filled cache."),
         (lambda full, step, x: step(x, None)[0].shape == full(x).shape,
          "You find nothing wrong with any of them; numbers have to be compared."),
+        (lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
+         "One way of cutting, 2 + 3 + 1, reads no single token again, and has no long piece. Try several ways."),
+        (lambda full, step, x: agrees(full, step, x, [3, 3]),
+         "Two pieces of three: nothing comes singly, nothing longer, and the cache is extended unseen."),
+        (lambda full, step, x: agrees(full, step, x, [1, 2, 3]),
+         "1 + 2 + 3 only: the first piece is too short to need a mask, and no piece is long."),
         (lambda full, step, x: torch.allclose(step(x[:, :3], None)[0], full(x)[:, :3], atol=1e-5)
             and agrees(full, lambda piece, state: (step(piece, None)[0], None), x, [1] * 6),
          "You reject the right one, too. Each step has to get the state that the one before gave, the first piece "
