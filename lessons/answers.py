@@ -130,6 +130,12 @@ def close(a, b, tolerance):
     return a.numel() == 0 or gap(a, b).max().item() <= tolerance
 
 
+def near(a, b, tolerance=1e-3):
+    """Whether numbers, or all entries of tensors, agree; never with NaN."""
+    a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+    return bool(((a - b).abs() <= tolerance * (1 + b.abs())).all())
+
+
 def halves(a, b):
     """Whether one is of a half-precision dtype that the other has not; no other dtype counts."""
     return a.dtype != b.dtype and bool({a.dtype, b.dtype} & {torch.float16, torch.bfloat16})

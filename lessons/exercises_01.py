@@ -7,6 +7,7 @@ import math
 from functools import partial
 
 import torch
+from answers import near
 from grader import AUTOGRAD, Exercise
 
 
@@ -443,7 +444,96 @@ skip_gain = Exercise(
     ])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+def first_of(L, y):
+    return L != 1 or near(y[0], 1) and near(y[1], 1)
+
+
+def wide(x, eps):
+    """Whether eps counts little beside the variance of each row."""
+    return x.shape[-1] > 1 and x.var(-1).min() > 1000 * eps
+
+
+PROPERTIES = {
+    "1.1": [
+        (lambda y, n, *_: n != 0 or near(y[0], _[2]) and near(y[1], _[3]),
+         "After no block at all nothing has happened: mean and variance are those of the start."),
+        (lambda y, n, shift, scale, mean, variance: scale != 1 or near(y[1], variance),
+         "Blocks that only shift leave the variance as it is. Yours changes."),
+        (lambda y, n, shift, scale, mean, variance: near(y[0], mean + n * shift),
+         "Each block shifts the mean by the same amount, and nothing else happens to it."),
+        (lambda y, n, shift, scale, mean, variance: n != 5 or y[1] > 2 * variance,
+         "Five blocks multiply five times; in yours the variance grows by less.")],
+    "1.2": [
+        (lambda y, x, eps: near(y.mean(-1), 0), "The entries of each row should add up to 0. Yours do not."),
+        (lambda y, x, eps: not wide(x, eps) or near(y.square().mean(-1), 1),
+         "The mean square of each row should come out as 1, eps apart. Yours does not.")],
+    "1.3": [
+        (lambda y, n: n == 1 or y * y * n / (n - 1) <= n + 0.01,
+         "Yours is too large: its square, and those of the entries that balance it, add up to more than n."),
+        (lambda y, n: n == 1 or y * y * n / (n - 1) >= n - 0.01,
+         "Take one entry away from equal others: it comes out larger than what you give."),
+        (lambda y, n: n != 1 or near(y, 0), "A single channel minus its mean is 0.")],
+    "1.4": [
+        (lambda y, x, eps: near(y * x.norm(dim=-1, keepdim=True), x * y.norm(dim=-1, keepdim=True)),
+         "A row should only be stretched. Yours points elsewhere: something is subtracted, or entries have factors of "
+         "their own."),
+        (lambda y, x, eps: x.square().mean(-1).min() < 1000 * eps or near(y.square().mean(-1), 1),
+         "The mean square of each row should come out as 1, eps apart. Yours does not.")],
+    "1.5": [
+        (lambda y, n, *_: n != 0 or near(y[0], _[2]) and near(y[1], _[3]), "With no block there is no norm either."),
+        (lambda y, n, *_: n == 0 or near(y[0] ** 2 + y[1], 1),
+         "What leaves RMSNorm has mean square 1; mean^2 + variance of yours is not 1."),
+        (lambda y, *_: False, "Write down mean and variance behind the first norm. The second block begins there.")],
+    "1.7": [
+        (lambda y, x, eps: near(y.sum(-1), 0),
+         "A constant added to x changes nothing, so each row of J sums to 0. Yours do not."),
+        (lambda y, x, eps: near(y, y.T), "J is symmetric; yours is not."),
+        (lambda y, x, eps: x.var() < 1000 * eps or near(y @ (x - x.mean()), 0),
+         "To stretch x around its mean changes nothing, eps apart: J times (x - mean) should be 0. Yours is not."),
+        (lambda y, x, eps: False, "Two things to compare: the diagonal, entry by entry, and whether s divides every term.")],
+    "1.8": [
+        (lambda y, g, x, w, eps: y[1].shape == y[2].shape == w.shape,
+         "dweight and dbias have an entry for each channel: which axis counts the rows?"),
+        (lambda y, g, x, w, eps: near(y[0].sum(-1), 0),
+         "dx: a constant added to a row of x changes nothing, so each row of dx sums to 0. Yours do not."),
+        (lambda y, g, x, w, eps: not wide(x, eps) or near((y[0] * (x - x.mean(-1, keepdim=True))).mean(-1), 0, 0.01),
+         "dx: to stretch a row around its mean changes nothing, eps apart, so dx times (x - mean) sums to 0. Yours "
+         "does not."),
+        (lambda y, g, x, w, eps: near(y[2], g.sum(0)), "dbias: the bias is added to each row. What does each row send?"),
+        (lambda y, g, x, w, eps: len(x) > 1 or near((y[1] / y[2]).mean(), 0),
+         "dweight: with one row, dweight over dbias is what the gain multiplies, which has mean 0. Yours has not.")],
+    "1.9": [
+        (lambda y, h, branch, norm: branch(h).any() or near(y[0], h),
+         "With a branch that gives zeros, Pre-LN leaves h as it is."),
+        (lambda y, h, branch, norm: near(norm(y[1]), y[1]),
+         "What Post-LN gives has just left a norm, so that another norm changes nothing. In yours it does."),
+        (lambda y, h, branch, norm: near(y[0] - h, branch(norm(h))),
+         "Pre-LN: take h away from yours. What is left should be what the branch makes of a normalized h.")],
+    "1.10": [
+        (lambda y, L: first_of(L, y), "A single contribution has length 1 under both rules."),
+        (lambda y, L: L != 2 or near(y[0], 2 ** 0.5) and near(y[1], 2 ** 0.5),
+         "Two contributions of length 1 at right angles: by Pythagoras both rules give the same. Yours give something "
+         "else."),
+        (lambda y, L: near(y[0] ** 2, L), "Rule a: the square of the length grows by 1 with each contribution."),
+        (lambda y, L: L != 3 or near(y[1] ** 2, 4), "Rule b: what does the third contribution do to the square?")],
+    "1.11": [
+        (lambda y, r: r.any() or near(y, 1), "Branches that give nothing leave the gradient as it is."),
+        (lambda y, r: (y.diff() > -1e-6).all(),
+         "The earlier a sublayer, the more factors below 1: yours do not fall towards the front."),
+        (lambda y, r: near((y[-1] ** -2 - 1), r[-1] ** 2, 0.01),
+         "The last entry has one factor, 1 over the length of stream and branch at right angles. Yours is another."),
+        (lambda y, r: y.max() <= 1.001, "A norm of a sum makes the gradient on the skip path smaller, never larger."),
+        (lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01),
+         "Entry 0 has one factor more than entry 1: sublayer 0's. In yours they differ by something else.")],
+}
+
+
 EXERCISES = {
     "1.1": drift, "1.2": layer_norm, "1.3": largest, "1.4": rms_norm, "1.5": rms_drift, "1.6": writes_to_stream,
     "1.7": jacobian, "1.8": layer_norm_backward, "1.9": residuals, "1.10": stream_norms, "1.11": skip_gain,
 }
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from answers import near
 from grader import AUTOGRAD, Exercise
 
 ALL = (0, 1)                                               # the axes of batch and time
@@ -524,5 +525,92 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bi
 ])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+def along_tokens(y, x):
+    """y / x, one row a token."""
+    return (y / x).flatten(0, 1)
+
+
+REACH_ABOUT = {
+    "RMSNorm": "RMSNorm looks at each token by itself, and at the ratios of its channels. Does your change move them?",
+    "the batch's own mean square": "The batch's mean square: every token has a part in it, also for those before it.",
+    "the same, detached": "Detached: that is about gradients; the numbers are the same.",
+    "a fixed psi": "A fixed psi: no token has a part in what another one is divided by.",
+    "the mean square of all tokens so far": "The mean square so far: which outputs come after a token, itself included?",
+    "LayerNorm": "LayerNorm looks at each token by itself, and takes its mean away. Does your change outlive that?",
+    "the next token added": "The next token added: the output at s has the token at s + 1 in it.",
+    "one entry of the token before added": "One entry of the token before: does your change touch all channels, in all "
+                                           "sequences, and do you look at all of them?",
+}
+REACH.about.update(REACH_ABOUT)
+
+PROPERTIES = {
+    "2.1": [
+        (lambda y, x: y.shape == x.shape[-1:], "There is one number for each channel: the last axis stays."),
+        (lambda y, x: near(y.mean(), x.square().mean()),
+         "The mean of your d numbers should be the mean square of all of x. It is not."),
+        (lambda y, x: False, "Take one channel, x[:, :, 0]: the mean of its squares is your first number.")],
+    "2.2": [
+        (lambda y, x, psi2, weight, eps: near(along_tokens(y, x).std(0, correction=0), 0),
+         "Output over input should be one number for all tokens of a channel. In yours it differs from token to token."),
+        (lambda y, x, psi2, weight, eps: False,
+         "Output over input, over the gain: a channel's one number left should be one over the root of what is given "
+         "for it.")],
+    "2.3": [
+        (lambda y, m, d: near(y[0][0], 1), "The first step uses the start, which is 1. Yours does not."),
+        (lambda y, m, d: len(m) < 2 or near(y[0][1], d + (1 - d) * m[0]),
+         "The second step uses what one update has made of the start, 1, and of the first moment. Look at your second "
+         "row."),
+        (lambda y, m, d: len(m) > 1 or near(y[1], d), "After one update, how much of the start is left?"),
+        (lambda y, m, d: near(y[1], d ** len(m)), "The share: each update leaves the same part of what was there."),
+        (lambda y, m, d: False, "Look at your third row: it is made of your second and of the second moment.")],
+    "2.4": [
+        (lambda y, x, psi2, *_: near(y, psi2) or near(y, moment(x)),
+         "The answer is either psi2 or the batch's moment. Yours is something else."),
+        (lambda y, x, psi2, training, *_: training or near(y, psi2), "In evaluation yours looks at the batch."),
+        (lambda y, x, psi2, training, step, warmup: not training or step >= warmup or near(y, moment(x)),
+         "There is a step of the warm-up in which yours does not look at the batch."),
+        (lambda y, x, psi2, training, step, warmup: not training or step < warmup or near(y, psi2),
+         "There is a step behind the warm-up in which yours looks at the batch.")],
+    "2.6": [
+        (lambda y, x, g, eps: eps > 1e-3 or near((x * y).mean(ALL), 0),
+         "To make a channel twice as large everywhere changes nothing, eps apart: x dx should sum to 0 over a channel's "
+         "tokens. Yours does not."),
+        (lambda y, x, g, eps: False,
+         "Count powers of psi: xhat has one under it, and dx once more. And each mean is one of a channel's tokens.")],
+    "2.7": [
+        (lambda y, x, dy, w, psi2, nu, eps: nu.any() or near(y[0] * (psi2 + eps).sqrt(), dy * w),
+         "With nu of 0, dx is that of a constant psi. Yours is not: look at gain and psi."),
+        (lambda y, x, dy, w, psi2, nu, eps: near(y[1], (dy * w * x / (psi2 + eps).sqrt()).mean(ALL)),
+         "Lambda: is it g that you multiply with xhat, and a mean over the tokens of each channel?"),
+        (lambda y, *_: False, "With nu of 0 your dx is right: look at what nu takes away.")],
+    "2.8": [
+        (lambda y, nu, x, g, psi2, eps, d: nu.any() or near(y, (1 - d) * (g * x).mean(ALL) / (psi2 + eps).sqrt()),
+         "With nu of 0 only the new part is left. Yours is off there: look at Lambda, its weight and its sign."),
+        (lambda y, *_: False, "With nu of 0 yours is right: look at the factor of the old nu.")],
+    "2.9": [
+        (lambda y, decay: near(abs(1 - (1 - decay) * y), 1),
+         "At the G that you give, the factor of nu, 1 - (1 - decay) G, is not of size 1: nu still shrinks, or grows "
+         "already."),
+        (lambda y, decay: y > 0.001, "At 0 nu does not move at all; there is a larger G at which it does not grow.")],
+    "2.10": [
+        (lambda y, x, n, eps: eps > 1e-3 or x.square().min() == 0 or near(
+            y[0].unflatten(-1, (n, -1)).square().mean(-1), 1),
+         "The mean square of each group should come out as 1, eps apart. Yours does not."),
+        (lambda y, x, n, eps: y[0].abs().max() <= y[1] + 0.01,
+         "Your bound is too small: an entry that you return is larger."),
+        (lambda y, x, n, eps: x.abs().max() < 999 or y[0].abs().max() > y[1] - 0.01,
+         "Your bound is too large: an entry that has all of its group should reach it.")],
+    "2.11": [
+        (lambda y, weight, bias, psi2, eps, w, c: near(y[1], c + w @ bias),
+         "c2: put z = 0 into both ways. They do not give the same."),
+        (lambda y, *_: False, "w2: put a z that has a single 1 into both ways and take c2 away. Which column answers?")],
+}
+
+
 EXERCISES = {"2.1": MOMENT, "2.2": FORWARD, "2.3": RUNNING, "2.4": STATISTIC, "2.5": REACH, "2.6": EXACT,
              "2.7": PUBLISHED, "2.8": NEXT_NU, "2.9": STABLE, "2.10": GROUPS, "2.11": FOLD}
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

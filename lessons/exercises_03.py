@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from answers import near
 from grader import AUTOGRAD, Exercise
 
 
@@ -541,5 +542,80 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
 ])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+PROPERTIES = {
+    "3.1": [
+        (lambda y, heads, gamma, w_o: not (gamma == 1).all() or near(y, join(heads) @ w_o.T),
+         "Even with all gammas 1, where nothing is scaled, yours is off: look at how the heads are joined, at w_o, and "
+         "at what you add."),
+        (lambda y, heads, gamma, w_o: False,
+         "With all gammas 1 yours is right. Which channels, and where, does each gamma meet?")],
+    "3.2": [
+        (lambda y, x, w_up, w_down, gamma, beta: False,
+         "Look at your hidden layer between norm and gamma: has each token mean 0 and mean square 1 there? Then gamma "
+         "multiplies, beta is added, and w_down comes last.")],
+    "3.3": [
+        (lambda y, L, d, H, bias: near(y / L, round(float(y) / L), 1e-9),
+         "Yours is no multiple of the number of layers: what stands only once in the model?"),
+        (lambda y, L, d, H, bias: bias or near(y, added(L, d, H, False)),
+         "Even without bias yours is off: for one layer, write down how many numbers each of the three has."),
+        (lambda y, L, d, H, bias: False, "Without bias yours is right. Which of the three get a shift, and how wide?")],
+    "3.5": [
+        (lambda y, xhat, gamma, w, g: y[0].shape == w.shape, "dw_down has to have w_down's shape."),
+        (lambda y, xhat, gamma, w, g: y[1].shape == gamma.shape, "dgamma has to have gamma's shape: which axis is summed?"),
+        (lambda y, xhat, gamma, w, g: near((y[0] * w).sum(), (g * ((gamma * xhat) @ w.T)).sum()),
+         "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum as g * output. It does "
+         "not."),
+        (lambda y, xhat, gamma, w, g: near((y[1] * gamma).sum(), (g * ((gamma * xhat) @ w.T)).sum()),
+         "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as g * output. It does "
+         "not."),
+        (lambda y, xhat, gamma, w, g: near((y[2] * xhat).sum(), (g * ((gamma * xhat) @ w.T)).sum()),
+         "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as g * output. It does not.")],
+    "3.6": [
+        (lambda y, h, b, s: s[-1].any() or near(y, b[-1]),
+         "With lambda 0 in the last layer only that layer's branch is left. In yours there is something else."),
+        (lambda y, h, b, s: not (s == 1).all() or near(y, h + b.sum(0)),
+         "With all lambdas 1 the stream is a plain sum of its start and all branches. Yours is not."),
+        (lambda y, h, b, s: len(s) > 1 or near(y, s[0] * h + b[0]), "Even with one layer yours is off."),
+        (lambda y, h, b, s: False, "With one layer yours is right. What does the second one read?")],
+    "3.7": [
+        (lambda y, n, slow: near(y[0] * (1 + slow), n, 1e-5),
+         "Your steps, each so much longer, do not take as long as the baseline's."),
+        (lambda y, n, slow: near(y[1], 1 - y[0] / n, 1e-5),
+         "Your second number does not fit your first: how many of the baseline's steps are missing, as a share?")],
+    "3.8": [
+        (lambda y, n, m, t, u: (n, m) != (100, 50) or near(y[0], 0.5), "Half the steps are a share of 0.5."),
+        (lambda y, n, m, t, u: (t, u) != (10, 5) or near(y[1], 0.5), "Half the time is a share of 0.5."),
+        (lambda y, n, m, t, u: (m / n, u / t) != (0.5, 0.5) or near(y[2], 0),
+         "The third: half the steps in half the time, so a step takes as long as before."),
+        (lambda y, n, m, t, u: (m / n, u / t) != (0.5, 1.0) or near(y[2], 1),
+         "The third: half the steps in the same time. How much longer does one take?")],
+    "3.9": [
+        (lambda y, test, step: test != "9.1" or near(y[0], step * 1e-4, 1e-6), "9.1: the rate goes from 0 to 0.1 in "
+                                                                              "1,000 steps. Yours is another."),
+        (lambda y, test, step: test == "9.1" or near(y[0], step * 5e-5, 1e-6),
+         "Fig. 5: each step adds what its caption says. Yours adds something else."),
+        (lambda y, test, step: near(y[1] * (5e-5 if test == "9.1" else 1e-4), step * SLOPES[test], 1e-6),
+         "At your second number, the other test has another rate than this one at `step`.")],
+    "3.10": [
+        (lambda y, s, L, d: near(y[0] * y[1], s, 1e-4),
+         "Your two numbers do not fit: the cosine is the embedding's deviation over the whole one's."),
+        (lambda y, s, L, d: y[0] ** 2 >= s ** 2 + L, "Attention's branch alone adds a variance of 1 in each layer. Yours "
+                                                    "has less in all."),
+        (lambda y, s, L, d: y[0] ** 2 > s ** 2 + L * (1 + 1e-4),
+         "The feed-forward branches add something too. In yours they add nothing."),
+        (lambda y, *_: False, "Attention's part is there, and too much or too little from the feed-forward branch: its "
+                              "width, the start of W_2, and how often it is added.")],
+    "3.11": [
+        (lambda y, h, attention, p: False,
+         "To find the place, compare in parts: with w_o and w_down of zeros the block gives resid_scale * h; with "
+         "w_down alone of zeros, resid_scale times the stream behind attention. Which is the first that yours misses?")],
+}
+
+
 EXERCISES = {"3.1": HEADS, "3.2": FFN, "3.3": ADDED, "3.4": UNDONE, "3.5": GRADIENTS, "3.6": STREAM, "3.7": TIME,
              "3.8": TABLE, "3.9": DEATH, "3.10": EMBEDDING, "3.11": BLOCK}
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from answers import near
 from grader import Exercise
 from model import GPT, GPTConfig
 
@@ -505,5 +506,92 @@ BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misc
 ])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+def unit_along(y, i, dim):
+    return near(y[i].norm(dim=dim), 1)
+
+
+ONE_TOKEN = ("Even with one token, where attention gives v itself, yours is off: look at w_o, the Norms, the two steps and "
+             "the MLP.")
+MORE_TOKENS = ("With one token yours is right: look at what only several tokens need, rope, the scores with their factors, "
+               "the mask and the softmax's axis.")
+
+PROPERTIES = {
+    "4.1": [
+        (lambda y, a, b: y.shape == (len(a), len(b)), "There is one cosine for each row of a with each row of b."),
+        (lambda y, a, b: y.abs().max() < 1.001, "A cosine lies between -1 and 1. Some of yours do not."),
+        (lambda y, a, b: len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm()),
+         "Even with one row each, yours is no cosine."),
+        (lambda y, a, b: False, "Make a row ten times as long: no cosine may change.")],
+    "4.2": [
+        (lambda y, d: d != 3 or near(y, 0.5, 1e-4),
+         "In 3 dimensions all cosines from -1 to 1 are as likely. What is the mean size of such a number? Yours is "
+         "another."),
+        (lambda y, d: d != 1024 or near(y * 32, (2 / math.pi) ** 0.5, 0.002),
+         "For large d a cosine is normal, of deviation 1/sqrt(d). The mean size of such a number is another than yours.")],
+    "4.3": [
+        (lambda y, a, b, alpha: near(y.norm(dim=-1), 1), "Your points do not lie on the sphere: their length is not 1."),
+        (lambda y, a, b, alpha: alpha != 0 or near(y, a), "With alpha 0 you do not stay at a."),
+        (lambda y, a, b, alpha: alpha != 1 or near(y, b), "With alpha 1 you do not arrive at b."),
+        (lambda y, a, b, alpha: near((y * a).sum(-1), (alpha * (a * b).sum(-1).clamp(-1, 1).acos()).cos(), 0.003),
+         "The angle from a to your point is not alpha times the angle from a to b."),
+        (lambda y, a, b, alpha: False, "The angle from a is right; is your point between a and b, in their plane?")],
+    "4.4": [
+        (lambda y, h, to, alpha: near(y.norm(dim=-1), 1), "Your points do not lie on the sphere: their length is not 1."),
+        (lambda y, h, to, alpha: not near(h, to) or near(y, h), "Where y = h there is nowhere to go. You leave h."),
+        (lambda y, h, to, alpha: ((y * to).sum(-1) >= (h * to).sum(-1) - 1e-3).all() or torch.is_tensor(alpha),
+         "A step towards y should not lead away from it. Yours does."),
+        (lambda y, h, to, alpha: torch.is_tensor(alpha) or near(
+            (y * h).sum(-1) ** -2 - 1, (alpha * alpha) * (1 - (h * to).sum(-1) ** 2), 0.01),
+         "You do not move as far as the tangent step is long, alpha times the sine of the angle between h and y."),
+        (lambda y, *_: False, "With a number for alpha yours goes as far as it should: what does a vector multiply?")],
+    "4.5": [
+        (lambda y, lr, init, scale: near(y[0] / init, lr / scale),
+         "The step: the used value is the stored number times a constant that makes it start at init. Yours moves by "
+         "another share."),
+        (lambda y, lr, init, scale: near(y[1], y[0] / init), "The share is the value's step over its start, init."),
+        (lambda y, lr, init, scale: near(y[1] * y[2], 1),
+         "So many steps of your share do not add up to the start once more, which is what doubling takes.")],
+    "4.6": [
+        (lambda y, d: near(y[0] ** 2 * d, 1),
+         "The first: a sum of d_k products has variance d_k. Your factor, squared, does not bring it to 1."),
+        (lambda y, d: near(y[1] ** 2 / d, 1),
+         "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor, squared, does not bring it to 1."),
+        (lambda y, d: near(y[2] ** 2, y[1]), "The third: s_qk multiplies q and k, so that it enters twice.")],
+    "4.7": [
+        (lambda y, *_: unit_along(y, 0, 1), "w_qkv reads h: look at which axis h's channels are on."),
+        (lambda y, *_: unit_along(y, 1, 0), "w_o writes into h: look at which axis h's channels are on."),
+        (lambda y, *_: unit_along(y, 2, 1), "w_up reads h: look at which axis h's channels are on."),
+        (lambda y, *_: unit_along(y, 3, 0), "w_down writes into h: look at which axis h's channels are on.")],
+    "4.8": [
+        (lambda y, w, g, lr: near(y[0].norm(dim=-1), 1), "The rows of your master do not have length 1."),
+        (lambda y, w, g, lr: len(g) or near(y[0], w), "Without a step the master stays as it is."),
+        (lambda y, w, g, lr: len(g) != 1 or ((y[0] - w) * g[0]).sum() < 0, "Your first step does not go against the "
+                                                                        "gradient."),
+        (lambda y, w, g, lr: near(y[0], y[1], 0.01), "Your copy is not your master, rounded."),
+        (lambda y, *_: False, "One step goes the right way. Is each of fifty made from where the one before ended?")],
+    "4.9": [
+        (lambda y, w, n: len(y) == 3, "Three numbers are asked for, medians over the heads."),
+        (lambda y, w, n: min(y) >= 0.999, "Largest over smallest is at least 1. Some of yours are smaller."),
+        (lambda y, w, n: n > 1 or near(torch.stack(y), head_conditions(w, 1)),
+         "Even with one head, where nothing is split and no median taken, yours is off: torch.linalg.cond tells what a "
+         "matrix has."),
+        (lambda y, *_: False, "With one head yours is right: look at how heads are cut and what is taken over them.")],
+    "4.10": [
+        (lambda y, model, t, context, last: last != context or near(y, late_loss(model, t, context, last)),
+         "Even where all positions of the context count, yours is off: look at which tokens go in, and which are their "
+         "targets."),
+        (lambda y, *_: False, "Where all positions count yours is right: which of them are the last ones?")],
+    "4.11": [
+        (lambda y, h, *_: near(y.norm(dim=-1), 1), "What leaves the block lies on the sphere: length 1. Yours does not."),
+        (lambda y, h, p, n, cos, sin: h.shape[1] > 1 or near(y, ngpt_block(h, p, n, cos, sin), 1e-4), ONE_TOKEN),
+        (lambda y, *_: False, MORE_TOKENS)],
+}
+
+
 EXERCISES = {"4.1": COSINE, "4.2": MEAN_ABS, "4.3": SLERP, "4.4": RIEMANN, "4.5": RATES, "4.6": SCALES,
              "4.7": MATRICES, "4.8": UPDATES, "4.9": CONDITION, "4.10": CONTEXT, "4.11": BLOCK}
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

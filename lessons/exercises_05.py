@@ -9,6 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from answers import near
 from grader import Exercise
 
 
@@ -249,6 +250,77 @@ def angpt_block(h, p, n_head, cos, sin, *, scale=0.0, causal=True, g_twice=False
     return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, p["alpha_m"])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+PROPERTIES = {
+    "5.1": [
+        (lambda y, W, X: y.shape == X.shape[:1], "There is one length for each row of X."),
+        (lambda y, W, X: (y <= len(W) ** 0.5 + 0.001).all(),
+         "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). Some of yours are."),
+        (lambda y, W, X: len(W) > 1 or near(y, (rows(W) * rows(X)).sum().abs()),
+         "With one row in each, the length is the size of one cosine. Yours is another number."),
+        (lambda y, *_: False, "With one row in each yours is right: over which axis is the length taken?")],
+    "5.2": [
+        (lambda y, d, heads, ratio: heads > 1 or near(y[0], 1) and near(y[1], 1),
+         "With one head, q, k, v and W_p go from d channels to d: nothing is to be undone in attention."),
+        (lambda y, d, heads, ratio: ratio > 1 or near(y[2], 1) and near(y[3], 1),
+         "With an MLP as wide as the stream, u, z and the way back have d channels: nothing is to be undone there."),
+        (lambda y, *_: near(y[0] * y[1], 1), "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H "
+                                             "such vectors. Together they change nothing; yours do."),
+        (lambda y, *_: near(y[2] * y[3], 1), "nu_uz and nu_d: one widens, the other narrows by as much. Together they "
+                                             "change nothing; yours do."),
+        (lambda y, *_: False, "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?")],
+    "5.3": [
+        (lambda y, a: not near(a.min(), 0) or not near(a.max(), 1) or near(y, 1),
+         "With no step, or one that goes the whole way, h is a unit vector already: nothing is to be undone."),
+        (lambda y, a: not near(a, 0.5) or near(y * 0.5 ** 0.5, 1),
+         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not bring it to 1."),
+        (lambda y, a: False, "Two squares add up, that of what is left of h and that of what comes in.")],
+    "5.4": [
+        (lambda y, a, nu, n: y.numel() == n + 1, "There is a length for the start, and one behind each step."),
+        (lambda y, a, nu, n: near(y.flatten()[0], 1), "The first length is that of the start, 1."),
+        (lambda y, a, nu, n: n == 0 or near(y[1] ** 2, nu ** 2 * ((1 - a) ** 2 + a ** 2)),
+         "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. Yours is another."),
+        (lambda y, *_: False, "n_1 is right. For n_2 the side along h is as long as what n_1 leaves of it.")],
+    "5.5": [
+        (lambda y, s: 1.4 < y * s < 2.01,
+         "SiLU(t) is about t / 2 for small t, and t or 0 for large ones: nu times sigma lies between sqrt(2) and 2. "
+         "Yours does not."),
+        (lambda y, s: False, "Nearly: is your grid wide enough, and fine enough, and weighted with the normal's density?")],
+    "5.6": [
+        (lambda y, A: y.shape == A.shape[:-1], "There is one length for each row of A."),
+        (lambda y, A: y.max() < 1.001, "A mean of unit vectors is not longer than 1. Yours is."),
+        (lambda y, A: not near(A.max(-1).values, 1) or near(y, 1),
+         "With all weight on one token its vector comes out as it is: length 1."),
+        (lambda y, A: not near(A[..., -1, :].std(correction=0), 0) or near(y[..., -1], A.shape[-1] ** -0.5),
+         "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another."),
+        (lambda y, A: False, "Weights that are not equal: the squares of which vectors add up?")],
+    "5.8": [
+        (lambda y, w_qkv, *_: near(y[0], w_qkv), "w_qkv: which norms follow q, k and v? See what 5.7 says of them."),
+        (lambda y, w_qkv, w_up, *_: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
+         "The first half of w_up is u's. Is there a factor on u that counts in 5.7?"),
+        (lambda y, *_: False, "The rows of z: all of what stands with z in SiLU's argument, and nothing else.")],
+    "5.9": [
+        (lambda y, W: (y.norm(dim=-1) <= 1.001).all(), "Some of your rows are longer than 1."),
+        (lambda y, W: W.norm(dim=-1).max() > 1 or near(y, W), "Rows shorter than 1 should stay as they are."),
+        (lambda y, W: False, "What is too long should come out with the length 1, and with the direction it had.")],
+    "5.10": [
+        (lambda y, p, digit, c, n: y[0].numel() == 1, "Two numbers are asked for: one interval for all models together."),
+        (lambda y, p, digit, c, n: len(p) > 1 or near((y[1] - y[0]) * n, digit),
+         "With one model the interval, over all layers, is as wide as one unit of the last digit. Yours is not."),
+        (lambda y, p, digit, c, n: len(p) > 1 or near((y[1] + y[0]) * n / 2, p - c),
+         "With one model the middle of the interval, over all layers, is what was printed less what was counted."),
+        (lambda y, *_: False, "With one model yours is right. Which e lie in the intervals of all of them?")],
+    "5.11": [
+        (lambda y, h, p, n, cos, sin: h.shape[1] > 1 or near(y, angpt_block(h, p, n, cos, sin), 1e-4),
+         "Even with one token, where attention gives v itself, yours is off: look at w_o, the two norms, the two steps "
+         "and the MLP."),
+        (lambda y, *_: False,
+         "With one token yours is right: look at what only several tokens need, rope, norms and g on q and k, the mask "
+         "and the softmax's axis.")],
+}
+
+
 EXERCISES = {
     "5.1": Exercise(projected_norms, inputs_projected_norms, [
         (lambda W, X: (rows(X) @ rows(W.T)).norm(dim=-1),
@@ -433,3 +505,6 @@ EXERCISES = {
         (partial(angpt_block, parallel=True), "The MLP reads the h from before attention's step. It comes after it."),
     ]),
 }
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

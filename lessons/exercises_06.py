@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from answers import near
 from grader import Exercise
 
 
@@ -529,5 +530,95 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
      "A faster architecture gets a factor below 1 in yours."),
 ])
 
+
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+def share_of(weak, strong, wanted):
+    """Whether this is the case in which the share is known: all (1) or nothing (0)."""
+    return strong == 1 if wanted == 1 else weak == strong
+
+
+PROPERTIES = {
+    "6.1": [
+        (lambda y, n, ratio: near(y[0] / n, ratio, 1e-6), "Your tokens over the parameters are not `ratio`."),
+        (lambda y, n, ratio: near(y[1] / y[0] / n, 6, 1e-6),
+         "Your FLOPs over tokens and parameters are not 6: see the formula in the text.")],
+    "6.2": [
+        (lambda y, target, x, loss: target != 1.7 or near(y, 2e6),
+         "At a loss that a run has, the answer is that run's tokens. Yours is not."),
+        (lambda y, target, x, loss: target != 1.6 or 2e6 < y < 4e6, "A loss between two runs lies between their tokens."),
+        (lambda y, target, x, loss: target != 1.3 or y > 8e6, "A loss below all needs more tokens than all."),
+        (lambda y, target, x, loss: target != 2.4 or y < 1e6, "A loss above all needs fewer tokens than all."),
+        (lambda y, *_: False, "Nearly: which axes are logarithmic, and between which two runs is your line?")],
+    "6.3": [
+        (lambda y, rows: (y[0].diff() > 0).all(), "Each budget should come once, and ascend. Yours do not."),
+        (lambda y, rows: y[0].shape == y[1].shape, "There should be as many losses as budgets."),
+        (lambda y, rows: near(y[0], gather(rows)[0]), "Your budgets are not those at which a run ended as planned."),
+        (lambda y, rows: False, "The budgets are right. Which rows belong to each, and what is taken of them?")],
+    "6.4": [
+        (lambda y, factor, percent: percent != 0 or near(y[0], factor),
+         "Where a step costs as much, the factor in time is the one in tokens."),
+        (lambda y, factor, percent: near(y[0] * (1 + percent / 100), factor),
+         "The factor: time is tokens times the time of each. In yours it is something else."),
+        (lambda y, factor, percent: near(y[1], 100 - 100 / y[0]),
+         "What is saved does not fit your factor: who is twice as fast needs half the time, and saves 50%.")],
+    "6.5": [
+        (lambda y, weak, strong: near(y[0] * strong, weak),
+         "The two steps, from the weak baseline to the strong one and on to the architecture, multiply to `weak`. Yours "
+         "do not."),
+        (lambda y, weak, strong: not share_of(weak, strong, 1) or near(y[1], 1),
+         "Where the architecture gains nothing on the strong baseline, all is the baseline's. Your share is not 1."),
+        (lambda y, weak, strong: not share_of(weak, strong, 0) or near(y[1], 0),
+         "Where both baselines are as good, nothing is the baseline's. Your share is not 0."),
+        (lambda y, *_: False, "The two ends, 0 and 1, are right. But your share and that of the other step do not add up "
+                              "to 1 where factors multiply.")],
+    "6.6": [
+        (lambda y, rates, losses: not losses.argmin() in (0, len(losses) - 1) or y[0].isnan(),
+         "The lowest loss at an edge: the search is not finished, so nan."),
+        (lambda y, rates, losses: y[0].isnan() or y[1] <= losses.min() + 1e-9,
+         "The lowest point of the parabola is not above the lowest run. Yours is."),
+        (lambda y, rates, losses: y[0].isnan() or rates[losses.argmin() - 1] < y[0] < rates[losses.argmin() + 1],
+         "The lowest point lies between the two neighbours. Your rate does not."),
+        (lambda y, rates, losses: y[0].isnan() or y[1] < losses.min() - 1e-9 or len(losses) < 3,
+         "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does not."),
+        (lambda y, *_: False, "Nearly: over which axis does the parabola stand, and through which points does it go?")],
+    "6.7": [
+        (lambda y, c, losses: y[1] > 0, "Losses fall with C, so a is positive in L = A C^-a."),
+        (lambda y, c, losses: c[0] != 1e6 or len(c) > 3 or near(y[1], 0.2),
+         "Even of a law without noise you do not find the exponent."),
+        (lambda y, c, losses: c[0] != 1e6 or len(c) > 3 or near(y[0], 20.0),
+         "Even of a law without noise you do not find A, its loss at C = 1."),
+        (lambda y, *_: False, "A law without noise you find. With noise, what is it whose squares are to be least?")],
+    "6.8": [
+        (lambda y, percent, a: percent != 0 or near(y, 1), "Where the losses are equal the factor is 1."),
+        (lambda y, percent, a: percent <= 0 or y > 1, "A lower loss is worth more tokens: a factor above 1."),
+        (lambda y, percent, a: near(abs(y) ** a * (1 - percent / 100), 1, 1e-6),
+         "With so many times the tokens, and the exponent a, the loss does not fall by `percent`.")],
+    "6.9": [
+        (lambda y, d0, a_d, n0, a_n, c: near(y[0], a_d + a_n, 1e-6), "The first: the sum of the two exponents."),
+        (lambda y, d0, a_d, n0, a_n, c: a_d != 0.5 or near(y[1], 1),
+         "The second: there is a pair of laws that fits; there it should be 1. Yours is not."),
+        (lambda y, d0, a_d, n0, a_n, c: a_d != 0.5 or near(y[2], d0 / n0),
+         "The third: where both exponents are alike D / N does not depend on C. Yours does, or is no ratio of the two."),
+        (lambda y, *_: False, "Where the laws fit yours is right: does C stand with the exponents that were given?")],
+    "6.10": [
+        (lambda y, a, b, va, vb, margin: near(y[0], (b - a) / (va + vb) ** 0.5),
+         "z: how many of its own standard errors is b - a? Yours is another number."),
+        (lambda y, *_: 0 <= y[1] <= 1.0001, "A p is a probability: between 0 and 1."),
+        (lambda y, *_: near(y[1], math.erfc(abs(float(y[0])) / 2 ** 0.5)), "Your p is not the two-sided one of your z."),
+        (lambda y, a, b, *_: near((y[2] + y[3]) / 2, b - a, 1e-6), "Your interval's middle is not b - a."),
+        (lambda y, a, b, va, vb, margin: near((y[3] - y[2]) / 2, 1.96 * (va + vb) ** 0.5, 1e-6),
+         "Your interval reaches another number of standard errors to each side than 1.96."),
+        (lambda y, *_: False, "The last: is all of your interval between the two margins?")],
+    "6.11": [
+        (lambda y, tokens, baseline, losses, draws: y.shape == (len(draws),), "There is one factor for each draw."),
+        (lambda y, *_: False,
+         "Take the first draw by hand: the seeds of both, two means (over seeds and windows), then tokens_for once.")],
+}
+
+
 EXERCISES = {"6.1": BUDGET, "6.2": REACH, "6.3": RUNS, "6.4": IN_TIME, "6.5": SHARE, "6.6": RATE, "6.7": LAW,
              "6.8": WORTH, "6.9": TABLE, "6.10": COMPARE, "6.11": BOOTSTRAP}
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

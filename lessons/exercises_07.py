@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from answers import near
 from grader import Exercise
 
 
@@ -484,5 +485,100 @@ OPTIMIZER = Exercise(reference=optimizer, inputs=optimizer_inputs, parts=OPTIMIZ
 ])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+PROPERTIES = {
+    "7.1": [
+        (lambda y, L, d, T, V: near(y[0], flops(L, d, T, V)[0], 1e-6),
+         "The matrices: list how many d x d squares a layer has, add the head, and count two FLOPs for an entry."),
+        (lambda y, L, d, T, V: near(y[1], flops(L, d, T, V)[1], 1e-6),
+         "Attention: for one token, how many keys does it see on average, and what does one key cost, and one value?"),
+        (lambda y, L, d, T, V: near(y[2] / d / 4 % 2, 1), "The norms: two a layer and one at the end are an odd number. "
+                                                         "Yours is none."),
+        (lambda y, *_: near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-4),
+         "The share does not fit your three counts: the norms', over all three together, in percent.")],
+    "7.2": [
+        (lambda y, n, d, size: near(y[0] / (n * d * size), 7, 1e-6),
+         "The four steps: over n d size, yours is the number of arrays that travel. List for each step what it reads and "
+         "writes."),
+        (lambda y, n, d, size: near(y[1] / (n * d * size), 2, 1e-6),
+         "The single pass: over n d size, yours is the number of arrays that travel. Which are they?"),
+        (lambda y, n, d, size: near(y[2] * y[1], 4 * n * d, 1e-6),
+         "The intensity: 4 FLOPs an entry, over the bytes of the single pass. Yours does not fit your second number.")],
+    "7.3": [
+        (lambda y, f, moved, peak, width: y[1] < 100.1, "Nothing works faster than its peak: at most 100%."),
+        (lambda y, f, moved, peak, width: y[0] >= 0.999e6 * moved / width, "In your time the data cannot have arrived."),
+        (lambda y, f, moved, peak, width: y[0] >= 0.999e6 * f / peak, "In your time the work cannot have been done."),
+        (lambda y, f, moved, peak, width: near(y[0], 1e6 * max(f / peak, moved / width)),
+         "Your time is longer than the longer of the two limits."),
+        (lambda y, f, moved, peak, width: False, "The percentage does not fit your time: FLOPs, over that time, over peak.")],
+    "7.4": [
+        (lambda y, *_: y < 100, "No machine does more than its peak: below 100%. Yours is above."),
+        (lambda y, n, rate, gpus, peak: gpus > 1 or near(y, 600 * n * rate / peak),
+         "Even with one GPU yours is off: what does a token cost, forward and backward, for each parameter?"),
+        (lambda y, *_: False, "With one GPU yours is right. What do several have together?")],
+    "7.5": [
+        (lambda y, b, a: a != b or near(y[0], 0) and near(y[1], 0), "No difference is 0% of both."),
+        (lambda y, b, a: b != 100 or near(y[0], 50), "At half the speed there are 50% fewer tokens."),
+        (lambda y, b, a: b != 100 or near(y[1], 100), "At half the speed it takes 100% more time."),
+        (lambda y, b, a: False, "At half the speed yours is right. Relative to which of the two rates is each?")],
+    "7.6": [
+        (lambda y, plus, angpt, ngpt, L: near(y[0], 1e3 * (angpt - plus)),
+         "The scalings: which two of the three models differ by them alone?"),
+        (lambda y, plus, angpt, ngpt, L: L > 1 or near(y[1], 500 * (ngpt - angpt)),
+         "Even with one layer the time of a norm is off: which two models differ by norms alone, and by how many a "
+         "layer?"),
+        (lambda y, *_: False, "With one layer yours is right. How many more norms have L layers?")],
+    "7.7": [
+        (lambda y, step, without, over, L: near(y[0] * 2 * L, step - without),
+         "A norm: so many of them as were taken out, in all layers, should make up what was saved. Yours do not."),
+        (lambda y, step, without, over, L: near(y[1] * (1 + over), step), "GPT's step: yours and the overhead on it do not "
+                                                                      "make nGPT's."),
+        (lambda y, step, without, over, L: near(y[2], 600 * L * y[0] / (step - y[1])),
+         "The share does not fit your other two numbers: six norms in each layer, over the extra time, in percent.")],
+    "7.8": [
+        (lambda y, n, multiple: y[0] >= n, "Yours is smaller than n: some tokens would have no row."),
+        (lambda y, n, multiple: y[0] % multiple == 0, "Yours is no multiple of `multiple`."),
+        (lambda y, n, multiple: y[0] - n < multiple, "There is a smaller multiple that is enough."),
+        (lambda y, *_: y[1] * y[2] == y[0], "Power of two times rest should be the padded size. In yours it is not."),
+        (lambda y, *_: y[2] % 2 == 1, "Your rest can still be halved: the power of two is not the largest.")],
+    "7.9": [
+        (lambda y, a, b: a.std() > 0 or near(torch.stack(y), 1),
+         "Where all times are equal, b takes 1 time as long."),
+        (lambda y, a, b: y[1] <= y[0] <= y[2], "The median lies between the 10% and the 90% quantile. Yours does not, or "
+                                               "the three come in another order."),
+        (lambda y, a, b: False, "First one ratio for each round, b over a; then three quantiles of these ratios.")],
+    "7.10": [
+        (lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
+         "w_down: what is behind the nonlinearity, and has not been moved into w_up?"),
+        (lambda y, w_up, w_down, gain, f_u, f_z, c: not near(f_u, 1) or not near(f_z, 1) or near(y[0], w_up * gain),
+         "w_up: even with the gain alone yours is off. Which axis of w_up meets x?"),
+        (lambda y, *_: False, "w_up: with the gain alone yours is right. Which rows make u, and which make z?")],
+    "7.11": [
+        (lambda y, q, k, v, p, out, g: near((v * y[2]).sum(), (g * out).sum(), 0.01),
+         "dv: y is linear in v, so v dv should have the same sum as g y. Yours has not."),
+        (lambda y, q, k, v, p, out, g: near((q * y[0]).sum(), (k * y[1]).sum(), 0.01),
+         "dq and dk: q and k enter by their products alone, so q dq and k dk have the same sum. Yours have not."),
+        (lambda y, q, k, v, p, out, g: q.shape[2] > 1 or near(y[0], 0) and near(y[1], 0),
+         "dq and dk: with one token the softmax gives 1 whatever the score is, so both are 0. Yours are not."),
+        (lambda y, q, k, v, p, out, g: near(y[0][:, :, 0], 0),
+         "dq: the first query sees one key, so its score changes nothing and its gradient is 0. Yours is not."),
+        (lambda y, *_: False, "Check dS first: each of its rows sums to 0, as a softmax does not notice what all scores "
+                              "of a query have in common.")],
+    "7.12": [
+        (lambda y, n, tokens, peak, width: near(y[0], 6e3 * n * tokens / peak, 1e-6),
+         "Forward and backward: 6 N FLOPs a token, for all tokens of a step, at `peak`, in milliseconds."),
+        (lambda y, n, tokens, peak, width: near(y[1] * width / (4e3 * n), 7, 1e-6),
+         "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?"),
+        (lambda y, n, tokens, peak, width: near(y[2] * width / (4e3 * n), 3, 1e-6),
+         "project_: how many arrays of N float32 numbers does it read, and how many does it write?"),
+        (lambda y, *_: near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-6),
+         "The share does not fit your three times: project_'s over all three together, in percent.")],
+}
+
+
 EXERCISES = {"7.1": FLOPS, "7.2": TRAFFIC, "7.3": ROOF, "7.4": MFU, "7.5": SLOWER, "7.6": TABLE, "7.7": UNFUSED,
              "7.8": VOCABULARY, "7.9": PAIRS, "7.10": FOLD, "7.11": ATTENTION, "7.12": OPTIMIZER}
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

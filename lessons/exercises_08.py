@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from answers import near
 from grader import AUTOGRAD, Exercise
 
 
@@ -552,5 +553,61 @@ COMPARE = Exercise(reference=compared, inputs=seed_inputs, parts=("mean", "error
 ])
 
 
+# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+
+PROPERTIES = {
+    "8.1": [
+        (lambda y, x, alpha, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
+         "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are."),
+        (lambda y, x, alpha, gamma: x.any() or near(y, 0), "At x = 0 the output is 0. Yours is not."),
+        (lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
+         "The output has the sign of x, turned by a negative alpha or gamma. Yours has not."),
+        (lambda y, x, alpha, gamma: x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01),
+         "Far out the curve is flat, at the channel's gamma. Yours is not."),
+        (lambda y, *_: False, "Far out and at 0 yours is right. How steep is the curve at 0?")],
+    "8.2": [
+        (lambda y, x, alpha, gamma: near(y - y.diag().diag(), 0),
+         "Output i looks at x_i alone, so all off the diagonal is 0. In yours it is not."),
+        (lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha),
+         "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has another slope there."),
+        (lambda y, *_: False, "At x = 0 yours is right. How does tanh's slope fall away from there?")],
+    "8.3": [
+        (lambda y, x: y.numel() == 1, "One number is asked for, the mean over all tokens."),
+        (lambda y, x: x[..., 0].numel() > 1 or near(y ** -2, x.var(correction=0) + 1e-5),
+         "Even with one token, where nothing is averaged, yours is not its slope: look at its variance, eps and root."),
+        (lambda y, x: False, "With one token yours is right. Over which axis is a token's variance, and what is averaged "
+                             "last?")],
+    "8.4": [
+        (lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
+         "Even in layer 1, where nothing is scaled, yours is off: that is a plain Pre-LN step."),
+        (lambda y, h, norm, branch, layer: False,
+         "In layer 1 yours is right. By which power of the layer's number is what divided in the others?")],
+    "8.5": [
+        (lambda y, L: L > 1 or near(y, 1), "After one contribution, of length 1, the stream has length 1."),
+        (lambda y, L: L != 2 or near(y * y, 1.5),
+         "With two, the squares of their lengths, 1 and 1/sqrt(2), add up. The square of yours is something else."),
+        (lambda y, L: False, "With two contributions yours is right. And the third?")],
+    "8.6": [
+        (lambda y, h, branches, norms: len(branches) > 1 or near(y, norms[0](h + branches[0](h))),
+         "Even with one branch yours is off: a branch, a sum, a norm, and nothing else."),
+        (lambda y, *_: False, "With one branch yours is right. Which norm does the second one have, and what is it given?")],
+    "8.9": [
+        (lambda y, w, alpha, gamma, beta: near(y[1], w @ beta),
+         "The bias: put in an x of zeros, where tanh gives 0. The two ways do not give the same."),
+        (lambda y, w, alpha, gamma, beta: False,
+         "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which column answers?")],
+    "8.10": [
+        (lambda y, mine, other: near(y[0], (mine - other).mean()), "The mean of the differences, mine - other, is another."),
+        (lambda y, mine, other: len(mine) > 1 or y[1] == math.inf, "With one seed the error is unknown: infinity."),
+        (lambda y, mine, other: len(mine) != 2 or near(y[1], (mine - other).diff().abs().sum() / 2, 1e-5),
+         "With two seeds the error is half of what the two differences are apart. Yours is not."),
+        (lambda y, *_: False, "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
+                              "the root of n?")],
+}
+
+
 EXERCISES = {"8.1": DYT, "8.2": JACOBIAN, "8.3": MATCHING, "8.4": SCALING, "8.5": GROWTH, "8.6": POST, "8.7": CAUSAL,
              "8.8": CACHE, "8.9": FOLDING, "8.10": COMPARE}
+
+for number, known in PROPERTIES.items():
+    EXERCISES[number].properties = known

@@ -54,6 +54,7 @@ class Exercise:
     misconceptions: (wrong function, helpful sentence); no two give the same answers, nor one those of the reference.
     An output is right within tolerance * (1 + its size). A tuple or list of numbers only is taken as one tensor.
     parts: names for the values of a tuple, such as ("dx", "dweight").
+    properties: (check, sentence) of what every right answer has: check(answer, *arguments), said where it does not hold.
     about: of questions answered by True or False, a sentence each, by input (or by place, where the answer is a list).
     without: names that may not stand in the function or in those of the notebook that it calls, such as ("layer_norm",).
     """
@@ -63,6 +64,7 @@ class Exercise:
     misconceptions: list
     tolerance: float = 1e-5
     parts: tuple = ()
+    properties: list = field(default_factory=list)
     about: dict = field(default_factory=dict)
     without: tuple = ()
 

@@ -4,12 +4,13 @@ none of them fits, what can be said of any exercise (general). No sentence contr
 """
 import dis
 import inspect
+import warnings
 from functools import partial
 from itertools import combinations
 
 import torch
 
-from answers import aligned, answers, arguments, close, gap, same
+from answers import aligned, answers, arguments, close, copy, gap, same
 from explain import part_names
 
 
@@ -98,28 +99,54 @@ def is_evidence(part, wrong, expected, exercise):
 
 def general(function, given, expected, exercise):
     """Sentences for an answer that is none of the known mistakes."""
-    pairs = {}
+    pairs, broken = {}, broken_property(given, expected, exercise)
     for label in expected:
         if isinstance(given[label], Exception):
             if not pairs:
-                return of_an_error(given[label]) or never_used(function, exercise)
+                return of_an_error(function, given[label]) or never_used(function, exercise)
             continue
         ours, theirs = aligned(given[label], expected[label], exercise.parts)
         if [x.shape for x in ours] != [x.shape for x in theirs]:
-            return never_used(function, exercise)
+            return never_used(function, exercise) or broken
         pairs[label] = [(a.double(), b.double()) for a, b in zip(ours, theirs)]
     count = min(len(parts) for parts in pairs.values())
     found = exchanged(pairs, count, exercise) or only_not_finite(pairs, exercise)
     if found:
         return found
-    found = never_used(function, exercise)
-    names = part_names(exercise, count) if count > 1 else [""]
-    for i in range(count):
+    return never_used(function, exercise) + relations(pairs, count, function, exercise) or broken or nearly(pairs)
+
+
+def relations(pairs, count, function, exercise):
+    """For each value that is wrong, a sentence on what it is to the right one."""
+    found = []
+    for i, name in enumerate(part_names(exercise, count)[:count]):
         of_part = {label: parts[i] for label, parts in pairs.items()}
         if not all(close(a, b, exercise.tolerance) for a, b in of_part.values()):
-            words = relation(of_part) or named_factor(of_part, function, exercise) or nearly(of_part)
-            found += [f"{names[i]}: {words}" if names[i] else words] if words else []
-    return found[:3]
+            words = relation(of_part) or named_factor(of_part, function, exercise)
+            if words:
+                found.append(f"{name}: {words}" if count > 1 else words)
+    return found[:2]
+
+
+def broken_property(given, expected, exercise):
+    """The sentence of the first of the exercise's properties that the answers do not have."""
+    for holds, sentence in exercise.properties:
+        for label, numbers in arguments(exercise).items():
+            if not isinstance(given[label], Exception):
+                parts = aligned(given[label], expected[label], exercise.parts)[0]
+                if not has(holds, [part.double() for part in parts], numbers):
+                    return [sentence]
+    return []
+
+
+def has(holds, parts, numbers):
+    answer = parts[0] if len(parts) == 1 else parts
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return bool(holds(answer, *copy(numbers)))
+    except Exception:                                       # another shape, or fewer values
+        return True
 
 
 def of_overwriting(function, places, exercise):
@@ -131,11 +158,15 @@ def of_overwriting(function, places, exercise):
             "they are given; x = x * 2 makes a new one.")
 
 
-def of_an_error(error):
-    words = str(error)
-    if "must match the size of tensor" in words or "broadcast" in words:
+def of_an_error(function, error):
+    words, code = str(error), getattr(inspect.unwrap(function), "__code__", None)
+    names = used_names(code) if code else set()
+    unfit = "must match the size of tensor" in words or "broadcast" in words
+    if unfit and names & {"mean", "sum", "norm", "var", "std", "amax", "max", "median"} and "keepdim" not in names:
         return ["Two shapes do not fit. A mean, a sum or a norm takes its axis away unless it is told keepdim=True; "
                 "x[:, None] puts an axis in."]
+    if unfit:
+        return ["Two shapes do not fit: write down the shape of each part of that line."]
     if "shapes cannot be multiplied" in words or "to match, but got" in words or "mismatch in its core" in words:
         return ["A product of matrices (n, k) and (k, m) needs the same k in both: is one of them transposed?"]
     if isinstance(error, ZeroDivisionError):
@@ -171,8 +202,13 @@ def only_not_finite(pairs, exercise):
 
 
 def used_names(code):
-    """The names that a function's code reads, those of its arguments that functions in it read among them."""
+    """The names that a function's code reads, those of keywords and of functions in it among them."""
     found = set(code.co_cellvars)
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            found |= used_names(constant)
+        if isinstance(constant, tuple):
+            found.update(x for x in constant if isinstance(x, str))         # keywords of calls
     for step in dis.get_instructions(code):
         if step.opname.startswith("LOAD_"):
             found.update(step.argval if isinstance(step.argval, tuple) else [str(step.argval)])
@@ -294,7 +330,7 @@ def argument_names(function, count):
 
 
 def nearly(pairs):
-    off = max(gap(a, b).max().item() for a, b in pairs.values() if a.numel())
+    off = max(gap(a, b).max().item() for parts in pairs.values() for a, b in parts if a.numel())
     if off < 0.01:
-        return "Nearly: an approximation, a rounded number or an eps at another place makes such a difference."
-    return ""
+        return ["Nearly: an approximation, a rounded number or an eps at another place makes such a difference."]
+    return []
