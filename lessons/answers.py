@@ -1,8 +1,9 @@
 """
-What a function gives: it is called with copies of an exercise's inputs, and what it returns is brought into one form.
+What a function gives: it is called with copies of an exercise's inputs, and what it returns is
+brought into one form.
 
-Answers are compared as lists of tensors. A number, an array, a list of numbers, a generator and a stacked tensor in
-place of a list are taken for what they stand for.
+Answers are compared as lists of tensors. A number, an array, a list of numbers, a generator and a
+stacked tensor in place of a list are taken for what they stand for.
 """
 import inspect
 import linecache
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 
-# ---- Calling a function ----------------------------------------------------------------------------------------------
+# ---- Calling a function --------------------------------------------------------------------------
 
 def copy(x):
     if isinstance(x, torch.Tensor):
@@ -31,7 +32,8 @@ def unchanged(now, before):
     if isinstance(before, torch.Tensor):
         return close(now.detach(), before.detach(), 1e-6)
     if isinstance(before, dict):
-        return now.keys() == before.keys() and all(unchanged(now[key], before[key]) for key in before)
+        same_keys = now.keys() == before.keys()
+        return same_keys and all(unchanged(now[key], before[key]) for key in before)
     if isinstance(before, (tuple, list)):
         return len(now) == len(before) and all(unchanged(x, y) for x, y in zip(now, before))
     return True
@@ -43,19 +45,19 @@ def arguments(exercise):
 
 
 def answers(function, exercise):
-    """label -> what `function` gives: a list of tensors (one for a row of numbers), or the exception it raised.
-    And a set: the places of the arguments that it has overwritten."""
+    """label -> what `function` gives: a list of tensors (one for a row of numbers), or the exception
+    it raised. And a set: the places of the arguments that it has overwritten."""
     found, overwritten = {}, set()
     for label, given in arguments(exercise).items():
-        torch.default_generator.manual_seed(1337)           # torch.manual_seed takes a millisecond more
+        torch.default_generator.manual_seed(1337)       # torch.manual_seed takes a millisecond more
         copies = copy(given)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")             # of a variance of one element, say: the answer tells
+                warnings.simplefilter("ignore")         # of a variance of one element, say
                 found[label] = values(function(*copies))
         except Exception as error:
-            is_stub = isinstance(error, NotImplementedError) and not error.args     # torch's own come with words
-            if is_stub:
+            is_stub = isinstance(error, NotImplementedError) and not error.args
+            if is_stub:                                 # torch's own come with words
                 raise
             error.line = line_of(function, error)
             found[label] = error
@@ -73,7 +75,7 @@ def line_of(function, error):
     return words
 
 
-# ---- One form for what it returns ------------------------------------------------------------------------------------
+# ---- One form for what it returns ----------------------------------------------------------------
 
 def tensor(x):
     """x, a number, a tensor, an array, or a list of such that have one shape, as a tensor."""
@@ -94,7 +96,7 @@ def values(given):
     if isinstance(given, Iterator):
         given = list(given)
     if not isinstance(given, (tuple, list)):
-        return (tensor(given),)                             # no list: so one row in a list is told from a row
+        return (tensor(given),)                         # no list: a row in a list is told from a row
     found = [tensor(x) for x in given]
     if found and all(x.dim() == 0 for x in found):
         return [torch.stack(found)]
@@ -102,7 +104,8 @@ def values(given):
 
 
 def aligned(given, expected, names):
-    """Both as lists of as many tensors: a stacked tensor is taken for a list, a list of rows for a tensor."""
+    """Both as lists of as many tensors: a stacked tensor is taken for a list, a list of rows for a
+    tensor."""
     if len(given) == 1 < len(expected) and given[0].dim() and len(given[0]) == len(expected):
         given = list(given[0])
     elif len(expected) == 1 and isinstance(given, list) and len({x.shape for x in given}) == 1:
@@ -114,7 +117,7 @@ def aligned(given, expected, names):
     return given, expected
 
 
-# ---- Whether two are the same ----------------------------------------------------------------------------------------
+# ---- Whether two are the same --------------------------------------------------------------------
 
 def gap(a, b):
     """|a - b| / (1 + |b|), 0 where both are NaN or the same infinity"""
@@ -143,3 +146,13 @@ def halves(a, b):
 
 def same(a, b, tolerance):
     return close(a, b, tolerance) and not halves(a, b)
+
+
+def largest_gap(given, expected):
+    largest = 0.0
+    for label in given:
+        for a, b in zip(*aligned(given[label], expected[label], ())):
+            if a.numel():
+                off = (a.double() - b.double()).abs().nan_to_num()
+                largest = max(largest, off.max().item())
+    return largest

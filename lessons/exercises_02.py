@@ -573,6 +573,9 @@ PROPERTIES = {
          "There is a step of the warm-up in which yours does not look at the batch."),
         (lambda y, x, psi2, training, step, warmup: not training or step < warmup or near(y, psi2),
          "There is a step behind the warm-up in which yours looks at the batch.")],
+    "2.5": [
+        (lambda y, norm, x: y.shape == (x.shape[1],) * 2,
+         "There is one entry for each pair of positions: outputs down, changed tokens across.")],
     "2.6": [
         (lambda y, x, g, eps: eps > 1e-3 or near((x * y).mean(ALL), 0),
          "To make a channel twice as large everywhere changes nothing, eps apart: x dx should sum to 0 over a channel's "

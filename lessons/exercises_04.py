@@ -269,6 +269,8 @@ MATRICES = Exercise(
          "w_o is square, so its shape does not tell; it writes into h, as w_down does."),
         (scaled(lambda i, w: w.norm(dim=(1, 0, 1, 1)[i], keepdim=True)),
          "w_down writes into h, as w_o does: the axis of length d is its first one."),
+        (lambda *weights: tuple(w / w.norm() for w in weights),
+         "You divide each matrix by one number. It is vectors along one axis, each by itself, that get length 1."),
     ], parts=("w_qkv", "w_o", "w_up", "w_down"))
 
 

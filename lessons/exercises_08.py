@@ -581,7 +581,8 @@ PROPERTIES = {
         (lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
          "Even in layer 1, where nothing is scaled, yours is off: that is a plain Pre-LN step."),
         (lambda y, h, norm, branch, layer: False,
-         "In layer 1 yours is right. By which power of the layer's number is what divided in the others?")],
+         "In layer 1 yours is right. In the others: which one thing is divided, and by which power of the layer's "
+         "number?")],
     "8.5": [
         (lambda y, L: L > 1 or near(y, 1), "After one contribution, of length 1, the stream has length 1."),
         (lambda y, L: L != 2 or near(y * y, 1.5),

@@ -1,5 +1,6 @@
 """
-Where an answer differs from what is right, and by how much, in words. mistakes.py has the sentences that say why.
+Where an answer differs from what is right, and by how much, in words. mistakes.py has the sentences
+that say why.
 """
 import torch
 
@@ -49,7 +50,8 @@ def part_names(exercise, count):
 
 
 def difference(label, given, expected, exercise):
-    """None where the answers to an input agree, else what is different, in words. given, expected: label -> answers."""
+    """None where the answers to an input agree, else what is different, in words. given, expected:
+    label -> answers."""
     ours = given[label]
     if isinstance(ours, Exception):
         return f"{type(ours).__name__}: {ours}{ours.line}"
@@ -68,7 +70,8 @@ def difference(label, given, expected, exercise):
         if len(wrong) > 2:
             words.append("wrong too: " + ", ".join(names[i] for i in wrong[2:]))
         if len(wrong) < len(theirs):
-            words.append("right: " + ", ".join(names[i] for i in range(len(theirs)) if i not in wrong))
+            right = [name for i, name in enumerate(names) if i not in wrong]
+            words.append("right: " + ", ".join(right))
     return "\n     ".join(words) + along_another_axis(label, ours, theirs, exercise)
 
 
@@ -106,7 +109,8 @@ def along_another_axis(label, ours, theirs, exercise):
         return x.mT if can_be_turned else x
 
     def agree(first, second):
-        return len(first) == len(second) and all(close(x, y, exercise.tolerance) for x, y in zip(first, second))
+        pairs = zip(first, second)
+        return len(first) == len(second) and all(close(x, y, exercise.tolerance) for x, y in pairs)
 
     try:
         straight = values(exercise.reference(*map(turn, copy(arguments(exercise)[label]))))
@@ -119,7 +123,8 @@ def along_another_axis(label, ours, theirs, exercise):
 
 
 def yes_or_no(given, expected, exercise):
-    """Of questions answered by True or False: how many are wrong, of how many, (label, place) of the first."""
+    """Of questions answered by True or False: how many are wrong, of how many, (label, place) of the
+    first."""
     if any(part.dtype != torch.bool for parts in expected.values() for part in parts):
         return None
     wrong = []

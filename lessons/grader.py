@@ -4,16 +4,18 @@ Checks what a reader wrote for an exercise of the lessons, and tells a common mi
     from grader import grade, inputs
     layer_norm = grade("1.2", layer_norm)
 
-prints whether the function gives what it should on inputs that it has not seen, edge cases among them, and returns it;
-unsolved or wrong, it returns a function that is right, so that the notebook goes on. What is right is never shown.
-inputs("1.2") gives the arguments of the input that went wrong, and prints what the function gave on it.
+prints whether the function gives what it should on inputs that it has not seen, edge cases among
+them, and returns it; unsolved or wrong, it returns a function that is right, so that the notebook
+goes on. What is right is never shown. inputs("1.2") gives the arguments of the input that went
+wrong, and prints what the function gave on it.
 
     python lessons/grader.py submissions/*.ipynb
 
 grades a class: a row a notebook (grade_class.py). THIS RUNS THE STUDENTS' CODE.
 
-The exercises of lesson 1 are the dict EXERCISES of exercises_01.py, number -> Exercise. A new one needs a reference,
-inputs, and the wrong answers that one expects, each with the sentence that would help:
+The exercises of lesson 1 are the dict EXERCISES of exercises_01.py, number -> Exercise. A new one
+needs a reference, inputs, and the wrong answers that one expects, each with the sentence that would
+help:
 
     def unit_rows(x, *, dim=-1, least=1e-12):
         return x / x.square().sum(dim, keepdim=True).sqrt().clamp(min=least)
@@ -37,11 +39,11 @@ from typing import Callable
 
 import torch
 
-from answers import aligned, answers, arguments, copy
+from answers import answers, arguments, copy, largest_gap
 from explain import difference, yes_or_no
 from mistakes import general, known_mistakes, of_overwriting
 
-AUTOGRAD = ("autograd", "backward", "grad", "jacobian", "jacrev", "jacfwd", "vjp", "jvp", "hessian")  # for `without`
+AUTOGRAD = ("autograd", "backward", "grad", "jacobian", "jacrev", "jacfwd", "vjp", "jvp", "hessian")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))                                              # exercises import model.py
 
@@ -50,13 +52,16 @@ sys.path.append(str(ROOT))                                              # exerci
 class Exercise:
     """reference(*arguments) is the right answer: a number, a tensor, or a tuple or list of them.
 
-    inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown to the reader.
-    misconceptions: (wrong function, helpful sentence); no two give the same answers, nor one those of the reference.
-    An output is right within tolerance * (1 + its size). A tuple or list of numbers only is taken as one tensor.
+    inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown.
+    misconceptions: (wrong function, helpful sentence); no two give the same answers, nor one those of
+    the reference.
+    An output is right within tolerance * (1 + its size). A tuple or list of numbers only is one tensor.
     parts: names for the values of a tuple, such as ("dx", "dweight").
-    properties: (check, sentence) of what every right answer has: check(answer, *arguments), said where it does not hold.
-    about: of questions answered by True or False, a sentence each, by input (or by place, where the answer is a list).
-    without: names that may not stand in the function or in those of the notebook that it calls, such as ("layer_norm",).
+    properties: (check, sentence) of what every right answer has. Where no misconception fits, the first
+    sentence is said whose check(answer, *arguments) does not hold; a last check may never hold.
+    about: of questions answered by True or False, a sentence each, by input (or by place, where the
+    answer is a list).
+    without: names that may not stand in the function, nor in those of the notebook that it calls.
     """
 
     reference: Callable
@@ -83,10 +88,10 @@ def find(number):
     return exercises[number]
 
 
-# ---- One exercise ----------------------------------------------------------------------------------------------------
+# ---- One exercise --------------------------------------------------------------------------------
 
-results = {}                                                # number -> ("solved" | "unsolved" | "wrong", sentences)
-went_wrong = {}                                             # number -> label of the first input that did, the function
+results = {}                            # number -> ("solved" | "unsolved" | "wrong", sentences)
+went_wrong = {}                         # number -> label of the first input that did, the function
 
 
 def code_of(function):
@@ -94,8 +99,8 @@ def code_of(function):
 
 
 def words_in(code, own, seen):
-    """The names in a function's code, in that of functions in it, and in that of others of its notebook that it
-    calls: `own` are the notebook's names."""
+    """The names in a function's code, in that of functions in it, and in that of others of its notebook
+    that it calls: `own` are the notebook's names."""
     if code is None or code in seen:
         return set()
     seen.add(code)
@@ -103,7 +108,10 @@ def words_in(code, own, seen):
     for name in code.co_names:
         thing = own.get(name)
         is_own_function = getattr(thing, "__globals__", None) is own
-        words |= words_in(code_of(thing), own, seen) if is_own_function else {name, getattr(thing, "__name__", name)}
+        if is_own_function:
+            words |= words_in(code_of(thing), own, seen)
+        else:
+            words |= {name, getattr(thing, "__name__", name)}
     for inner in code.co_consts:
         if hasattr(inner, "co_names"):
             words |= words_in(inner, own, seen)
@@ -117,8 +125,8 @@ def shortcuts(function, exercise):
 
 
 def inputs(number):
-    """A tuple: the arguments with which the last grade(number, ...) went wrong, and prints what your function gave
-    then; before that, the first arguments."""
+    """A tuple: the arguments with which the last grade(number, ...) went wrong, and prints what your
+    function gives on them; before that, the first arguments."""
     given = arguments(find(number))
     label, function = went_wrong.get(number, (next(iter(given)), None))
     if function:
@@ -126,23 +134,26 @@ def inputs(number):
             found = f"gave\n{function(*copy(given[label]))}"
         except Exception as error:
             found = f"raised {type(error).__name__}: {error}"
-        print(f"{number}  with {label}, your function {found}\n     Its name stands for the grader's own since then: "
-              "to call yours, run its cell again")
+        print(f"{number}  with {label}, your function {found}")
+        print("     Its name stands for the grader's own now: to call yours, run its cell again")
     return tuple(given[label])
 
 
 def grade(number, function):
-    """Prints how `function` does on exercise `number`; returns it if it is right, else a function that is."""
+    """Prints how `function` does on exercise `number`; returns it if it is right, else one that is."""
     if not isinstance(number, str) or not callable(function):
-        raise TypeError(f'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and then the '
-                        f"function itself, got {number!r:.30} and {function!r:.30}")
+        raise TypeError(
+            'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and then the '
+            f"function itself, got {number!r:.30} and {function!r:.30}")
     exercise = find(number)
     results[number] = "unsolved", []
     if function is exercise.reference:
-        print(f"{number}  this name stands for the grader's own function now: run the cell with your function first")
+        print(f"{number}  this name stands for the grader's own function now: "
+              "run the cell with your function first")
         return function
     if used := ", ".join(shortcuts(function, exercise)):
-        print(f"{number}  not yet: this one is to be solved without {used}\n     going on with the reference")
+        print(f"{number}  not yet: this one is to be solved without {used}")
+        print("     going on with the reference")
         results[number] = "wrong", [f"solved with {used}"]
         return exercise.reference
     went_wrong.pop(number, None)
@@ -152,9 +163,11 @@ def grade(number, function):
         print(f"{number}  not solved yet, going on with the reference")
         return exercise.reference
     expected, _ = answers(exercise.reference, exercise)
-    wrong = {label: what for label in expected if (what := difference(label, given, expected, exercise))}
+    words = {label: difference(label, given, expected, exercise) for label in expected}
+    wrong = {label: what for label, what in words.items() if what}
     if not wrong and not overwritten:
-        print(f"{number}  pass: {len(given)} inputs, largest difference {largest_gap(given, expected):.1g}")
+        largest = largest_gap(given, expected)
+        print(f"{number}  pass: {len(given)} inputs, largest difference {largest:.1g}")
         results[number] = "solved", []
         return function
     sentences = known_mistakes(given, overwritten, expected, exercise) if wrong else []
@@ -166,17 +179,10 @@ def grade(number, function):
     else:
         print(f"{number}  not yet: the values are right, but the function changes what it is given")
     results[number] = "wrong", sentences
-    print(*(f"     {sentence}" for sentence in sentences), "     going on with the reference", sep="\n")
+    for sentence in sentences:
+        print(f"     {sentence}")
+    print("     going on with the reference")
     return exercise.reference
-
-
-def largest_gap(given, expected):
-    largest = 0.0
-    for label in given:
-        for a, b in zip(*aligned(given[label], expected[label], ())):
-            if a.numel():
-                largest = max(largest, (a.double() - b.double()).abs().nan_to_num().max().item())
-    return largest
 
 
 def print_wrong(number, exercise, function, given, expected, wrong, sentences):
@@ -187,8 +193,9 @@ def print_wrong(number, exercise, function, given, expected, wrong, sentences):
         print(f"{number}  not yet: {count} of {questions} answers wrong")
         if not sentences and count == questions > 2:
             return ["Every answer is the opposite of the right one: what does True stand for?"]
-        return sentences or [exercise.about.get(label) or exercise.about.get(place)
-                             or f"Look again at {label if len(expected) > 1 else f'number {place + 1}'}."]
+        question = label if len(expected) > 1 else f"number {place + 1}"
+        about = exercise.about.get(label) or exercise.about.get(place)
+        return sentences or [about or f"Look again at {question}."]
     print(f"{number}  not yet: with {label}, {wrong[label]}")
     if len(wrong) < len(expected):
         print(f"     right with: {'; '.join(x for x in expected if x not in wrong)}")

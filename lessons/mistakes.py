@@ -1,6 +1,7 @@
 """
-What may be the cause of a wrong answer, in sentences: those of an exercise's known mistakes (known_mistakes), and where
-none of them fits, what can be said of any exercise (general). No sentence contradicts a value that is right.
+What may be the cause of a wrong answer, in sentences: those of an exercise's known mistakes
+(known_mistakes), and where none of them fits, what can be said of any exercise (general). No
+sentence contradicts a value that is right.
 """
 import dis
 import inspect
@@ -10,14 +11,15 @@ from itertools import combinations
 
 import torch
 
-from answers import aligned, answers, arguments, close, copy, gap, same
+from answers import aligned, answers, arguments, close, copy, gap, near, same, values
 from explain import part_names
 
 
-# ---- Known mistakes --------------------------------------------------------------------------------------------------
+# ---- Known mistakes ------------------------------------------------------------------------------
 
 def agree_at(label, part, ones, others, exercise):
-    """Whether two functions' answers to an input agree in one of its values (None: in all); two that failed agree."""
+    """Whether two functions' answers to an input agree in one of its values (None: in all); two that
+    failed agree."""
     a, b = ones[label], others[label]
     if isinstance(a, Exception) or isinstance(b, Exception):
         return isinstance(a, Exception) and isinstance(b, Exception)
@@ -36,7 +38,8 @@ def places_of(expected, exercise):
 
 
 def known_mistakes(given, overwritten, expected, exercise):
-    """The sentences of the known mistakes whose answers these are: one, or two that were made together, or none."""
+    """The sentences of the known mistakes whose answers these are: one, or two that were made
+    together, or none."""
     if all(isinstance(x, Exception) for x in given.values()):
         return []
     def explains(theirs):
@@ -65,37 +68,46 @@ def together(f, g):
 
 
 def in_parts(given, expected, known, exercise):
-    """One known mistake for some of several values, another for the rest; or for some of them only, which it names.
-    A mistake that gets a value wrong which is right in the answer was not made."""
+    """One known mistake for some of several values, another for the rest; or for some of them only,
+    which it names. A mistake that gets a value wrong which is right in the answer was not made."""
     places = places_of(expected, exercise)
-    wrong = {place for place in places if not agree_at(*place, given, expected, exercise)}
-    numbers = sorted({i for _, i in wrong})
     if max(i for _, i in places) == 0:
         return []
+
+    def wrong_places(answers):
+        return {place for place in places if not agree_at(*place, answers, expected, exercise)}
+
+    wrong = wrong_places(given)
+    numbers = sorted({i for _, i in wrong if is_evidence(i, wrong, expected, exercise)})
     found = []
     for _, theirs, sentence in known:
-        theirs_wrong = {place for place in places if not agree_at(*place, theirs, expected, exercise)}
-        its = {i for i in numbers if is_evidence(i, wrong, expected, exercise) and all(
-            agree_at(*place, given, theirs, exercise) for place in wrong if place[1] == i)}
-        if its and theirs_wrong <= wrong:
+        its = {i for i in numbers
+               if all(agree_at(*place, given, theirs, exercise) for place in wrong if place[1] == i)}
+        tells_of_others = " right" in sentence and its != set(numbers)      # "The steps are right."
+        if its and wrong_places(theirs) <= wrong and not tells_of_others:
             found.append((its, sentence))
     for count in 1, 2:
         for some in combinations(found, count):
-            if set().union(*(its for its, _ in some)) == set(numbers):
+            if set().union(*(its for its, _ in some)) == {i for _, i in wrong}:
                 return [sentence for _, sentence in some]
-    names = part_names(exercise, max(numbers) + 1)
-    return [f"{' and '.join(names[i] for i in sorted(its))}: {sentence}" for its, sentence in found[:1]]
+    names = part_names(exercise, len(places))
+    return [named(sentence, [names[i] for i in sorted(its)]) for its, sentence in found[:1]]
+
+
+def named(sentence, names):
+    return sentence if sentence.startswith(names[0]) else f"{' and '.join(names)}: {sentence}"
 
 
 def is_evidence(part, wrong, expected, exercise):
-    """Whether agreement in that value would mean something: a yes, or a single number, may agree by chance."""
+    """Whether agreement in that value would mean something: a yes, or one number, agrees by chance."""
     tensors = [aligned(x, x, exercise.parts)[1][part] for x in expected.values()]
     if all((x * x == x).all() for x in tensors):
         return False
-    return sum(label_wrong[1] == part for label_wrong in wrong) > 1 or max(x.numel() for x in tensors) > 1
+    times = sum(i == part for _, i in wrong)
+    return times > 1 or max(x.numel() for x in tensors) > 1
 
 
-# ---- What can be said of any exercise --------------------------------------------------------------------------------
+# ---- What can be said of any exercise ------------------------------------------------------------
 
 def general(function, given, expected, exercise):
     """Sentences for an answer that is none of the known mistakes."""
@@ -109,20 +121,28 @@ def general(function, given, expected, exercise):
         if [x.shape for x in ours] != [x.shape for x in theirs]:
             return never_used(function, exercise) or broken
         pairs[label] = [(a.double(), b.double()) for a, b in zip(ours, theirs)]
+    if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
+        return ["The numbers are right, their kind (dtype) is not."]
     count = min(len(parts) for parts in pairs.values())
     found = exchanged(pairs, count, exercise) or only_not_finite(pairs, exercise)
     if found:
         return found
-    return never_used(function, exercise) + relations(pairs, count, function, exercise) or broken or nearly(pairs)
+
+    def of_every_input(pairs):
+        return constant(pairs) or relation_everywhere(pairs) or named_factor(pairs, function, exercise)
+
+    of_all = relations(pairs, count, exercise, of_every_input)
+    of_one = of_all or broken or relations(pairs, count, exercise, relation_of_one_input)
+    return never_used(function, exercise) + (of_one or nearly(pairs))
 
 
-def relations(pairs, count, function, exercise):
+def relations(pairs, count, exercise, find):
     """For each value that is wrong, a sentence on what it is to the right one."""
     found = []
     for i, name in enumerate(part_names(exercise, count)[:count]):
         of_part = {label: parts[i] for label, parts in pairs.items()}
         if not all(close(a, b, exercise.tolerance) for a, b in of_part.values()):
-            words = relation(of_part) or named_factor(of_part, function, exercise)
+            words = find(of_part)
             if words:
                 found.append(f"{name}: {words}" if count > 1 else words)
     return found[:2]
@@ -153,22 +173,25 @@ def of_overwriting(function, places, exercise):
     """The sentence for a function that writes into its arguments, by their places."""
     count = len(next(iter(arguments(exercise).values())))
     names = [name for i, name in enumerate(argument_names(function, count)) if i in places]
-    return (f"You changed {' and '.join(names)} in place: whoever calls the function finds another {names[0]} "
-            "afterwards, and so do your own later lines. Operations such as -=, *= or add_ write into the tensor that "
-            "they are given; x = x * 2 makes a new one.")
+    return (f"You changed {' and '.join(names)} in place: whoever calls the function finds another "
+            f"{names[0]} afterwards, and so do your own later lines. Operations such as -=, *= or add_ "
+            "write into the tensor that they are given; x = x * 2 makes a new one.")
 
 
 def of_an_error(function, error):
     words, code = str(error), getattr(inspect.unwrap(function), "__code__", None)
     names = used_names(code) if code else set()
     unfit = "must match the size of tensor" in words or "broadcast" in words
-    if unfit and names & {"mean", "sum", "norm", "var", "std", "amax", "max", "median"} and "keepdim" not in names:
-        return ["Two shapes do not fit. A mean, a sum or a norm takes its axis away unless it is told keepdim=True; "
-                "x[:, None] puts an axis in."]
+    reduces = names & {"mean", "sum", "norm", "var", "std", "amax", "max", "median"}
+    if unfit and reduces and not names & {"keepdim", "keepdims"}:
+        return ["Two shapes do not fit. A mean, a sum or a norm takes its axis away unless it is told "
+                "keepdim=True; x[:, None] puts an axis in."]
     if unfit:
         return ["Two shapes do not fit: write down the shape of each part of that line."]
-    if "shapes cannot be multiplied" in words or "to match, but got" in words or "mismatch in its core" in words:
-        return ["A product of matrices (n, k) and (k, m) needs the same k in both: is one of them transposed?"]
+    products = "shapes cannot be multiplied", "to match, but got", "mismatch in its core", "size mismatch"
+    if any(product in words for product in products):
+        return ["A product of matrices (n, k) and (k, m) needs the same k in both: is one of them "
+                "transposed?"]
     if isinstance(error, ZeroDivisionError):
         return ["With this input something is divided by 0."]
     return []
@@ -176,12 +199,15 @@ def of_an_error(function, error):
 
 def exchanged(pairs, count, exercise):
     """Names two values that stand in each other's place."""
+    def stands_for(i, j):
+        return all(close(parts[i][0], parts[j][1], exercise.tolerance) for parts in pairs.values())
+
     for i, j in combinations(range(count), 2):
-        order = list(range(count))
-        order[i], order[j] = j, i
-        if all(close(parts[k][0], parts[order[k]][1], exercise.tolerance) for parts in pairs.values() for k in order):
-            names = part_names(exercise, count)
-            return [f"{names[i]} and {names[j]} are exchanged: the values are right, in another order."]
+        if stands_for(i, j) and stands_for(j, i) and not stands_for(i, i):
+            names, others = part_names(exercise, count), set(range(count)) - {i, j}
+            all_right = all(stands_for(k, k) for k in others)
+            words = ": the values are right, in another order" if all_right else ""
+            return [f"{names[i]} and {names[j]} are exchanged{words}."]
     return []
 
 
@@ -197,12 +223,12 @@ def only_not_finite(pairs, exercise):
             seen += int((~lost).sum())
     if not inputs or not seen:
         return []
-    return [f"All numbers that you give are right, but with {inputs[0]} some are NaN or infinite: what is divided by 0 "
-            "there, or becomes too large?"]
+    return [f"All numbers that you give are right, but with {inputs[0]} some are NaN or infinite: what "
+            "is divided by 0 there, or becomes too large?"]
 
 
 def used_names(code):
-    """The names that a function's code reads, those of keywords and of functions in it among them."""
+    """The names that a function's code reads, of keywords and of functions in it among them."""
     found = set(code.co_cellvars)
     for constant in code.co_consts:
         if hasattr(constant, "co_names"):
@@ -216,14 +242,35 @@ def used_names(code):
 
 
 def never_used(function, exercise):
-    """Names arguments that the reference reads and the function does not."""
-    codes = [getattr(inspect.unwrap(f), "__code__", None) for f in (function, exercise.reference)]
-    if None in codes or codes[0].co_flags & inspect.CO_VARARGS:
+    """Names arguments that the answer depends on and the function does not read."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_flags & inspect.CO_VARARGS:
         return []
-    ours, theirs = (code.co_varnames[:code.co_argcount] for code in codes)
-    unused = [name for name, its_name in zip(ours, theirs)
-              if name not in used_names(codes[0]) and its_name in used_names(codes[1])]
-    return [f"Your function never looks at {', '.join(unused)}."] if unused else []
+    used = used_names(code)
+    names = enumerate(code.co_varnames[:code.co_argcount])
+    unused = [name for i, name in names if name not in used and counts(i, exercise)]
+    return [f"Your function never looks at {' and '.join(unused)}."] if unused else []
+
+
+def counts(place, exercise):
+    """Whether the right answer to the first input changes with the argument at that place."""
+    given = next(iter(arguments(exercise).values()))
+    if place >= len(given):
+        return False
+    other = copy(given)
+    other[place] = another(other[place])
+    try:
+        before, after = values(exercise.reference(*copy(given))), values(exercise.reference(*other))
+    except Exception:
+        return False
+    return not all(close(x, y, 1e-6) for x, y in zip(before, after))
+
+
+def another(x):
+    if isinstance(x, bool):
+        return not x
+    is_tensor = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return 2 * x + 1 if is_tensor or isinstance(x, (int, float)) else x
 
 
 RELATIONS = [                                               # of a wrong answer to b, which is right
@@ -245,24 +292,35 @@ RELATIONS = [                                               # of a wrong answer 
 ]
 
 
-def relation(pairs):
-    """What would explain all of the differences between the pairs, label -> (given, expected), in words, or ""."""
+def constant(pairs):
+    """The one number that all of the answers, label -> (given, expected), are, in words."""
+    given = torch.cat([a.flatten() for a, _ in pairs.values()])
+    expected = torch.cat([b.flatten() for _, b in pairs.values()])
+    one_number = len(given) > 1 and given[0] and near(given, given[0], 1e-9)
+    if one_number and not near(expected, expected[0]):
+        return f"Yours is {given[0].item():.4g} everywhere, whatever is given."
+    return ""
+
+
+def relation_everywhere(pairs):
+    """What would explain all differences between the pairs, label -> (given, expected), in words."""
     words = one_relation(list(pairs.values()))
-    if words:
-        return f"With every input: {words}."
+    return f"With every input: {words}." if words else ""
+
+
+def relation_of_one_input(pairs):
     for label, (a, b) in pairs.items():
-        if not close(a, b, 1e-4):
+        if not alike(a, b):
             words = one_relation([(a, b)]) if len(b.unique()) > 1 else ""
             return f"With {label}: {words}." if words else ""
     return ""
 
 
 def one_relation(pairs):
-    if sum(b.numel() for _, b in pairs) < 2 or all(close(a, b, 1e-4) for a, b in pairs):
+    if sum(b.numel() for _, b in pairs) < 2 or all(alike(a, b) for a, b in pairs):
         return ""
     for words, f in RELATIONS:
-        wanted = [f(b) for _, b in pairs]
-        if all(w is not None and close(a, w, 1e-4) for (a, _), w in zip(pairs, wanted)):
+        if all(f(b) is not None and alike(a, f(b)) for a, b in pairs):
             return words
     a = torch.cat([a.flatten() for a, _ in pairs])
     b = torch.cat([b.flatten() for _, b in pairs])
@@ -273,6 +331,13 @@ def one_relation(pairs):
         words = words or factor_or_shift("each row, with a number of its own:", *pairs[0], -1)
         words = words or factor_or_shift("each column, with a number of its own:", *pairs[0], -2)
     return words
+
+
+def alike(a, b):
+    """Whether a is b, but for rounding at the size of b's largest entry."""
+    finite = b[b.isfinite()].abs()
+    least = 1e-5 * finite.max().item() if len(finite) else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=least, equal_nan=True)
 
 
 def factor_or_shift(of, a, b, axis):
@@ -298,7 +363,14 @@ def ends(numbers, form):
     return smallest if smallest == largest else f"{smallest} to {largest}"
 
 
-POWERS = {1: "{} times", -1: "1/{} times", 0.5: "sqrt({}) times", -0.5: "1/sqrt({}) times", 2: "{}^2 times"}
+POWERS = {
+    1: "{} times",
+    -1: "1/{} times",
+    0.5: "sqrt({}) times",
+    -0.5: "1/sqrt({}) times",
+    2: "{}^2 times",
+    -2: "1/{}^2 times",
+}
 
 
 def named_factor(pairs, function, exercise):
@@ -332,5 +404,6 @@ def argument_names(function, count):
 def nearly(pairs):
     off = max(gap(a, b).max().item() for parts in pairs.values() for a, b in parts if a.numel())
     if off < 0.01:
-        return ["Nearly: an approximation, a rounded number or an eps at another place makes such a difference."]
+        return ["Nearly: an approximation, a rounded number or an eps at another place makes such a "
+                "difference."]
     return []
