@@ -1,6 +1,7 @@
 """What holds for every lesson: python -m pytest lessons (without running the notebooks: -k "not notebook")"""
 import csv
 import importlib
+import math
 import os
 import re
 import struct
@@ -21,6 +22,8 @@ import torch
 import diagram
 import grade_class
 import grader
+import mistakes
+from answers import aligned, arguments
 from diagnose import diagnose
 from train import TrainConfig, train
 
@@ -435,6 +438,328 @@ def test_a_shortcut_does_not_pass(monkeypatch, capsys):
     said = ask(monkeypatch, lambda x: x.norm(), (M,), without=("norm", "normalize"))
     assert "without norm" in said(lambda x: x.norm(), capsys) and "pass" in said(lambda x: (x * x).sum() ** 0.5, capsys)
     assert "without norm" in said(lambda x: (lambda y: torch.linalg.norm(y))(x), capsys)
+
+
+def from_a_notebook(source, name):
+    """The function of that name, as a notebook that runs `source` has it."""
+    names = {"torch": torch, "F": torch.nn.functional, "math": math}
+    exec(textwrap.dedent(source), names)
+    return names[name]
+
+
+def stepping(h, norm, branch, layer):
+    h += branch(norm(h) / layer ** 0.5)
+    return h
+
+
+def in_place(x, eps):
+    x -= x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def nu_in_place(nu, x, g, psi2, eps, decay):
+    xhat = x / (psi2 + eps).sqrt()
+    nu *= 1 - (1 - decay) * xhat.square().mean((0, 1))
+    return nu + (1 - decay) * (g * xhat).mean((0, 1))
+
+
+def stream_in_place(h0, branches, lambdas):
+    for branch, scale in zip(branches, lambdas):
+        h0 *= scale
+        h0 += branch
+    return h0
+
+
+def spheres_in_place(w, gradients, lr):
+    for gradient in gradients:
+        w -= lr * gradient
+        w /= w.norm(dim=-1, keepdim=True)
+    return w, w.bfloat16()
+
+
+def least_in_place(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
+    w_up[len(w_up) // 2:] *= nu_uz * sqrt_d
+    return w_qkv, w_up
+
+
+def fold_in_place(w_up, w_down, gain, f_u, f_z, c):
+    w_up *= torch.cat((f_u, f_z))[:, None] * gain
+    return w_up, w_down * c
+
+
+@pytest.mark.parametrize("number, answer, name", [
+    ("1.2", in_place, "x"), ("2.8", nu_in_place, "nu"), ("3.6", stream_in_place, "h0"), ("8.4", stepping, "h"),
+    ("4.8", spheres_in_place, "w"), ("5.8", least_in_place, "w_up"), ("7.10", fold_in_place, "w_up"),
+    ("8.6", lambda h, branches, norms: [norms.pop(), EXERCISES["8.6"].reference(h, branches, norms + [None])][1], "norms"),
+    ("3.11", lambda h, attention, p: [p.pop("w_o") if False else p["w_o"].mul_(1.5),
+                                      EXERCISES["3.11"].reference(h, attention, p)][1], "p")])
+def test_arguments_that_are_overwritten_are_named(number, answer, name, capsys):
+    assert grader.grade(number, answer) is EXERCISES[number].reference
+    out = capsys.readouterr().out
+    assert f"You changed {name} in place" in out and "pass" not in out
+    assert not [sentence for _, sentence in EXERCISES[number].misconceptions if sentence in out]
+
+
+def test_what_is_put_back_is_no_change(monkeypatch, capsys):
+    def there_and_back(x):
+        x += 0.1
+        y = (x - 0.1).abs()
+        x -= 0.1
+        return y
+    assert "pass" in ask(monkeypatch, lambda x: x.abs(), (M,))(there_and_back, capsys)
+
+
+HELPER = """
+def helper(x, eps):
+    return F.layer_norm(x, x.shape[-1:], eps=eps)
+def answer(x, eps):
+    return [helper(row, eps) for row in x]
+"""
+RENAMED = """
+from torch.nn.functional import layer_norm as mine
+def answer(x, eps):
+    return mine(x, x.shape[-1:], None, None, eps)
+"""
+BACKWARD = """
+def differentiate(f, x):
+    x = x.clone().requires_grad_()
+    f(x).backward()
+    return x.grad
+def answer(x, g, eps):
+    return differentiate(lambda x: (g * x / (x.square().mean((0, 1)) + eps).sqrt()).sum(), x)
+"""
+JACOBIAN = """
+def answer(x, alpha, gamma):
+    return torch.autograd.functional.jacobian(lambda x: gamma * torch.tanh(alpha * x), x)
+"""
+GRADIENTS = """
+def answer(xhat, gamma, w_down, g):
+    leaves = [x.clone().requires_grad_() for x in (w_down, gamma, xhat)]
+    (((leaves[2] * leaves[1]) @ leaves[0].T) * g).sum().backward()
+    return [x.grad for x in leaves]
+"""
+
+
+@pytest.mark.parametrize("number, source, word", [
+    ("1.2", HELPER, "layer_norm"), ("1.2", RENAMED, "layer_norm"), ("2.6", BACKWARD, "backward"),
+    ("8.2", JACOBIAN, "autograd"), ("3.5", GRADIENTS, "backward")])
+def test_a_shortcut_in_a_helper_does_not_pass(number, source, word, capsys):
+    grader.grade(number, from_a_notebook(source, "answer"))
+    assert re.search(rf"solved without .*{word}", capsys.readouterr().out)
+
+
+def test_a_helper_of_ones_own_may_have_any_name(capsys):
+    source = """
+    def grad(x, eps):
+        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + eps).sqrt()
+    def layer_norm(x, eps):
+        return grad(x, eps)
+    def answer(x, eps):
+        return layer_norm(x, eps)
+    """
+    grader.grade("1.2", from_a_notebook(source, "answer"))
+    assert "pass" in capsys.readouterr().out
+
+
+def changing(sequences=slice(None), channels=slice(None), over="any"):
+    """An answer to 2.5 that changes, or looks at, a part only."""
+    def reach(norm, x):
+        y, columns = norm(x), []
+        for t in range(x.shape[1]):
+            other = x.clone()
+            other[sequences, t, channels] += torch.randn(x.shape[-1])[channels]
+            moved = (norm(other) - y).abs() > 1e-9
+            columns.append(moved.all(-1).all(0) if over == "all" else moved.any(-1).any(0))
+        return torch.stack(columns, dim=1)
+    return reach
+
+
+def of_first_sequence(f, x):
+    for t in range(x.shape[1]):
+        other = x.clone()
+        other[0, t] += 1
+        moved = (f(other) - f(x)).abs().amax(-1) > 1e-6
+        if moved[0, :t].any() or moved[1:].any():
+            return False
+    return True
+
+
+def one_split(sizes):
+    def cache_is_right(full, step, x):
+        state, found = None, []
+        for piece in x.split(sizes, dim=1):
+            y, state = step(piece, state)
+            found.append(y)
+        return torch.allclose(torch.cat(found, dim=1), full(x), atol=1e-5)
+    return cache_is_right
+
+
+def nearly_complete(rows):
+    ends = rows[rows[:, 2] >= 0.9 * rows[:, 1]]
+    budgets = ends[:, 1].unique()
+    return budgets, torch.stack([ends[ends[:, 1] == n, 3].mean() for n in budgets])
+
+
+def slerp_or_a(a, b, alpha):
+    theta = (a * b).sum(-1, keepdim=True).clamp(-1, 1).arccos()
+    if (theta == 0).any():
+        return a
+    return (((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b) / theta.sin()
+
+
+def norm_by_squares(x, eps):
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) / ((x * x).mean(-1, keepdim=True) - mean ** 2 + eps).sqrt()
+
+
+def ffn_with(eps):
+    def ffn_branch(x, w_up, w_down, gamma, beta):
+        a = torch.nn.functional.gelu(x @ w_up.T)
+        return torch.nn.functional.layer_norm(a, gamma.shape, gamma, beta, eps) @ w_down.T
+    return ffn_branch
+
+
+def clamped(least):
+    def cosine_matrix(a, b):
+        return torch.nn.functional.normalize(a, dim=-1, eps=least) @ torch.nn.functional.normalize(b, dim=-1, eps=least).T
+    return cosine_matrix
+
+
+@pytest.mark.parametrize("number, answer", [
+    ("1.2", norm_by_squares), ("2.5", changing(over="all")), ("2.5", changing(sequences=0)),
+    ("2.5", changing(sequences=-1)), ("2.5", changing(channels=0)), ("2.5", changing(channels=-1)),
+    ("3.2", ffn_with(1e-6)), ("3.2", ffn_with(0.0)), ("4.1", clamped(1e-8)), ("4.1", clamped(1e-3)),
+    *(("3.7", lambda n, slow, cut=cut: (cut(n / (1 + slow)), slow / (1 + slow))) for cut in (round, int, math.ceil)),
+    ("3.9", lambda test, step: (step * 5e-5, step // 2) if test == "Fig. 5" else (step * 1e-4, step * 2)),
+    ("4.2", lambda d: 0.8 / d ** 0.5), ("4.2", lambda d: (2 / math.pi / d) ** 0.5), ("4.3", slerp_or_a),
+    ("6.3", nearly_complete), ("8.7", of_first_sequence),
+    *(("8.8", one_split(sizes)) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2], [1, 2, 3], [2, 4], [4, 1, 1]))])
+def test_a_task_that_is_half_done_does_not_pass(number, answer, capsys):
+    assert grader.grade(number, answer) is EXERCISES[number].reference
+    assert "not yet" in capsys.readouterr().out
+
+
+def inverted(number):
+    return lambda *given: not EXERCISES[number].reference(*given)
+
+
+def slerp_guarded(a, b, alpha):
+    theta = (a * b).sum(-1, keepdim=True).clamp(-1, 1).arccos()
+    return (((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b) / (theta.sin() + 1e-8)
+
+
+def gain_in_place(weight, bias, psi2, eps, w, c):
+    w *= weight / (psi2 + eps).sqrt()
+    return w, c + w @ bias
+
+
+def dyt_in_place(w, alpha, gamma, beta):
+    w *= gamma
+    return w, w @ beta
+
+
+@pytest.mark.parametrize("number, answer, said, unsaid", [
+    ("4.3", slerp_guarded, "where b = a", "division by sin"),
+    ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 everywhere"),
+    ("1.6", inverted("1.6"), "the opposite of the right one", "wte gives"),
+    ("8.7", inverted("8.7"), "the opposite of the right one", "You reject"),
+    ("2.4", lambda x, psi2, training, step, warmup: x.square().mean((0, 1)) if not training and step < warmup else psi2,
+     "The warm-up is one of training", "You look at the batch in all of evaluation"),
+    ("2.11", gain_in_place, "You changed w in place", "the old matrix, not the folded one"),
+    ("8.9", dyt_in_place, "You changed w in place", "gamma does not multiply it"),
+    ("1.10", lambda L: (L, 2 ** (L - 1)), "is the root at the end missing?", "lengths do not add"),
+    ("1.11", lambda r: 1 / (1 + r), "", "the square"),
+    ("5.2", lambda *given: [1 / x for x in EXERCISES["5.2"].reference(*given)], "upside down", "in another order")])
+def test_no_sentence_misleads(number, answer, said, unsaid, capsys):
+    grader.grade(number, answer)
+    out = capsys.readouterr().out
+    assert "not yet" in out and said in out and unsaid not in out, out
+
+
+def test_a_known_mistake_is_not_told_where_a_right_value_contradicts_it(monkeypatch, capsys):
+    mistakes = [(lambda x: (2 * x, x - 1), "doubled"), (lambda x: (-x, x + 1), "turned. The second is right")]
+    said = ask(monkeypatch, lambda x: (x, x + 1), (M,), (0 * M,), mistakes=mistakes, parts=("first", "second"))
+    assert "doubled" not in said(lambda x: (2 * x, x + 1), capsys)
+    assert "first: doubled" in said(lambda x: (2 * x, x - 7), capsys)
+    assert "turned" not in said(lambda x: (-x, x - 7), capsys)
+
+
+def test_an_error_cites_the_students_line(capsys):
+    def answer(model, tokens, context, last):
+        return model(tokens, "no tensor")
+    grader.grade("4.10", answer)
+    assert 'return model(tokens, "no tensor")' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reference, answer, words", [
+    (lambda x: x - x.mean(-1, keepdim=True), lambda x: x - x.mean(-1), "keepdim=True"),
+    (lambda x: x + 1, lambda x: x @ x, "the same k in both"),
+    (lambda x: (x, x + 1), lambda x: (x + 1, x), "first and second are exchanged: the values are right"),
+    (lambda x: (x, x + 1), lambda x: (x, x.double() * 100 + 100), "second: With every input: everywhere 100 times"),
+    (lambda x: x.abs(), lambda x: 0.01 * x.abs(), "a share where percent are asked"),
+    (lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=1e-9), lambda x: x / x.norm(dim=-1, keepdim=True),
+     "All numbers that you give are right, but with input 1"),
+    (lambda x: x, lambda x: x[:-1], "one is missing, the last one"), (lambda x: x, lambda x: x[1:], "the first one"),
+    (lambda x: x, lambda x: torch.cat((x, x[:1])), "one too many, the last one"),
+    (lambda x: 1.3 * x, lambda x: (1.3 * x).round(), "rounded to whole numbers"),
+    (lambda x: x.sum(), lambda x: 7, "Yours is 7 everywhere"), (lambda x: x.abs(), lambda x: 1 - x.abs(), "1 minus"),
+    (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly: "), (lambda x: x, lambda x: x.half(), "(dtype) is not"),
+    (lambda x: x.sum(), lambda x: torch.ones(()), "Your function never looks at x."),
+    (lambda x: x.abs().sum(), lambda x: 1 / 0, "divided by 0")])
+def test_what_can_be_said_of_any_exercise(reference, answer, words, monkeypatch, capsys):
+    parts = ("first", "second") if isinstance(reference(M), tuple) else ()
+    said = ask(monkeypatch, reference, (M,), (torch.cat((2 * M, 0 * M[:1])),), parts=parts)
+    assert words in said(answer, capsys)
+
+
+def test_a_factor_that_was_given_is_named(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda n, gpus: 5.0 * n / gpus, (2, 3), (7, 4), (3, 8))
+    assert "gpus times what is expected" in said(lambda n, gpus: 5.0 * n + 0 * gpus, capsys)
+    assert "sqrt(gpus) times" in said(lambda n, gpus: 5.0 * n / gpus ** 0.5, capsys)
+
+
+def holds(check, answers, number):
+    """Whether a property holds of the answers to all inputs."""
+    exercise, given = EXERCISES[number], arguments(EXERCISES[number])
+    expected = grader.answers(exercise.reference, exercise)[0]
+    for label, found in answers.items():
+        if not isinstance(found, Exception):
+            parts = aligned(found, expected[label], exercise.parts)[0]
+            if not mistakes.has(check, [part.double() for part in parts], given[label]):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("number", [number for number in EXERCISES if EXERCISES[number].properties])
+def test_properties_hold_of_what_is_right_and_of_nothing_else(number):
+    exercise = EXERCISES[number]
+    right = grader.answers(exercise.reference, exercise)[0]
+    changes = (lambda x: 3 * x + 1, lambda x: 0.5 * x, lambda x: -x, lambda x: 0 * x, lambda x: 1.2 * x, lambda x: 9 * x,
+               lambda x: x.flip(-1) if x.dim() else x + 9, lambda x: x + 1.5, lambda x: x.flatten()[:1].expand(3))
+    wrong = [{label: [change(x.double()) for x in parts] for label, parts in right.items()} for change in changes]
+    wrong += [{label: [x.double().flatten()[:2 + i].sum(-1) for i, x in enumerate(parts)] for label, parts in right.items()}]
+    wrong += [{label: [*parts[:-1], parts[-1].double().expand(2, *parts[-1].shape)] for label, parts in right.items()}]
+    wrong += [grader.answers(mistake, exercise)[0] for mistake, _ in exercise.misconceptions]
+    assert len({sentence for _, sentence in exercise.properties}) == len(exercise.properties)
+    for place, (check, sentence) in enumerate(exercise.properties):
+        is_last = place == len(exercise.properties) - 1
+        assert holds(check, right, number) or is_last and not holds(check, right, number), sentence
+        assert any(not holds(check, answers, number) for answers in wrong), f"cannot fail: {sentence}"
+        if not is_last:
+            assert holds(check, right, number), sentence
+
+
+def test_inputs_show_what_ones_own_function_gave(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda x: x.abs(), (M.abs(),), (M,))
+    said(lambda x: 7 * x, capsys)
+    grader.inputs("1.1")
+    out = capsys.readouterr().out
+    assert "with input 0, your function gave" in out and "28" in out and "run its cell again" in out
+    said(lambda x: x.undefined, capsys)
+    grader.inputs("1.1")
+    assert "your function raised AttributeError" in capsys.readouterr().out
+    said(lambda x: x.abs(), capsys)
+    assert grader.inputs("1.1") and not capsys.readouterr().out                      # passed: nothing went wrong
 
 
 @every_lesson
