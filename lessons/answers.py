@@ -65,6 +65,11 @@ def answers(function, exercise):
     return found, overwritten
 
 
+def code_of(function):
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code if inspect.iscode(code) else None
+
+
 def line_of(function, error):
     """The last line of the function's own file or notebook that ran before the error, in words."""
     own, words = getattr(inspect.unwrap(function), "__globals__", None), ""
@@ -79,6 +84,8 @@ def line_of(function, error):
 
 def tensor(x):
     """x, a number, a tensor, an array, or a list of such that have one shape, as a tensor."""
+    if isinstance(x, complex):
+        raise TypeError("a complex number was returned: is it a root of something negative?")
     if x is None:
         raise TypeError("nothing was returned")
     if isinstance(x, torch.Tensor):

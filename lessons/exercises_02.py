@@ -604,7 +604,8 @@ PROPERTIES = {
         (lambda y, x, n, eps: y[0].abs().max() <= y[1] + 0.01,
          "Your bound is too small: an entry that you return is larger."),
         (lambda y, x, n, eps: x.abs().max() < 999 or y[0].abs().max() > y[1] - 0.01,
-         "Your bound is too large: an entry that has all of its group should reach it.")],
+         "Your bound is too large: an entry that has all of its group should reach it."),
+        (lambda y, *_: False, "The bound is one for any x: what if all of a group is in one entry, and eps is nothing?")],
     "2.11": [
         (lambda y, weight, bias, psi2, eps, w, c: near(y[1], c + w @ bias),
          "c2: put z = 0 into both ways. They do not give the same."),

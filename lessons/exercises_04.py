@@ -424,7 +424,8 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
 def block_inputs(generator):
     """h on the sphere, a block's tensors as GPT has them, heads, rope's tables: so that every operation counts."""
     for label, n_head, d, tokens, size in (("2 heads of 4", 2, 8, 5, 0.3), ("3 heads of 2", 3, 6, 4, 0.3),
-                                           ("one head and one token", 1, 4, 1, 0.3), ("alphas near 1", 2, 4, 3, 1.0)):
+                                           ("one head and one token", 1, 4, 1, 0.3), ("alphas near 1", 2, 4, 3, 1.0),
+                                           ("3 heads and one token", 3, 6, 1, 0.3)):
         shapes = dict(w_qkv=(3 * d, d), w_o=(d, d), w_up=(8 * d, d), w_down=(d, 4 * d))
         p = dict(zip(shapes, MATRICES.reference(*(torch.randn(x, generator=generator) for x in shapes.values()))))
         for name, n in (("s_qk", d), ("s_u", 4 * d), ("s_v", 4 * d)):
@@ -514,8 +515,8 @@ def unit_along(y, i, dim):
     return near(y[i].norm(dim=dim), 1)
 
 
-ONE_TOKEN = ("Even with one token, where attention gives v itself, yours is off: look at w_o, the Norms, the two steps and "
-             "the MLP.")
+ONE_TOKEN = ("Even with one token, where attention gives v itself, yours is off: look at v, w_o, the Norms, the two steps "
+             "and the MLP.")
 MORE_TOKENS = ("With one token yours is right: look at what only several tokens need, rope, the scores with their factors, "
                "the mask and the softmax's axis.")
 
@@ -525,6 +526,7 @@ PROPERTIES = {
         (lambda y, a, b: y.abs().max() < 1.001, "A cosine lies between -1 and 1. Some of yours do not."),
         (lambda y, a, b: len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm()),
          "Even with one row each, yours is no cosine."),
+        (lambda y, a, b: a[-1].any() or near(y[-1], 0), "A row of zeros has no direction: 0 is asked for."),
         (lambda y, a, b: False, "Make a row ten times as long: no cosine may change.")],
     "4.2": [
         (lambda y, d: d != 3 or near(y, 0.5, 1e-4),
@@ -572,7 +574,9 @@ PROPERTIES = {
         (lambda y, w, g, lr: len(g) != 1 or ((y[0] - w) * g[0]).sum() < 0, "Your first step does not go against the "
                                                                         "gradient."),
         (lambda y, w, g, lr: near(y[0], y[1], 0.01), "Your copy is not your master, rounded."),
-        (lambda y, *_: False, "One step goes the right way. Is each of fifty made from where the one before ended?")],
+        (lambda y, w, g, lr: len(g) != 1 or near(y[0], sphere_steps(w, g, lr)[0]),
+         "Even a single step of yours ends elsewhere: how long is it, and what is normalized after it?"),
+        (lambda y, *_: False, "One step ends where it should. Is each of fifty made from where the one before ended?")],
     "4.9": [
         (lambda y, w, n: len(y) == 3, "Three numbers are asked for, medians over the heads."),
         (lambda y, w, n: min(y) >= 0.999, "Largest over smallest is at least 1. Some of yours are smaller."),

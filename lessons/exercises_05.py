@@ -210,7 +210,8 @@ def inputs_extra_per_layer(generator):
 
 def inputs_block(generator):
     for label, n_head, d, tokens, size in (("2 heads of 4", 2, 8, 5, 0.3), ("3 heads of 2", 3, 6, 4, 0.3),
-                                           ("one head and one token", 1, 4, 1, 0.3), ("alphas near 1", 2, 4, 3, 1.0)):
+                                           ("one head and one token", 1, 4, 1, 0.3), ("alphas near 1", 2, 4, 3, 1.0),
+                                           ("3 heads and one token", 3, 6, 1, 0.3)):
         shapes = dict(w_qkv=(3 * d, d), w_o=(d, d), w_up=(8 * d, d), w_down=(d, 4 * d))
         p = {name: rows(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
         p |= {name: size * torch.randn(d, generator=generator) for name in ("alpha_a", "alpha_m")}
@@ -271,6 +272,7 @@ PROPERTIES = {
                                              "change nothing; yours do."),
         (lambda y, *_: False, "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?")],
     "5.3": [
+        (lambda y, a: y.shape == a.shape, "Each channel has a nu of its own, as it has an alpha."),
         (lambda y, a: not near(a.min(), 0) or not near(a.max(), 1) or near(y, 1),
          "With no step, or one that goes the whole way, h is a unit vector already: nothing is to be undone."),
         (lambda y, a: not near(a, 0.5) or near(y * 0.5 ** 0.5, 1),
@@ -286,7 +288,9 @@ PROPERTIES = {
         (lambda y, s: 1.4 < y * s < 2.01,
          "SiLU(t) is about t / 2 for small t, and t or 0 for large ones: nu times sigma lies between sqrt(2) and 2. "
          "Yours does not."),
-        (lambda y, s: False, "Nearly: is your grid wide enough, and fine enough, and weighted with the normal's density?")],
+        (lambda y, s: s > 0.6 or y * s > 1.7,
+         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. Yours is smaller."),
+        (lambda y, s: False, "Is your grid wide enough, and fine enough, and weighted with the normal's density?")],
     "5.6": [
         (lambda y, A: y.shape == A.shape[:-1], "There is one length for each row of A."),
         (lambda y, A: y.max() < 1.001, "A mean of unit vectors is not longer than 1. Yours is."),
@@ -313,8 +317,8 @@ PROPERTIES = {
         (lambda y, *_: False, "With one model yours is right. Which e lie in the intervals of all of them?")],
     "5.11": [
         (lambda y, h, p, n, cos, sin: h.shape[1] > 1 or near(y, angpt_block(h, p, n, cos, sin), 1e-4),
-         "Even with one token, where attention gives v itself, yours is off: look at w_o, the two norms, the two steps "
-         "and the MLP."),
+         "Even with one token, where attention gives v itself, yours is off: look at v, w_o, the two norms, the two "
+         "steps and the MLP."),
         (lambda y, *_: False,
          "With one token yours is right: look at what only several tokens need, rope, norms and g on q and k, the mask "
          "and the softmax's axis.")],

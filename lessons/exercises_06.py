@@ -549,7 +549,7 @@ PROPERTIES = {
         (lambda y, target, x, loss: target != 1.6 or 2e6 < y < 4e6, "A loss between two runs lies between their tokens."),
         (lambda y, target, x, loss: target != 1.3 or y > 8e6, "A loss below all needs more tokens than all."),
         (lambda y, target, x, loss: target != 2.4 or y < 1e6, "A loss above all needs fewer tokens than all."),
-        (lambda y, *_: False, "Nearly: which axes are logarithmic, and between which two runs is your line?")],
+        (lambda y, *_: False, "Which axes are logarithmic, and between which two runs is your line?")],
     "6.3": [
         (lambda y, rows: (y[0].diff() > 0).all(), "Each budget should come once, and ascend. Yours do not."),
         (lambda y, rows: y[0].shape == y[1].shape, "There should be as many losses as budgets."),
@@ -581,7 +581,7 @@ PROPERTIES = {
          "The lowest point lies between the two neighbours. Your rate does not."),
         (lambda y, rates, losses: y[0].isnan() or y[1] < losses.min() - 1e-9 or len(losses) < 3,
          "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does not."),
-        (lambda y, *_: False, "Nearly: over which axis does the parabola stand, and through which points does it go?")],
+        (lambda y, *_: False, "Over which axis does the parabola stand, and through which points does it go?")],
     "6.7": [
         (lambda y, c, losses: y[1] > 0, "Losses fall with C, so a is positive in L = A C^-a."),
         (lambda y, c, losses: c[0] != 1e6 or len(c) > 3 or near(y[1], 0.2),

@@ -521,6 +521,7 @@ PROPERTIES = {
         (lambda y, b, a: a != b or near(y[0], 0) and near(y[1], 0), "No difference is 0% of both."),
         (lambda y, b, a: b != 100 or near(y[0], 50), "At half the speed there are 50% fewer tokens."),
         (lambda y, b, a: b != 100 or near(y[1], 100), "At half the speed it takes 100% more time."),
+        (lambda y, b, a: a <= b or y[0] < 0 and y[1] < 0, "What is faster has negative numbers. Yours has not."),
         (lambda y, b, a: False, "At half the speed yours is right. Relative to which of the two rates is each?")],
     "7.6": [
         (lambda y, plus, angpt, ngpt, L: near(y[0], 1e3 * (angpt - plus)),

@@ -39,7 +39,7 @@ from typing import Callable
 
 import torch
 
-from answers import answers, arguments, copy, largest_gap
+from answers import answers, arguments, code_of, copy, largest_gap
 from explain import difference, yes_or_no
 from mistakes import general, known_mistakes, of_overwriting
 
@@ -94,10 +94,6 @@ results = {}                            # number -> ("solved" | "unsolved" | "wr
 went_wrong = {}                         # number -> label of the first input that did, the function
 
 
-def code_of(function):
-    return getattr(inspect.unwrap(function), "__code__", None)
-
-
 def words_in(code, own, seen):
     """The names in a function's code, in that of functions in it, and in that of others of its notebook
     that it calls: `own` are the notebook's names."""
@@ -113,7 +109,7 @@ def words_in(code, own, seen):
         else:
             words |= {name, getattr(thing, "__name__", name)}
     for inner in code.co_consts:
-        if hasattr(inner, "co_names"):
+        if inspect.iscode(inner):
             words |= words_in(inner, own, seen)
     return words
 

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import torch
 
-from answers import aligned, answers, arguments, close, copy, gap, near, same, values
+from answers import aligned, answers, arguments, close, code_of, copy, gap, near, same, values
 from explain import part_names
 
 
@@ -150,23 +150,29 @@ def relations(pairs, count, exercise, find):
 
 def broken_property(given, expected, exercise):
     """The sentence of the first of the exercise's properties that the answers do not have."""
-    for holds, sentence in exercise.properties:
+    all_known = True
+    for place, (holds, sentence) in enumerate(exercise.properties):
+        is_last = place == len(exercise.properties) - 1     # it may count on those before it
         for label, numbers in arguments(exercise).items():
-            if not isinstance(given[label], Exception):
-                parts = aligned(given[label], expected[label], exercise.parts)[0]
-                if not has(holds, [part.double() for part in parts], numbers):
-                    return [sentence]
+            if isinstance(given[label], Exception):
+                continue
+            parts = aligned(given[label], expected[label], exercise.parts)[0]
+            found = has(holds, [part.double() for part in parts], numbers)
+            if found is False and (all_known or not is_last):
+                return [sentence]
+            all_known = all_known and found is not None
     return []
 
 
 def has(holds, parts, numbers):
+    """True, False, or None where that cannot be told."""
     answer = parts[0] if len(parts) == 1 else parts
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return bool(holds(answer, *copy(numbers)))
     except Exception:                                       # another shape, or fewer values
-        return True
+        return None
 
 
 def of_overwriting(function, places, exercise):
@@ -179,7 +185,7 @@ def of_overwriting(function, places, exercise):
 
 
 def of_an_error(function, error):
-    words, code = str(error), getattr(inspect.unwrap(function), "__code__", None)
+    words, code = str(error), code_of(function)
     names = used_names(code) if code else set()
     unfit = "must match the size of tensor" in words or "broadcast" in words
     reduces = names & {"mean", "sum", "norm", "var", "std", "amax", "max", "median"}
@@ -231,7 +237,7 @@ def used_names(code):
     """The names that a function's code reads, of keywords and of functions in it among them."""
     found = set(code.co_cellvars)
     for constant in code.co_consts:
-        if hasattr(constant, "co_names"):
+        if inspect.iscode(constant):
             found |= used_names(constant)
         if isinstance(constant, tuple):
             found.update(x for x in constant if isinstance(x, str))         # keywords of calls
@@ -243,7 +249,7 @@ def used_names(code):
 
 def never_used(function, exercise):
     """Names arguments that the answer depends on and the function does not read."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = code_of(function)
     if code is None or code.co_flags & inspect.CO_VARARGS:
         return []
     used = used_names(code)
@@ -380,13 +386,13 @@ POWERS = {
 def named_factor(pairs, function, exercise):
     """Where an answer is too large or too small by a number that was given: which one, in words."""
     factors, given = [], []
-    for label, numbers in arguments(exercise).items():
-        a, b = pairs[label]
+    inputs = arguments(exercise)
+    for label, (a, b) in pairs.items():
         factor = (a * b).sum() / (b * b).sum()
         if not torch.allclose(a, factor * b, rtol=1e-4, atol=1e-9) or not b.any():
             return ""
         factors.append(factor.item())
-        given.append(numbers)
+        given.append(inputs[label])
     names = argument_names(function, len(given[0]))
     for i, name in enumerate(names):
         numbers = [float(x[i]) for x in given if isinstance(x[i], (int, float))]

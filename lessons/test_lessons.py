@@ -725,7 +725,7 @@ def holds(check, answers, number):
     for label, found in answers.items():
         if not isinstance(found, Exception):
             parts = aligned(found, expected[label], exercise.parts)[0]
-            if not mistakes.has(check, [part.double() for part in parts], given[label]):
+            if False is mistakes.has(check, [part.double() for part in parts], given[label]):
                 return False
     return True
 
