@@ -639,6 +639,12 @@ def test_a_task_that_is_half_done_does_not_pass(number, answer, capsys):
     assert "not yet" in capsys.readouterr().out
 
 
+def test_one_cache_of_ten_is_right_and_three_of_twelve_mixers_are_causal():
+    right = {number: grader.answers(EXERCISES[number].reference, EXERCISES[number])[0] for number in ("8.7", "8.8")}
+    counts = {number: (sum(bool(x[0]) for x in found.values()), len(found)) for number, found in right.items()}
+    assert counts == {"8.7": (3, 12), "8.8": (1, 10)}
+
+
 def inverted(number):
     return lambda *given: not EXERCISES[number].reference(*given)
 
