@@ -303,7 +303,7 @@ def test_a_variant_trains_is_causal_and_caches(arch):
     with torch.no_grad():
         for model.training in (True, False):
             whole = model(IDX, TARGETS)[0]
-            for t in range(1, 8):
+            for t in (1, 4, 7):
                 other = IDX.clone()
                 other[:, t] = (other[:, t] + 1) % 17
                 assert_close(model(other, TARGETS)[0][:, :t], whole[:, :t], 1e-12)
@@ -316,7 +316,8 @@ def test_a_variant_trains_is_causal_and_caches(arch):
         assert torch.equal(again(IDX, TARGETS)[0], whole)
 
 
-@every_variant
+# the others' forward is one of these, with something left out
+@pytest.mark.parametrize("arch", [arch for arch in VARIANTS if "_no_" not in arch and arch != "ngpt_bounded"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")                         # in torch's compiler
 def test_a_compiled_variant_is_one_graph_with_eagers_gradients(arch):
     torch.compiler.reset()
@@ -349,7 +350,8 @@ def test_a_variant_is_told_by_name_in_the_docstring_and_takes_the_recipe_of_its_
     assert len(VARIANTS) == 22
     table = [line.split()[0] for line in variants.__doc__.split("\n") if line.startswith("  ") and line.strip()]
     assert [name for name in table if name in ARCHS] == [arch for arch in ARCHS if arch in VARIANTS]
-    kin = {"ngpt": "ngpt", "normformer": "normformer", "powernorm": "powernorm"}
+    kin = {"ngpt": "ngpt", "normformer": "normformer", "powernorm": "powernorm", "periln": "normformer",
+           "olmo2": "normformer"}
     for arch in VARIANTS:
         assert ARCHS[arch].family == kin.get(arch.split("_")[0], "rmsnorm")
 

@@ -44,8 +44,8 @@ NormFormer's fourth operation is the option resid_scale. With qk_norm=True dyt a
 
 The papers with a number in arXiv (2412.13795, ...) are not among this project's: their equations are those of the
 authors' own code (mixln, hybridnorm, derf), of a library's (deepnorm, olmo2), of the paper's text (gatednorm) or of
-several descriptions that agree (periln, keel, seednorm). Each class says what could not be checked. All take rmsnorm's
-recipe, which nobody has tuned for them.
+several descriptions that agree (periln, keel, seednorm). Each class says what could not be checked. Nobody has tuned
+recipes for them: periln and olmo2 take normformer's, whose branches end in norms too, the others rmsnorm's.
 
 Hyper-connections, value residuals and whatever else gives the stream another form would need another GPT.
 """
@@ -266,6 +266,7 @@ class KeelBlock(PostLNBlock):
 
 class PeriLNBlock(BranchesBlock):
     """A norm on both sides of a branch. The paper also has one on the embedding, which GPT has no place for."""
+    family = "normformer"
     Norm = RMSNorm
 
     def __init__(self, config):
@@ -288,6 +289,7 @@ class RMSNormOverHeads(RMSNorm):
 
 class OLMo2Block(BranchesBlock):
     """The norm at a branch's end. Those of q and k are over all heads at once, with a gain, before rope."""
+    family = "normformer"
     Norm = RMSNorm
 
     def __init__(self, config):
