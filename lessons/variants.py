@@ -24,13 +24,12 @@ Importing this file registers them, and so does their name with the file's in fr
 In these h is the residual stream, F a branch (attention or MLP), N a norm, l = 1, ... L the number of a layer:
 
   postln                    h <- LN(h + F(h)), as in the first Transformer        NormFormer section 1
-  mixln                     postln if l <= L/4, else h <- h + N(F(h)) of rmsnorm  Mix-LN, 2412.13795
+  mixln                     h <- N(h + F(h)) where l <= L/4, then h + F(N(h))     Mix-LN, 2412.13795
   deepnorm                  h <- LN((2L)^(1/4) h + F(h)), F starting smaller      DeepNet, 2203.00555
   keel                      h <- LN(2L h + F(LN(h)))                              Keel, 2601.19895
   periln                    h <- h + N(F(N(h))), as in Gemma 2                    Peri-LN, 2502.02732
   olmo2                     h <- h + N(F(h)), norms of q and k before rope        OLMo 2, 2501.00656
-  hybridnorm                h <- h + Attn(h), norms of q, k, v; h <- h' + MLP(h') with h' = N(h)
-                                                                                  HybridNorm, 2503.04598
+  hybridnorm                h <- N(h + Attn(h)), norms of q, k and v; h + MLP(h)  HybridNorm, 2503.04598
   lnscale                   h <- h + F(N(h) / sqrt(l))                            anGPT section 3.2, Appendix A
 
 and these take something else for N in h <- h + F(N(h)):
@@ -43,7 +42,7 @@ and these take something else for N in h <- h + F(N(h)):
 NormFormer's fourth operation is the option resid_scale. With qk_norm=True dyt and lnscale are anGPT's "GPT+ with ...".
 
 The papers with a number in arXiv (2412.13795, ...) are not among this project's: their equations are those of the
-authors' own code (mixln, hybridnorm, derf), of a library's (deepnorm, olmo2), of the paper's text (gatednorm) or of
+authors' own code (mixln, deepnorm, hybridnorm, derf), of a library's (olmo2), of the paper's text (gatednorm) or of
 several descriptions that agree (periln, keel, seednorm). Each class says what could not be checked. Nobody has tuned
 recipes for them: periln and olmo2 take normformer's, whose branches end in norms too, the others rmsnorm's.
 
@@ -228,7 +227,7 @@ class MixLNBlock(BranchesBlock):
 
 class DeepNormBlock(PostLNBlock):
     """Post-LN with a longer h, and with matrices that begin beta times as large as Xavier's, except q's and k's. Not
-    checked: SwiGLU, which is younger; here each of its two maps is one matrix."""
+    checked: whether Xavier's normal or uniform; and SwiGLU, which is younger: here its two maps are two matrices."""
 
     def __init__(self, config):
         super().__init__(config)
