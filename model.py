@@ -258,6 +258,9 @@ class Block(nn.Module):
         self.w_up = nn.Linear(d, 8 * d if config.mlp == "swiglu" else 4 * d, bias=config.bias)
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
+    def start_(self, layer):
+        """What a block of that number, 1 to n_layer, does when all weights have been drawn: nothing, in the six."""
+
     def project_(self):
         """What a block does to its own matrices after every step: nothing, off the sphere."""
 
@@ -450,6 +453,8 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=100.0 if self.sphere else std)             # far above 1: project_ makes norms 1
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
+        for layer, block in enumerate(self.blocks, start=1):
+            block.start_(layer)
         self.project_()
 
     @torch.no_grad()

@@ -189,13 +189,6 @@ class BranchesBlock(PreNormBlock):
         return h + self.mlp(self.norm2(h))
 
 
-def layer_of(config):
-    """The number of the block that is being made, 1 to n_layer. A GPT does not tell its blocks; but it makes them in
-    order, so that they can count themselves in the config, which all of them are given."""
-    config.blocks_made = getattr(config, "blocks_made", 0) % config.n_layer + 1
-    return config.blocks_made
-
-
 class PostLNBlock(BranchesBlock):
     """The norm behind the sum. The last block ends in one, so that the model needs none at its end."""
     Norm = LayerNorm
@@ -216,7 +209,10 @@ class MixLNBlock(BranchesBlock):
 
     def __init__(self, config):
         super().__init__(config)
-        self.post = layer_of(config) <= config.n_layer // 4
+        self.n_layer = config.n_layer
+
+    def start_(self, layer):
+        self.post = layer <= self.n_layer // 4
 
     def forward(self, h, cos, sin, cache=None):
         if self.post:
@@ -233,17 +229,13 @@ class DeepNormBlock(PostLNBlock):
         super().__init__(config)
         self.alpha = (2 * config.n_layer) ** 0.25
         self.beta = (8 * config.n_layer) ** -0.25
-        self.started = False
 
-    def project_(self):
-        """A GPT calls this once when it has drawn its weights, then after every step: here the first call counts."""
-        if not self.started:
-            q, k, v = self.w_qkv.weight.chunk(3)
-            for matrix in (q, k):
-                nn.init.xavier_normal_(matrix)
-            for matrix in (v, self.w_o.weight, *self.w_up.weight.split(4 * self.d), self.w_down.weight):
-                nn.init.xavier_normal_(matrix, gain=self.beta)
-        self.started = True
+    def start_(self, layer):
+        q, k, v = self.w_qkv.weight.chunk(3)
+        for matrix in (q, k):
+            nn.init.xavier_normal_(matrix)
+        for matrix in (v, self.w_o.weight, *self.w_up.weight.split(4 * self.d), self.w_down.weight):
+            nn.init.xavier_normal_(matrix, gain=self.beta)
 
 
 class KeelBlock(PostLNBlock):
@@ -253,10 +245,14 @@ class KeelBlock(PostLNBlock):
 
     def __init__(self, config):
         super().__init__(config)
-        first = layer_of(config) == 1
-        self.alpha = 1.0 if first else 2.0 * config.n_layer
-        self.post1 = nn.Identity() if first else LayerNorm(self.d, config)
+        self.alpha = 2.0 * config.n_layer
+        self.post1 = LayerNorm(self.d, config)
         self.post2 = LayerNorm(self.d, config)
+
+    def start_(self, layer):
+        if layer == 1:
+            self.alpha = 1.0
+            self.post1 = nn.Identity()
 
     def forward(self, h, cos, sin, cache=None):
         h = self.post1(self.alpha * h + self.attn(self.norm1(h), cos, sin, cache))
@@ -324,8 +320,10 @@ class LNScalingBlock(BranchesBlock):
 
     def __init__(self, config):
         super().__init__(config)
-        self.layer = layer_of(config)
-        self.register_buffer("factor", torch.tensor(self.layer ** -0.5), persistent=False)   # compiled once for all
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)       # compiled once for all layers
+
+    def start_(self, layer):
+        self.factor.fill_(layer ** -0.5)
 
     def forward(self, h, cos, sin, cache=None):
         h = h + self.attn(self.factor * self.norm1(h), cos, sin, cache)
