@@ -718,10 +718,12 @@ def summary(config, model, corpus, machine, begun):
     parameters = sum(p.numel() for p in model.parameters())
     epochs = config.max_steps * config.total_batch_size / (corpus.train.windows * config.block_size)
     source = source_of(config)
+    flops, origin = peak_flops(machine)
     lines = [f"{config.out_dir}: {config.arch}{f' from {source}' if source else ''}, {parameters:,} parameters; "
              f"{config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of {config.data}; "
              f"peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; {machine.device}, "
-             f"{config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads"]
+             f"{config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads; "
+             f"mfu is a share of {flops / 1e12:.3g} TFLOP/s, {origin}"]
     if config.qk_norm and model.sphere:
         lines.append(f"qk_norm=true changes nothing: {config.arch} always makes q and k unit")
     if config.resume == "true" and begun < config.max_steps:
