@@ -1446,7 +1446,9 @@ def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path
     file = tmp_path / "mine.txt"
     file.write_text("x")
     code, _, said = command(*words(tiny()), *options.replace("FILE", str(file)).split())
-    assert code == 2 and said.startswith("train.py: ") and said.count("\n") == 1
+    assert code == 2
+    assert said.startswith("train.py: ")
+    assert said.count("\n") == 1
     assert says.replace("FILE", str(file)) in said
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -1497,7 +1499,8 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
         seen += windows(step)
     first, second = seen[:499], seen[499:998]                                            # each ends within a step
     every = [tokens.window(i)[:-1].tolist() for i in range(tokens.windows)]
-    assert first != second and sorted(first) == sorted(second) == sorted(every)
+    assert first != second
+    assert sorted(first) == sorted(second) == sorted(every)
 
 def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
     held_out = train_py.Corpus(corpus, 16)
@@ -1513,7 +1516,8 @@ def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, 
     for batch_size in (1, 3, 10):
         assert found(batch_size, 160) == pytest.approx(dict(val_loss=loss, val_bpb=bits))
     assert found(3, 9)["val_loss"] > 1                                                   # one window at least
-    assert found(3, 992) == found(3, 9999) and model.training
+    assert found(3, 992) == found(3, 9999)
+    assert model.training
 
 # ---- The machine
 
@@ -1524,7 +1528,8 @@ def test_auto_is_bfloat16_where_that_is_much_faster(monkeypatch, name, speed, ex
     machine = Machine(CPU, train_py.find_dtype(name, Machine(CPU)))
     assert machine.dtype == expected
     peak, origin = train_py.peak_flops(machine)
-    assert peak == (speed if expected == torch.bfloat16 else 1.0) and "own matrix product" in origin
+    assert peak == (speed if expected == torch.bfloat16 else 1.0)
+    assert "own matrix product" in origin
 
 @pytest.mark.parametrize("gpu, peak", [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12),
                                        ("NVIDIA L40S", 362e12), ("Tesla T4", 1e11)])
@@ -1532,7 +1537,8 @@ def test_the_peak_of_a_known_gpu_is_its_data_sheet_s(quick, monkeypatch, gpu, pe
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
     machine = Machine(torch.device("cuda"), torch.bfloat16)
     flops, origin = train_py.peak_flops(machine)
-    assert flops == peak and ("data sheet" in origin) == (peak > 1e12)
+    assert flops == peak
+    assert ("data sheet" in origin) == (peak > 1e12)
     assert train_py.peak_flops(Machine(torch.device("cuda")))[0] == 1e11                 # float32 is not on it
 
 def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypatch):
@@ -1556,7 +1562,10 @@ def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypa
 def test_learning_rate_is_a_line_and_a_cosine():
     config = TrainConfig(max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1)
     rates = [learning_rate(config, step) for step in range(100)]
-    assert [rates[0], rates[9], rates[19], rates[20], rates[99]] == pytest.approx([0.1, 1.0, 2.0, 2.0, 0.2])
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == pytest.approx(1.0)
+    assert rates[19] == rates[20] == 2.0
+    assert rates[99] == pytest.approx(0.2)
     assert (rates[59] + rates[60]) / 2 == pytest.approx(1.1, rel=1e-2)                   # halfway
 
 def test_flops_are_those_of_the_matrices_and_of_attention():
@@ -1613,7 +1622,9 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny):
     log = train(config, say=told.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "0.96 epochs" in told[0] and "peak learning rate 0.01, warm-up 20%" in told[0]
+    assert "0.96 epochs" in told[0]
+    assert "peak learning rate 0.01, warm-up 20%" in told[0]
+    assert "mfu is a share of 0.1 TFLOP/s, this machine's own matrix product" in told[0]
     assert read_log(out) == log
     assert [record["step"] for record in log] == [0, 10, 20, 30, 40, 50, 60]
     losses = dict(column(log, "val_loss"))
@@ -1640,7 +1651,8 @@ def test_watch_sees_each_validation_and_joins_the_record(tiny):
         return {"twice": 2 * step} if step else None
     log = train(tiny(log_interval=5), watch=watch, say=None)
     assert seen == [(0, True, False), (3, True, True), (6, True, True)]
-    assert column(log, "twice") == [(3, 6), (6, 12)] and all("loss" in record for record in log[1:])
+    assert column(log, "twice") == [(3, 6), (6, 12)]
+    assert all("loss" in record for record in log[1:])
 
 def test_a_new_run_moves_what_it_finds_of_another(tiny, tmp_path):
     logs = [train(tiny(seed=seed), say=None) for seed in (1, 2, 3)]
@@ -1716,8 +1728,10 @@ def test_a_run_whose_loss_or_gradient_is_not_finite_stops_before_its_weights_do(
 def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3_and_keeps_its_checkpoint(tiny, command, tmp_path):
     train(tiny(arch="layernorm"), say=None)
     code, out, said = command(*words(tiny(arch="layernorm", learning_rate=100.0, max_steps=9, resume="true")))
-    assert code == 3 and re.search(r"step 9: held out \S+ nats/token, far above guessing's 5.55", said)
-    assert "is written" not in out and checkpoint(tiny())["step"] == 6
+    assert code == 3
+    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's 5.55", said)
+    assert "is written" not in out
+    assert checkpoint(tiny())["step"] == 6
 
 # ---- Going on
 
@@ -1735,7 +1749,8 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tin
     with pytest.raises(error, match="Stopped and saved at step 3"):
         for config in (parts, never):
             train(config, watch=stop, say=None)
-    assert checkpoint(parts)["step"] == 3 and not Path(never.out_dir).exists()
+    assert checkpoint(parts)["step"] == 3
+    assert not Path(never.out_dir).exists()
     again = train(go_on(parts), say=None)
     assert column(again, "loss") == column(log, "loss")
     assert column(again, "val_loss") == column(log, "val_loss")
@@ -1775,16 +1790,19 @@ def test_a_signal_in_a_validation_does_not_wait_for_its_end_which_is_made_up_for
     monkeypatch.setattr(Tokens, "batch", batch)
     with pytest.raises(SystemExit):
         train(tiny(eval_tokens=900), say=None)
-    assert len(looked) == last and checkpoint(tiny())["step"] == when
+    assert len(looked) == last
+    assert checkpoint(tiny())["step"] == when
     assert [step for step, _ in column(read_log(tiny().out_dir), "val_loss")] == list(range(0, when, 3))
     again = train(go_on(tiny()), say=None)
-    assert column(again, "val_loss") == column(log, "val_loss") and same_state(whole, weights(tiny()))
+    assert column(again, "val_loss") == column(log, "val_loss")
+    assert same_state(whole, weights(tiny()))
 
 def test_a_finished_run_says_so_and_can_be_trained_longer(tiny):
     told = []
     train(tiny(), say=None)
     train(go_on(tiny()), say=told.append)
-    assert "had ended, with step 6; a larger --max_steps goes on" in told[0] and "goes on after" not in told[0]
+    assert "had ended, with step 6; a larger --max_steps goes on" in told[0]
+    assert "goes on after" not in told[0]
     log = train(go_on(tiny(), max_steps=9), say=told.append)
     assert "goes on after step 6, to 9, where the cosine ends" in "".join(told)
     assert [record["step"] for record in log] == list(range(10))
@@ -1822,7 +1840,8 @@ def test_the_first_process_decides_what_is_gone_on_from(tiny):
     log = train(tiny(), say=None)
     second = Alone(CPU, rank=1, world_size=2)        # the first says nothing
     config, _, state = train_py.settle(tiny(resume="auto"), second)
-    assert config.resume == "false" and state is None
+    assert config.resume == "false"
+    assert state is None
     assert train_py.Log(tiny(), 0, second, print).records == []
     assert train_py.Log(tiny(resume="true"), 3, second, print).records == log[:4]
 
@@ -1854,7 +1873,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tiny, monkeypatc
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(DataError, match="cannot be written.*No space left"):
         train(go_on(tiny(), max_steps=7), say=None)
-    assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before and not list(tmp_path.glob("run/*.tmp"))
+    assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before
+    assert not list(tmp_path.glob("run/*.tmp"))
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_happened(tiny, command, tmp_path):
     whole = tiny(arch="powernorm", max_steps=40, out_dir=str(tmp_path / "whole"))
@@ -1870,10 +1890,13 @@ def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_
         assert first.stdout.readline() == b"waits\n"
         code, _, said = command(*words(killed))
         first.kill()
-    assert code == 2 and f"process {first.pid} on" in said and said.count("\n") == 1
+    assert code == 2
+    assert f"process {first.pid} on" in said
+    assert said.count("\n") == 1
     assert checkpoint(killed)["step"] == 27
     assert [step for step, _ in column(train(go_on(killed), say=None), "loss")] == list(range(1, 41))
-    assert same_state(weights(whole), weights(killed)) and not list(tmp_path.glob("*.1"))
+    assert same_state(weights(whole), weights(killed))
+    assert not list(tmp_path.glob("*.1"))
 
 # ---- Weights that exist
 
@@ -1889,7 +1912,8 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, t
     log = train(TrainConfig(init_from=tiny().out_dir, data=tiny().data, out_dir=str(tmp_path / "new"), device="cpu",
                             block_size=block_size, max_steps=1, compile="false"), watch, say=None)
     assert log[0]["config"].items() >= (options | dict(n_embd=16, block_size=block_size)).items()
-    assert log[0]["step"] == 0 and log[0]["moments"] == 0
+    assert log[0]["step"] == 0
+    assert log[0]["moments"] == 0
     old = weights(tiny())
     for name, x in states[0].items():
         assert x.flatten().equal(old[name].flatten()[:x.numel()])
@@ -1909,7 +1933,8 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, comma
         _, out, _ = command("--eval_only", f"--{place}={tiny().out_dir}", f"--data={tiny().data}", "--eval_tokens=128",
                             "--device=cpu")
         found = json.loads(out)
-        assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6) and found["step"] == 6
+        assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6)
+        assert found["step"] == 6
     assert before == {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
 
 @pytest.mark.parametrize("old, new, counts", [
@@ -1936,7 +1961,8 @@ def test_other_code_than_a_checkpoint_s_is_said_in_one_line(tiny, monkeypatch, c
     assert uses() == []
     monkeypatch.setattr(train_py, "MODEL_SOURCE", train_py.MODEL_SOURCE.replace("(h_a - h)", "(h_a + h)"))
     said = uses()
-    assert len(said) == 3 and all("the code of ngpt has changed since" in line for line in said)
+    assert len(said) == 3
+    assert all("the code of ngpt has changed since" in line for line in said)
 
 def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, archs, tmp_path, capsys):
     path = tmp_path / "mine.py"
@@ -2059,21 +2085,31 @@ def test_a_corpus_whose_tokenizer_cannot_be_had_is_trained_on(tiny, corpus, tmp_
     write_json(data / "meta.json", read_meta(corpus) | dict(tokenizer="theirs", token_bytes=two_bytes_each))
     code, out, _ = command(*words(tiny(data=str(data))))
     last = read_log(tiny().out_dir)[-1]
-    assert code == 0 and last["val_bpb"] == pytest.approx(last["val_loss"] / math.log(2) / 2)
+    assert code == 0
+    assert last["val_bpb"] == pytest.approx(last["val_loss"] / math.log(2) / 2)
     assert re.search("A sample .*\n\nnone: tokenizer=theirs: unknown, or not to be downloaded", out)
 
-def test_the_command_trains_and_writes_or_says_how_to_go_on(tiny, command, monkeypatch):
-    given = words(tiny(arch="ngpt", qk_norm=True, vocab_size=400))                       # some stand for no token
-    code, out, _ = command(*given)
-    assert code == 0 and "qk_norm=true changes nothing: ngpt always makes q and k unit" in out
-    assert "step 6/6" in out and len(out.split("A sample")[1]) > 100
+def test_the_command_trains_and_writes_a_sample(tiny, command):
+    code, out, _ = command(*words(tiny(arch="ngpt", qk_norm=True, vocab_size=400)))      # some stand for no token
+    assert code == 0
+    assert "qk_norm=true changes nothing: ngpt always makes q and k unit" in out
+    assert "step 6/6" in out
+    assert len(out.split("A sample")[1]) > 100
+
+def test_a_stopped_command_says_how_to_go_on(tiny, command, tmp_path, monkeypatch):
+    train(tiny(), say=None)
+    monkeypatch.chdir(tmp_path)
+    evaluate_whole = train_py.evaluate
     monkeypatch.setattr(train_py, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
-    code, out, _ = command(*given)
-    assert code == 0 and "A sample" not in out
-    again = re.search(r"Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
-    monkeypatch.undo()
+    code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
+    assert code == 0
+    assert "A sample" not in out
+    again = re.search("Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
+    monkeypatch.setattr(train_py, "evaluate", evaluate_whole)
     code, out, _ = command(*shlex.split(again))
-    assert code == 0 and "step 6/6" in out
+    assert code == 0
+    assert "step 6/6" in out
+    assert read_checkpoint("out/tuned")["step"] == 6
 
 def test_two_processes_equal_one(tiny, tmp_path):
     one = tiny(arch="powernorm", pn_warmup=3)
