@@ -1887,9 +1887,11 @@ def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_
                         "        time.sleep(999)",
                         f"train(TrainConfig(**{killed.given}), watch=wait, say=None)"])
     with subprocess.Popen([sys.executable, "-c", script], cwd=HERE, stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == b"waits\n"
-        code, _, said = command(*words(killed))
-        first.kill()
+        try:
+            assert first.stdout.readline() == b"waits\n"
+            code, _, said = command(*words(killed))
+        finally:
+            first.kill()
     assert code == 2
     assert f"process {first.pid} on" in said
     assert said.count("\n") == 1
