@@ -1939,18 +1939,19 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, comma
         assert found["step"] == 6
     assert before == {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
 
-@pytest.mark.parametrize("old, new, counts", [
-    ("h = unit(h + self.alpha_a().abs()", "h = unit(h - self.alpha_a().abs()", True),    # nGPT's own block
-    ("return (x / norm.masked_fill", "return (2 * x / norm.masked_fill", True),          # a function of all
-    ("# (10)\n        u, z", "# (10), other words\n        u, z", False),
-    ("h = h + self.drop(", "h = h - self.drop(", False),                                 # the pre-norm blocks
-    ("return self.nu(alpha_m)", "return 2 * self.nu(alpha_m)", False),                   # anGPT's
-    ('"ngpt": NGPTBlock,', '"ngpt": NGPTBlock, "mine": NGPTBlock,', False)])
-def test_a_digest_is_of_the_code_that_an_arch_computes_with(monkeypatch, old, new, counts):
-    before = train_py.source_digest("ngpt")
+@pytest.mark.parametrize("arch, old, new, counts", [
+    ("ngpt", "h = unit(h + self.alpha_a().abs()", "h = unit(h - self.alpha_a().abs()", True),
+    ("ngpt", "return (x / norm.masked_fill", "return (2 * x / norm.masked_fill", True),  # a function of all
+    ("ngpt", "# (10)\n        u, z", "# (10), other words\n        u, z", False),
+    ("ngpt", "h = h + self.drop(", "h = h - self.drop(", False),                         # the pre-norm blocks'
+    ("rmsnorm", "h = h + self.drop(", "h = h - self.drop(", True),
+    ("ngpt", "return self.nu(alpha_m)", "return 2 * self.nu(alpha_m)", False),           # anGPT's
+    ("ngpt", '"ngpt": NGPTBlock,', '"ngpt": NGPTBlock, "mine": NGPTBlock,', False)])
+def test_a_digest_is_of_the_code_that_an_arch_computes_with(monkeypatch, arch, old, new, counts):
+    before = train_py.source_digest(arch)
     assert old in train_py.MODEL_SOURCE
     monkeypatch.setattr(train_py, "MODEL_SOURCE", train_py.MODEL_SOURCE.replace(old, new))
-    assert (train_py.source_digest("ngpt") != before) == counts
+    assert (train_py.source_digest(arch) != before) == counts
 
 def test_other_code_than_a_checkpoint_s_is_said_in_one_line(tiny, monkeypatch, capsys):
     config = tiny(arch="ngpt")

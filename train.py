@@ -117,8 +117,8 @@ class TrainConfig(RunConfig, GPTConfig):
     min_lr_ratio: Share = 0.01        # last learning rate over the peak; a cosine leads there
     warmup_ratio: Share = 0.0         # share of the steps in which the rate rises (by arch)
     weight_decay: NotNegative = 0.0   # of matrices and embeddings (by arch)
-    beta1: Beta = 0.9                # of Adam
-    beta2: Beta = 0.95               # of Adam
+    beta1: Beta = 0.9                 # of Adam
+    beta2: Beta = 0.95                # of Adam
     eps: Positive = 1e-9              # of Adam
     grad_clip: NotNegative = 1.0      # largest norm of the gradient; 0 for no limit
     seed: Seed = 1337                 # of weights, order of the data, and dropout
