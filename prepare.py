@@ -63,7 +63,7 @@ class Limit:
     expected: str
 
 Count = Annotated[int, Limit(lambda x: x >= 1, "at least 1")]
-Seed = Annotated[int, Limit(lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")]
+WholeNumber = Annotated[int, Limit(lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")]
 Positive = Annotated[float, Limit(lambda x: 0 < x < math.inf, "more than 0")]
 NotNegative = Annotated[float, Limit(lambda x: 0 <= x < math.inf, "at least 0")]
 Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "from 0 to 1")]
@@ -297,7 +297,8 @@ def read_meta(folder):
 def token_lengths(meta):
     """(vocab_size,) bytes of each token's text, from meta.json, which has them as hexadecimal digits, or the tokenizer."""
     if "token_bytes" in meta:
-        return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
+        with blame("meta.json: token_bytes are no hexadecimal digits"):
+            return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     return bytes_per_token(get_tokenizer(meta["tokenizer"]))
 
 # ---- Corpora --------------------------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ class PrepareConfig:
     val_tokens: Count | None = None     # hold out at most that many (5% of the text, 10M)
     shard_tokens: Count = 100_000_000   # in a file, about
     workers: Count = os.cpu_count()     # threads that encode
-    seed: Seed = 1337                   # of the order of files
+    seed: WholeNumber = 1337                   # of the order of files
     force: bool = False                 # start over, replacing what is there
 
     def __post_init__(self):

@@ -15,7 +15,7 @@ from typing import Annotated
 from train import find_device, load_model                        # before torch: it sets how torch's threads wait
 import torch
 
-from prepare import Count, Device, Limit, Seed, blame, check, encode, parse, run_script
+from prepare import Count, Device, Limit, WholeNumber, blame, check, encode, parse, run_script
 
 Temperature = Annotated[float, Limit(lambda x: x == 0 or 1e-3 <= x < math.inf, "0, or at least 0.001")]
 
@@ -29,7 +29,7 @@ class SampleConfig:
     max_new_tokens: Count = 500        # tokens at most
     temperature: Temperature = 0.8     # 0 takes the likeliest token; 1 samples as the model learnt
     top_k: Count | None = None         # sample among the k likeliest tokens (all)
-    seed: Seed = 1337                  # of the sampling
+    seed: WholeNumber = 1337                  # of the sampling
     arch: str | None = None            # file.py:name, where a run's arch is of a file that has moved
     device: Device = "auto"            # auto: the fastest that torch sees
 

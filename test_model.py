@@ -1839,7 +1839,7 @@ def test_auto_goes_on_where_a_checkpoint_is(tiny):
 def test_the_first_process_decides_what_is_gone_on_from(tiny):
     log = train(tiny(), say=None)
     second = Alone(CPU, rank=1, world_size=2)        # the first says nothing
-    config, _, state = train_py.settle(tiny(resume="auto"), second)
+    config, state = train_py.go_on_from(tiny(resume="auto"), second)
     assert config.resume == "false"
     assert state is None
     assert train_py.Log(tiny(), 0, second, print).records == []

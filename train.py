@@ -18,7 +18,6 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import os
@@ -47,8 +46,8 @@ from torch.utils.benchmark import Timer
 
 import model as model_py
 from model import ARCHS, GPT, ConfigError, GPTConfig
-from prepare import (Beta, DataError, Count, Device, NotNegative, Positive, Seed, Share, atomic, blame, check, choose,
-                     expect, get_tokenizer, prepare, read_meta, read_shard, run_script, token_lengths, typed)
+from prepare import (Beta, Count, DataError, Device, NotNegative, Positive, Share, WholeNumber, atomic, blame, check,
+                     choose, expect, get_tokenizer, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
 SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0, max_steps=1600,
@@ -109,7 +108,7 @@ class TrainConfig(RunConfig, GPTConfig):
     """Training. None stands for a value that `resolve` finds."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     vocab_size: Count | None = None   # tokens in the vocabulary (by size, or the corpus's)
-    pn_warmup: Seed | None = None     # powernorm: steps that normalize with the batch's own statistics (warm-up's)
+    pn_warmup: WholeNumber | None = None     # powernorm: steps that normalize with the batch's own statistics (warm-up's)
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     max_steps: Count | None = None    # optimizer steps (by size; the paper's: 20 tokens a parameter)
     total_batch_size: Count = 2048    # tokens in an optimizer step of all processes (by size)
@@ -121,7 +120,7 @@ class TrainConfig(RunConfig, GPTConfig):
     beta2: Beta = 0.95                # of Adam
     eps: Positive = 1e-9              # of Adam
     grad_clip: NotNegative = 1.0      # largest norm of the gradient; 0 for no limit
-    seed: Seed = 1337                 # of weights, order of the data, and dropout
+    seed: WholeNumber = 1337                 # of weights, order of the data, and dropout
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"       # autocast; weights stay float32
     compile: Literal["auto", "true", "false"] = "auto"           # torch.compile of blocks and loss; auto: in long runs
     eval_tokens: Count = 2 ** 14      # held-out tokens in a validation (by size; fewer in short runs)
@@ -239,27 +238,33 @@ def batches(tokens, step, config, machine):
     for i in range(0, len(mine), config.batch_size):
         yield tokens.batch(mine[i:i + config.batch_size], machine.device)
 
+def all_batches(tokens, begun, config, machine):
+    for step in range(begun, config.max_steps):
+        yield from batches(tokens, step, config, machine)
+
 def read_ahead(tokens, begun, config, machine):
     """The micro-batches of all steps from `begun` on; a thread reads the next one while this one is computed."""
-    steps = range(begun, config.max_steps)
-    coming = itertools.chain.from_iterable(batches(tokens, step, config, machine) for step in steps)
+    coming = all_batches(tokens, begun, config, machine)
     with ThreadPoolExecutor(1) as reader:
         if machine.device.type == "cuda":
             reader.submit(torch.cuda.set_device, machine.device)                  # a thread's own; else it is the first
-        waiting = reader.submit(next, coming, None)
-        while batch := waiting.result():
-            waiting = reader.submit(next, coming, None)
+        next_one = reader.submit(next, coming, None)
+        while True:
+            batch = next_one.result()
+            if batch is None:
+                return
+            next_one = reader.submit(next, coming, None)
             yield batch
 
 @torch.no_grad()
-def evaluate(model, corpus, config, machine, stopped=()):
+def evaluate(model, corpus, config, machine, received=()):
     """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
     model.eval()
     tokens = corpus.val
     count = max(1, min(tokens.windows, config.eval_tokens // config.block_size))
     total = torch.zeros(3, dtype=torch.float64)                                   # nats, tokens, bytes
     for first in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
-        if stopped:
+        if received:                                 # a signal
             break
         x, y = tokens.batch(range(first, min(first + config.batch_size, count)), machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):        # compiled for training only
@@ -305,6 +310,9 @@ class Machine:
         """Whether the flag is set in any process; all wait for each other."""
         return self.sum(torch.tensor(float(bool(flag)))).item() > 0
 
+    def wait(self):
+        self.any(False)
+
 def join_machine(device):
     """This process's Machine, as torchrun's environment has it; sets up what training on it is faster with."""
     machine = Machine(find_device(device), rank=int(os.environ.get("RANK", 0)),
@@ -330,7 +338,7 @@ def matmul_flops(device, dtype):
     return 2 * n ** 3 / min(timer.blocked_autorange(min_run_time=0.1).times)
 
 def find_dtype(name, machine):
-    """The dtype that --dtype means; auto: bfloat16 where that is much faster."""
+    """The torch.dtype that --dtype means; auto: bfloat16 where that is much faster."""
     if name != "auto":
         return getattr(torch, name)
     if machine.device.type == "cuda":
@@ -400,31 +408,29 @@ def optimizer_step(step, forward, model, optimizer, micro_batches, config, machi
     model.project_()
     return loss, norm
 
-def compiles(config, model, machine, peak):
-    """Whether blocks and loss are compiled. That saves a third of the time, and costs a quarter of a minute."""
+def find_compile(config, model, machine):
+    """What --compile means: auto is true in long runs. It saves a third of the time, and costs a quarter of a minute."""
     if config.compile != "auto":
-        return config.compile == "true"
-    is_short = flops_per_token(model) * config.max_steps * config.total_batch_size < 15 * peak
+        return config.compile
+    flops = flops_per_token(model) * config.max_steps * config.total_batch_size
+    is_short = flops < 15 * peak_flops(machine)[0] * machine.world_size
     is_able = machine.device.type == "cuda" or machine.device.type == "cpu" and shutil.which("g++")
-    return not machine.any(is_short or not is_able)
+    return "false" if machine.any(is_short or not is_able) else "true"
 
 def for_training(model, config, machine):
-    """What to call in place of the model: the same one, blocks and loss compiled if config.compile, which loses its
-    "auto", says so, gradients averaged over all processes. And the peak of all processes, operations a second."""
-    peak = machine.world_size * peak_flops(machine)[0]
-    is_compiled = compiles(config, model, machine, peak)
-    config.compile = "true" if is_compiled else "false"
+    """What to call in place of the model: blocks and loss may be compiled, gradients are averaged over all processes."""
     torch.compiler.reset()                           # models of earlier calls would count towards its limit
     torch._dynamo.config.optimize_ddp = False        # it would cut blocks where DistributedDataParallel's buckets end
-    if is_compiled:
+    if config.compile == "true":
         for block in model.blocks:
             block.compile()
         model.nats = torch.compile(model.nats)       # head and loss: half of a step if the vocabulary is large
-    if machine.world_size > 1:
-        parameters = inspect.signature(DistributedDataParallel).parameters
-        sync = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"     # before 2.13
-        return DistributedDataParallel(model, gradient_as_bucket_view=True, **{sync: False}), peak
-    return model, peak
+    if machine.world_size == 1:
+        return model
+    options = {"gradient_as_bucket_view": True, "forward_sync_buffers": False}
+    if "forward_sync_buffers" not in inspect.signature(DistributedDataParallel).parameters:
+        options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}   # torch before 2.13
+    return DistributedDataParallel(model, **options)
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -509,18 +515,17 @@ MAY_CHANGE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warm
               "max_steps", "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
 
 def with_checkpoint(config, state, source):
-    """config, and what was not given as in a checkpoint: of a run that goes on all of its training, else the model."""
-    resumes = config.resume == "true"
+    """config, and what was not given as in a checkpoint: of the run's own all of its training, of another the model."""
     names = {f.name for f in fields(GPTConfig)}
     may_change = MAY_CHANGE | {"block_size"}
-    if resumes:
+    if source != config.init_from:                   # the run's own
         names = {f.name for f in fields(TrainConfig)} - {f.name for f in fields(RunConfig)}
         may_change = MAY_CHANGE
     saved = {name: value for name, value in state["config"].items() if name in names}
     saved["arch"] = arch_of(state, source, config.given.get("arch"))
     other = [f"{name}={saved[name]}, now {name}={value}" for name, value in config.given.items()
              if name in saved and value != saved[name] and name not in may_change]
-    if resumes and config.given.get("max_steps", math.inf) < saved["max_steps"]:
+    if config.resume == "true" and config.given.get("max_steps", math.inf) < saved["max_steps"]:
         other.append(f"max_steps={saved['max_steps']}, now max_steps={config.max_steps}")
     expect(not other, f"{source}: made with {'; '.join(other)}")
     return TrainConfig(**saved | config.given | {"resume": config.resume})
@@ -531,29 +536,31 @@ def source_of(config):
         return str(Path(config.out_dir, "ckpt.pt"))
     return config.init_from
 
-def settle(config, machine):
-    """(config with nothing left to find out, Corpus, checkpoint's dict or None)"""
+def go_on_from(config, machine):
+    """(config, checkpoint's dict): what was not given is as in the checkpoint that the run begins with; None without one."""
     config = copy.copy(config)                       # the caller's stays as it is
     if config.resume == "auto":
         is_there = machine.rank == 0 and Path(config.out_dir, "ckpt.pt").exists()                # others may see it later
         config.resume = "true" if machine.any(is_there) else "false"
     source = source_of(config)
-    state = read_checkpoint(source) if source else None
-    if state:
-        config = with_checkpoint(config, state, source)
+    if source is None:
+        return config, None
+    state = read_checkpoint(source)
+    config = with_checkpoint(config, state, source)
+    if machine.rank == 0:
+        warn_of_other_source(state, source, config.arch)
+    return config, state
+
+def open_corpus(config, machine, state):
+    """The Corpus of config.data, whose tokens must be the checkpoint's; the default one is made if it is missing."""
     if config.data == TrainConfig.data and machine.rank == 0 and not Path(config.data, "meta.json").exists():
         prepare()
-    machine.any(False)                               # the others wait
+    machine.wait()
     corpus = Corpus(config.data, config.block_size)
     if state:
-        expect(state["tokenizer"] == corpus.tokenizer, f"{source}: made with tokenizer={state['tokenizer']}, now "
-                                                       f"{config.data} has {corpus.tokenizer}")
-        if machine.rank == 0:
-            warn_of_other_source(state, source, config.arch)
-    config = resolve(config, corpus.vocab_size, machine.world_size)
-    machine.dtype = find_dtype(config.dtype, machine)
-    config.dtype = str(machine.dtype).removeprefix("torch.")
-    return config, corpus, state
+        expect(state["tokenizer"] == corpus.tokenizer, f"{source_of(config)}: made with tokenizer={state['tokenizer']}, "
+                                                       f"now {config.data} has {corpus.tokenizer}")
+    return corpus
 
 def make_model(config, machine, state):
     """A GPT with new weights or, if there is a checkpoint, with its."""
@@ -566,16 +573,13 @@ def make_model(config, machine, state):
 # ---- A run's folder --------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def lock_folder(folder, machine):
+def lock_folder(folder):
     """The folder belongs to this run alone: a second one is told who has it. Raises DataError."""
-    if machine.rank > 0:
-        yield
-        return
     folder = Path(folder)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    holder = folder.with_name(f".{folder.name}.holder")
     with blame(f"out_dir={folder}: no folder that can be written to"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-        holder = folder.with_name(f".{folder.name}.holder")
         try:
             lock.acquire(blocking=False)
         except Timeout:
@@ -652,23 +656,23 @@ class Log:
             file.write(json.dumps(record) + "\n")
         now = time.monotonic()
         if "val_loss" in record or now > self.told + 10:
-            self.say(self.line(record))
+            self.say(progress_line(record, self.config))
             self.told = now
         ends = record["step"] == self.config.max_steps
         if "val_loss" in record and (ends or now > self.drawn + 2):               # a picture takes 0.2 s
             draw_losses(self.records, self.folder / "loss.png")
             self.drawn = now
 
-    def line(self, record):
-        words = [f"step {record['step']}/{self.config.max_steps}"]
-        if "loss" in record:
-            tokens = (self.config.max_steps - record["step"]) * self.config.total_batch_size
-            left = int(tokens / record["tokens_per_s"])
-            words += [f"{left // 60}:{left % 60:02d} left", f"loss {record['loss']:.3f}",
-                      f"{record['tokens_per_s']:,.0f} tokens/s"]
-        if "val_loss" in record:
-            words.append(f"held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte")
-        return "   ".join(words)
+def progress_line(record, config):
+    words = [f"step {record['step']}/{config.max_steps}"]
+    if "loss" in record:
+        left = int((config.max_steps - record["step"]) * config.total_batch_size / record["tokens_per_s"])
+        words.append(f"{left // 60}:{left % 60:02d} left")
+        words.append(f"loss {record['loss']:.3f}")
+        words.append(f"{record['tokens_per_s']:,.0f} tokens/s")
+    if "val_loss" in record:
+        words.append(f"held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte")
+    return "   ".join(words)
 
 # ---- A run -----------------------------------------------------------------------------------------------------------
 
@@ -683,9 +687,9 @@ def interrupts():
     """Yields a dict in which SIGINT and SIGTERM leave their time, so that a step can end and be saved."""
     received = {}
 
-    def receive(number, frame):                      # `timeout` signals twice at once, torchrun again later
+    def receive(number, frame):                      # two within 0.2 s are one, as `timeout` sends them
         is_second = signal.SIGINT in received and time.monotonic() > received[signal.SIGINT] + 0.2
-        if number == signal.SIGINT and is_second and "RANK" not in os.environ:
+        if number == signal.SIGINT and is_second and "RANK" not in os.environ:                   # torchrun's do not count
             raise KeyboardInterrupt
         if not received:
             os.write(2, b"\nStopping after this step; Ctrl-C again: at once, unsaved\n")
@@ -705,12 +709,17 @@ def tell(text):
 def silent(text):
     pass
 
-def evaluate_only(config, machine, say):
+def evaluate_only(config, say=tell):
     """The held-out loss of the weights in init_from or out_dir; told as JSON."""
-    config, corpus, state = settle(config, machine)
+    machine = join_machine(config.device)
+    config, state = go_on_from(config, machine)
+    corpus = open_corpus(config, machine, state)
+    config = resolve(config, corpus.vocab_size, machine.world_size)
+    machine.dtype = find_dtype(config.dtype, machine)
     model = make_model(config, machine, state)
     found = evaluate(model, corpus, config, machine)
-    say(json.dumps({"weights": source_of(config), "step": state["step"], "data": config.data, **found}))
+    if say and machine.rank == 0:
+        say(json.dumps({"weights": source_of(config), "step": state["step"], "data": config.data, **found}))
     return found
 
 def summary(config, model, corpus, machine, begun):
@@ -732,16 +741,17 @@ def summary(config, model, corpus, machine, begun):
         lines.append(f"{config.out_dir}: had ended, with step {begun}; a larger --max_steps goes on")
     return "\n".join(lines)
 
-def measured(step, loss, norm, durations, model, peak, config, machine):
+def measure(step, loss, norm, durations, model, config, machine):
     """What log.jsonl says of training."""
     rate = config.total_batch_size / float(np.median(durations))                  # the first one compiles
+    peak = machine.world_size * peak_flops(machine)[0]
     record = {"loss": machine.sum(loss).item() / machine.world_size, "grad_norm": norm, "tokens_per_s": rate,
               "lr": learning_rate(config, step - 1), "mfu": rate * flops_per_token(model) / peak}
     if machine.device.type == "cuda":
         record["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     return record
 
-def validated(step, model, corpus, config, machine, received):
+def validate(step, model, corpus, config, machine, received):
     """What log.jsonl says of held-out text: nothing if a signal came. Raises Diverged."""
     found = evaluate(model, corpus, config, machine, received)
     if machine.any(received):
@@ -756,6 +766,7 @@ def take_up(config, state, optimizer):
     """How far a run is that goes on, with its optimizer's state; a new one is at its beginning."""
     if config.resume != "true":
         return {"step": 0, "seconds": 0.0, "best_val_loss": math.inf}
+    expect("optimizer" in state, f"{source_of(config)}: has weights alone; --init_from starts a run from them")
     optimizer.load_state_dict(state["optimizer"])
     return {name: state[name] for name in ("step", "seconds", "best_val_loss")}
 
@@ -767,7 +778,7 @@ def save_if_due(model, optimizer, config, state, record, stops):
     if config.keep_best and record.get("val_loss") == state["best_val_loss"]:
         save_checkpoint(Path(config.out_dir, "best.pt"), model, optimizer, config, **state)
 
-def stopped(step, received, machine):
+def stop_exception(step, received, machine):
     """The exception that ends a run after a signal, the same in all processes."""
     kind = Terminated if machine.any(signal.SIGTERM in received) else Interrupted
     return kind(f"Stopped and saved at step {step}.")
@@ -777,49 +788,57 @@ def train(config, watch=None, say=tell):
     watch(model, optimizer, step) is called at each validation; the dict that it returns joins the record. say=None is
     quiet. Raises ConfigError for options, DataError for files, Diverged for a loss that is not finite or far worse than
     guessing's; stopped by a signal it saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
+    if config.eval_only:
+        return [evaluate_only(config, say)]
     machine = join_machine(config.device)
     if machine.rank > 0 or say is None:
         say = silent
-    if config.eval_only:
-        return [evaluate_only(config, machine, say)]
-    with lock_folder(config.out_dir, machine):
-        config, corpus, state = settle(config, machine)
+    with lock_folder(config.out_dir) if machine.rank == 0 else contextlib.nullcontext():
+        config, state = go_on_from(config, machine)
+        corpus = open_corpus(config, machine, state)
+        config = resolve(config, corpus.vocab_size, machine.world_size)
+        machine.dtype = find_dtype(config.dtype, machine)
+        config.dtype = str(machine.dtype).removeprefix("torch.")
         model = make_model(config, machine, state)
         optimizer = make_optimizer(model, config)
         progress = take_up(config, state, optimizer)
-        begun = progress["step"]
         del state                                    # gigabytes, of a large model
-        forward, peak = for_training(model, config, machine)
-        log = Log(config, begun, machine, say)
-        say(summary(config, model, corpus, machine, begun))
-        micro_batches = read_ahead(corpus.train, begun, config, machine)
-        durations = deque(maxlen=config.log_interval)
-        started = time.perf_counter() - progress["seconds"]
+        config.compile = find_compile(config, model, machine)
+        forward = for_training(model, config, machine)
+        log = Log(config, progress["step"], machine, say)
+        say(summary(config, model, corpus, machine, progress["step"]))
         with interrupts() as received:
-            for step in range(begun, config.max_steps + 1):                       # so many steps have been taken
-                record = {}
-                validates = log.lacks_validation(step)
-                if step > begun:
-                    start = time.perf_counter()
-                    loss, norm = optimizer_step(step - 1, forward, model, optimizer, micro_batches, config, machine)
-                    durations.append(time.perf_counter() - start)
-                    if validates or step % config.log_interval == 0:
-                        record |= measured(step, loss, norm, durations, model, peak, config, machine)
-                if validates:
-                    record |= validated(step, model, corpus, config, machine, received)
-                if watch and "val_loss" in record:
-                    record |= watch(model, optimizer, step) or {}
-                progress = {"step": step, "tokens": step * config.total_batch_size,
-                            "seconds": time.perf_counter() - started,
-                            "best_val_loss": min(progress["best_val_loss"], record.get("val_loss", math.inf))}
-                log.add(progress, record)
-                stops = machine.any(received)
-                if machine.rank == 0:
-                    state = dict(progress, tokenizer=corpus.tokenizer)
-                    save_if_due(model, optimizer, config, state, record, stops)
-                if stops:
-                    raise stopped(step, received, machine)
+            take_steps(forward, model, optimizer, corpus, config, machine, progress, log, watch, received)
     return log.records
+
+def take_steps(forward, model, optimizer, corpus, config, machine, progress, log, watch, received):
+    """The loop of a run: step after step, with what is due then. `step` of them have been taken."""
+    begun = progress["step"]
+    started = time.perf_counter() - progress["seconds"]
+    micro_batches = read_ahead(corpus.train, begun, config, machine)
+    durations = deque(maxlen=config.log_interval)
+    for step in range(begun, config.max_steps + 1):
+        record = {}
+        validates = log.lacks_validation(step)
+        if step > begun:
+            start = time.perf_counter()
+            loss, norm = optimizer_step(step - 1, forward, model, optimizer, micro_batches, config, machine)
+            durations.append(time.perf_counter() - start)
+            if validates or step % config.log_interval == 0:
+                record |= measure(step, loss, norm, durations, model, config, machine)
+        if validates:
+            record |= validate(step, model, corpus, config, machine, received)
+        if watch and "val_loss" in record:
+            record |= watch(model, optimizer, step) or {}
+        progress = {"step": step, "tokens": step * config.total_batch_size, "seconds": time.perf_counter() - started,
+                    "best_val_loss": min(progress["best_val_loss"], record.get("val_loss", math.inf))}
+        log.add(progress, record)
+        stops = machine.any(received)
+        if machine.rank == 0:
+            to_save = dict(progress, tokenizer=corpus.tokenizer)
+            save_if_due(model, optimizer, config, to_save, record, stops)
+        if stops:
+            raise stop_exception(step, received, machine)
 
 def main(argv):
     [given] = typed(argv, __doc__, TrainConfig)
