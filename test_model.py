@@ -304,28 +304,12 @@ def test_unit_has_norm_one_and_survives_zero():
     assert half.dtype == torch.bfloat16
     assert (half.double().norm(dim=-1) - 1).abs().max() < 1e-3
 
-def test_rope_is_a_rotation_that_sees_offsets_only():
-    model = tiny_gpt("rmsnorm", rope_fraction=0.5)                                # two pairs of eight channels
-    turn = lambda x: rope(x, model.cos, model.sin)
-    x = gaussian(2, 3, 12, 8)
-    assert_close(turn(x).norm(dim=-1), x.norm(dim=-1))
-    assert torch.equal(turn(x)[:, :, 0], x[:, :, 0])
-    assert torch.equal(turn(x)[..., 4:], x[..., 4:])
-    assert turn(x.bfloat16()).dtype == torch.bfloat16
-    q = turn(gaussian(8, seed=1).expand(1, 1, 12, 8))[0, 0]
-    k = turn(gaussian(8, seed=2).expand(1, 1, 12, 8))[0, 0]
-    assert_close((q @ k.T)[1:, 1:], (q @ k.T)[:-1, :-1])
-
 def test_rope_is_exact_at_far_places():
     far = GPT(GPTConfig(**TINY | dict(block_size=5000)))
     angle = torch.arange(5000)[:, None] * 10000.0 ** -(torch.arange(4).double() / 4)
     assert far.cos.dtype == torch.float32
     assert_close(far.cos, angle.cos(), 1e-7)
     assert_close(far.sin, angle.sin(), 1e-7)
-
-def test_gelu_is_the_tanh_form():
-    x = 3 * gaussian(999)
-    assert_close(gelu(x), F.gelu(x, approximate="tanh"), 1e-14)
 
 def queries_keys_values(B, T, d_k=4):
     return [gaussian(B, 3, T, d_k, seed=seed) for seed in range(3)]
@@ -340,15 +324,13 @@ def test_attend_is_causal_softmax_attention(T):
     for pair in zip(torch.autograd.grad((got * w).sum(), inputs), torch.autograd.grad((want * w).sum(), inputs)):
         assert torch.allclose(*pair, rtol=1e-10, atol=1e-12)
 
-@pytest.mark.parametrize("T, first", [(2, 1), (129, 64), (300, 1), (600, 300), (600, 599)])
-def test_attend_behind_a_cache_is_attention_to_all(T, first):
-    q, k, v = queries_keys_values(2, T)
+def test_attend_behind_a_cache_is_the_rest_of_attention():
+    q, k, v = queries_keys_values(2, 600)
     cache = Cache()
-    begin = attend(q[:, :, :first], k[:, :, :first], v[:, :, :first], 0.7, cache)
-    end = attend(q[:, :, first:], k[:, :, first:], v[:, :, first:], 0.7, cache)
-    assert_close(torch.cat((begin, end), dim=2), plain_attention(q, k, v, 0.7))
-    assert cache.length == T
-    assert torch.equal(cache.k, k) and torch.equal(cache.v, v)
+    cache.extend(k[:, :, :2], v[:, :, :2])
+    got = attend(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], 0.7, cache)
+    assert_close(got, plain_attention(q, k, v, 0.7)[:, :, 2:])
+    assert cache.length == 600
 
 @pytest.mark.parametrize("T", [1, 6, 200, 600])
 def test_attend_in_half_precision_is_the_formula_within_its_rounding(T):
@@ -377,38 +359,32 @@ def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
     double = [x.as_subclass(OnCuda) for x in queries_keys_values(2, 9)]
     half = [x.half() for x in double]
     assert_close(attend(*half, 0.5).double(), plain_attention(*double, 0.5), 2e-3)
-    assert calls == [(9, 0, True)]
     attend(*double, 0.5)
     cache = Cache()
-    attend(*half, 0.5, cache)
-    attend(*half, 0.5, cache)                      # 9 queries, 18 keys: a mask that flash_attn has not
-    assert calls == [(9, 0, True)] * 2
+    cache.extend(*half[1:])
+    one = [x[:, :, :1] for x in half]
+    attend(*one, 0.5, cache)                       # as in generation
+    assert calls == [(9, 0, True)]
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_powernorm_follows_its_rule_over_steps_and_micro_batches(micro_batches):
+def test_powernorm_moves_by_means_over_a_step_s_micro_batches(micro_batches):
     layer = roughened(PowerNorm(8, GPTConfig(arch="powernorm", bias=True, pn_warmup=2))).double().train()
     for step in range(5):
-        p = {name: tensor.requires_grad_() for name, tensor in copy.deepcopy(layer.state_dict()).items()}
+        p = copy.deepcopy(layer.state_dict())
         means = 0.0
         for micro in range(micro_batches):
             x = ((1 + step) * gaussian(3, 5, 8, seed=10 * step + micro)).requires_grad_()
-            other = x.detach().clone().requires_grad_()
             y = layer(x)
-            want = ref_norm("powernorm", other, **p, warmup=2)
+            assert_close(y, ref_norm("powernorm", x, **p, warmup=2))
             g = gaussian(3, 5, 8, seed=77 + micro)
             y.backward(g)
-            want.backward(g)
-            assert_close(y, want)
-            assert_close(x.grad, other.grad)
-            z = ref_group_scale(other)
-            xhat = (want - p["bias"]) / p["weight"]
+            z = ref_group_scale(x)
+            xhat = (y - p["bias"]) / p["weight"]
             means += torch.stack((z ** 2, xhat ** 2, g * p["weight"] * xhat)).mean((1, 2)) / micro_batches
-        assert_close(layer.weight.grad, p["weight"].grad)
         layer.update_()
         assert_close(layer.psi2, 0.9 * p["psi2"] + 0.1 * means[0])
         assert_close(layer.nu, p["nu"] * (1 - 0.1 * means[1]) + 0.1 * means[2])
         assert layer.steps == step + 1
-        layer.zero_grad()
 
 def test_powernorm_gathers_in_training_with_a_backward_alone():
     layer = roughened(PowerNorm(8, GPTConfig(pn_warmup=0)).double())
@@ -577,13 +553,10 @@ def test_samples_follow_their_generator_and_ties_are_broken():
 
 # ---- Projection, initialization, names, counts -----------------------------------------------------------------------
 
-def constrained(arch, matrix, name):
-    """A matrix as the paper wants it after a step."""
+def norms(arch, name, matrix):
+    """Along the side that the paper constrains."""
     dim = 0 if arch == "ngpt" and name.endswith(("w_o.weight", "w_down.weight")) else 1
-    norm = matrix.norm(dim=dim, keepdim=True)
-    if arch == "ngpt":
-        return matrix / norm.masked_fill(norm == 0, 1)
-    return matrix / norm.clamp(min=1) if arch == "angpt" else matrix
+    return matrix.norm(dim=dim, keepdim=True)
 
 @every_arch
 @torch.no_grad()
@@ -596,7 +569,11 @@ def test_projection_is_the_papers_constraint_and_leaves_all_else(arch):
         p[:, 5] = 0.0
     want = copy.deepcopy(model.state_dict())
     for name in matrices:
-        want[name] = constrained(arch, want[name], name)
+        norm = norms(arch, name, want[name])
+        if arch == "ngpt":
+            want[name] /= norm.masked_fill(norm == 0, 1)
+        elif arch == "angpt":
+            want[name] /= norm.clamp(min=1)
     model.project_()
     assert_same_state(model, want, 1e-15)
 
@@ -604,8 +581,7 @@ def test_projection_is_the_papers_constraint_and_leaves_all_else(arch):
 def test_matrices_on_the_sphere_start_at_norm_one(arch):
     for name, p in tiny_gpt(arch, pos="learned", embed_std=3.0).named_parameters():
         if p.dim() == 2:
-            dim = 0 if arch == "ngpt" and name.endswith(("w_o.weight", "w_down.weight")) else 1
-            assert_close(p.norm(dim=dim), torch.ones(p.shape[1 - dim]))
+            assert (norms(arch, name, p) - 1).abs().max() < 1e-14, name
 
 @pytest.mark.parametrize("arch", ["layernorm", "gpt+", "powernorm", "normformer"])
 @pytest.mark.parametrize("tie", [False, True])
@@ -671,11 +647,11 @@ def test_parameters_of_angpt_table_f1(arch, printed):
         n = parameters_of(arch, vocab_size=50304, n_embd=d, n_layer=layers, n_head=n_head) / 1e6
         assert millions == round(n, 2 if n < 1000 else None)
 
-@pytest.mark.parametrize("arch, printed", [("rmsnorm", [468.2, 1025.7]), ("ngpt", [468.4, 1026.1])])
-def test_parameters_of_ngpt_table_2_which_truncates(arch, printed):
-    for (d, layers, n_head), millions in zip(WIDTHS[-2:], printed):
-        n = parameters_of(arch, vocab_size=32000, n_embd=d, n_layer=layers, n_head=n_head)
-        assert millions == n // 10 ** 5 / 10
+@pytest.mark.parametrize("arch, d, layers, printed", [
+    ("rmsnorm", 1024, 24, 468.2), ("rmsnorm", 1280, 36, 1025.7), ("ngpt", 1024, 24, 468.4), ("ngpt", 1280, 36, 1026.1)])
+def test_parameters_of_ngpt_table_2_which_truncates(arch, d, layers, printed):
+    n = parameters_of(arch, vocab_size=32000, n_embd=d, n_layer=layers, n_head=d // 64)
+    assert printed == n // 10 ** 5 / 10
 
 @pytest.mark.parametrize("bias, added", [(False, 46_224), (True, 92_304)])
 def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
@@ -692,11 +668,9 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
     (dict(mlp="swigloo"), "mlp=swigloo: expected swiglu or gelu"),
     (dict(pos="ropes"), "pos=ropes: expected rope or learned"),
     (dict(n_head=0), "n_head=0: expected at least 1"),
-    (dict(vocab_size=0), "vocab_size=0: expected at least 1"),
     (dict(dropout=1.5), "dropout=1.5: expected from 0 to 1"),
     (dict(rope_fraction=-1), "rope_fraction=-1: expected from 0 to 1"),
     (dict(n_embd=130, n_head=4), "n_embd=130: expected a multiple of n_head=4, such as 128, or n_head one of 1, 2, 5, "),
-    (dict(n_embd=3, n_head=4), "n_embd=3: expected a multiple of n_head=4, such as 4, or n_head one of 1, 3 "),
     (dict(resid_scale=True), "resid_scale=True: expected False with arch=rmsnorm"),
     (dict(arch="ngpt", mlp="gelu"), "mlp=gelu: expected swiglu with arch=ngpt"),
     (dict(arch="angpt", bias=True), "bias=True: expected False with arch=angpt"),
@@ -778,16 +752,12 @@ def test_compiled_rope_of_transposed_bfloat16_is_eager_s():
     x = gaussian(2, 1, 64, 256).bfloat16()
     angle = gaussian(256, 32).float()
     turn = lambda x: rope(x.transpose(2, 3), angle.cos(), angle.sin())
+    assert turn(x).dtype == torch.bfloat16
     assert_close(torch.compile(turn)(x), turn(x), 0.01)
 
 def test_model_imports_nothing_of_the_project():
-    imported = set()
-    for node in ast.walk(ast.parse(inspect.getsource(model_py))):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module.split(".")[0])
-    assert imported == {"math", "dataclasses", "typing", "torch", "flash_attn"}
+    imported = re.findall(r"^ *(?:import|from) (\w+)", inspect.getsource(model_py), re.MULTILINE)
+    assert set(imported) == {"math", "dataclasses", "typing", "torch", "flash_attn"}
 
 @pytest.mark.parametrize("block", ARCHS.values())
 def test_a_forward_reads_as_equations_without_branches(block):
@@ -869,17 +839,15 @@ def test_shards_are_llm_c_s(tmp_path):
     assert np.array_equal(read_shard(tmp_path / "a.bin"), tokens)
     assert not read_shard(tmp_path / "a.bin").flags.writeable
 
-@pytest.mark.parametrize("damage", [
-    lambda whole: whole[:-1], lambda whole: whole + b"xx", lambda whole: b"", lambda whole: whole[:500],
-    lambda whole: whole[:1024], lambda whole: bytes(4) + whole[4:], lambda whole: whole[:4] + bytes(4) + whole[8:],
-    lambda whole: whole[:8] + bytes(1016)])
-def test_a_damaged_shard_is_told(tmp_path, damage):
-    write_shard(tmp_path / "a.bin", range(1000))
-    damaged = damage((tmp_path / "a.bin").read_bytes())
-    (tmp_path / "a.bin").write_bytes(damaged)
-    says = rf"a.bin: [^\n]*{len(damaged)} bytes, expected magic number 20240520, version 1, [^\n]*$"
-    with pytest.raises(DataError, match=says):
-        read_shard(tmp_path / "a.bin")
+def test_a_damaged_shard_is_told(tmp_path):
+    path = tmp_path / "a.bin"
+    write_shard(path, range(1000))
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole + b"xx", b"", whole[:500], whole[:1024], bytes(4) + whole[4:],
+                    whole[:4] + bytes(4) + whole[8:], whole[:8] + bytes(1016)):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=f"a.bin: .* {len(damaged)} bytes, expected magic number 20240520, version 1"):
+            read_shard(path)
 
 # ---- What is held out
 
@@ -890,18 +858,18 @@ def test_of_the_default_corpus_whole_files_in_order_are_held_out(tmp_path):
         if not {"site-packages", "dist-packages", "test", "tests"} & set(path.relative_to(root).parts):
             found[path.read_bytes()] = path                                       # each text once
     paths = sorted(path for text, path in found.items() if text)
-    random.Random(1337).shuffle(paths)
-    folder = prepare(data_dir=str(tmp_path))
+    random.Random(5).shuffle(paths)
+    folder = prepare(data_dir=str(tmp_path), seed=5)
     val, train = read_corpus(folder)
     assert folder == tmp_path / "stdlib"
     assert val + train == [path.read_bytes() for path in paths]
     total = sum(map(len, val + train))
     assert sum(map(len, val[:-1])) < total / 20 <= sum(map(len, val)) <= total / 10
     before = files_of(folder)
-    prepare(data_dir=str(tmp_path))
+    prepare(data_dir=str(tmp_path), seed=5)
     assert files_of(folder) == before
-    with pytest.raises(DataError, match="seed=1337, now 0; go back"):
-        prepare(data_dir=str(tmp_path), seed=0)
+    with pytest.raises(DataError, match="seed=5, now 1337; go back"):
+        prepare(data_dir=str(tmp_path))
 
 @pytest.mark.parametrize("sizes", [[5000], [5000, 5000], [5000] * 3, [5000] * 9, [5000] * 20, [10, 9000, 9000],
                                    [6], [100_000, 400]])
@@ -948,14 +916,6 @@ def test_files_folders_and_globs_give_their_texts(texts, small_gpt2, tokenizer, 
     val, train = read_corpus(folder)
     assert folder == texts / "data" / name
     assert sorted(val + train) == sorted(expected)
-
-def test_the_seed_orders_files(texts):
-    orders = []
-    for seed in (1, 1, 2):
-        val, train = read_corpus(prepare(f"{texts}/many", data_dir=str(texts), seed=seed, force=True))
-        orders.append(val + train)
-    assert orders[0] == orders[1]
-    assert orders[0] != orders[2]
 
 def test_a_name_stays_inside_its_folder():
     assert PrepareConfig(name="../../x.y").name == "x.y"
