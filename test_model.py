@@ -429,10 +429,10 @@ def test_powernorm_on_two_ranks_learns_what_it_learns_on_one(monkeypatch):
         idx = some_tokens(4, 12, seed=step)
         gradients_of(one, idx)
         one.project_()
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patched:
             ranks = TwoRanks()
-            patch.setattr(model_py, "number_of_ranks", lambda: 2)
-            patch.setattr(model_py, "mean_over_ranks", ranks.mean)
+            patched.setattr(model_py, "number_of_ranks", lambda: 2)
+            patched.setattr(model_py, "mean_over_ranks", ranks.mean)
             ranks.run(gradients_of, two, idx.split(2))
             ranks.run(GPT.project_, two)
         for p, a, b in zip(one.parameters(), two[0].parameters(), two[1].parameters()):
