@@ -2,7 +2,6 @@
 import ast
 import contextlib
 import copy
-import functools
 import inspect
 import itertools
 import json
@@ -19,7 +18,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -41,12 +40,11 @@ import model as model_py
 import prepare as prep
 import sample as sampler
 import train as train_py
-from model import (ARCHS, attend, Cache, ConfigError, gelu, GPT, GPTConfig, NGPTBlock, PowerNorm, PreNormBlock, rope,
-                   unit)
+from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, NGPTBlock, PowerNorm, PreNormBlock, rope, unit
 from prepare import (Count, DataError, parse, Positive, prepare, PrepareConfig, read_meta, read_shard, run_script,
                      write_json, write_shard)
 from train import (batches, Diverged, evaluate, flops_per_token, interrupts, learning_rate, load_model, Machine,
-                   make_optimizer, optimizer_step, read_checkpoint, read_log, RECIPES, resolve, SIZES, Tokens, train,
+                   make_optimizer, optimizer_step, read_checkpoint, read_log, RECIPES, resolve, Tokens, train,
                    TrainConfig)
 
 
