@@ -154,8 +154,15 @@ def ref_norm(arch, x, weight, bias=0, psi2=None, nu=None, steps=0, warmup=None):
         xhat = x / ((x ** 2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return weight * xhat + bias
 
+def under(p, name):
+    """Of parameters by name those of one module."""
+    return {key.removeprefix(name + "."): tensor for key, tensor in p.items() if key.startswith(name + ".")}
+
+def linear(p, name, x):
+    return x @ p[name + ".weight"].T + p.get(name + ".bias", 0)
+
 class Written:
-    """A whole GPT, written out, with a model's parameters. b is a block's prefix, such as "blocks.0."."""
+    """A whole GPT, written out, with a model's parameters; a block takes its own, p, and h."""
     unit = staticmethod(ref_unit)
 
     def __init__(self, model):
@@ -168,12 +175,8 @@ class Written:
         for name, _ in model.named_parameters():
             self.p[name].requires_grad_()
 
-    def linear(self, name, x):
-        return x @ self.p[name + ".weight"].T + self.p.get(name + ".bias", 0)
-
-    def norm(self, name, x):
-        own = {key.removeprefix(name + "."): p for key, p in self.p.items() if key.startswith(name + ".")}
-        return ref_norm(self.c.arch, x, **own, warmup=self.warmup)
+    def norm(self, p, name, x):
+        return ref_norm(self.c.arch, x, **under(p, name), warmup=self.warmup)
 
     def attention(self, qkv, of_qk, scale):
         """Head by head; of_qk(x, own) is done to a head's turned q and k, own are its channels."""
@@ -186,56 +189,55 @@ class Written:
             outputs.append(plain_attention(q_h, k_h, v[..., own], scale))
         return torch.cat(outputs, dim=-1)
 
-    def pre_norm_heads(self, b, h):
-        qkv = self.linear(b + "w_qkv", self.norm(b + "norm1", h))
+    def pre_norm_heads(self, p, h):
+        qkv = linear(p, "w_qkv", self.norm(p, "norm1", h))
         if self.c.qk_norm:
-            return self.attention(qkv, lambda x, own: self.unit(x), self.p[b + "g"])
+            return self.attention(qkv, lambda x, own: self.unit(x), p["g"])
         return self.attention(qkv, lambda x, own: x, self.d_k ** -0.5)
 
-    def pre_norm_inner(self, b, h):
-        x = self.linear(b + "w_up", self.norm(b + "norm2", h))
+    def pre_norm_inner(self, p, h):
+        x = linear(p, "w_up", self.norm(p, "norm2", h))
         if self.c.mlp == "gelu":
             return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
         return x[..., :4 * self.d] * ref_silu(x[..., 4 * self.d:])
 
-    def pre_norm(self, b, h):                                                     # nGPT eq. 4, 5
-        h = h + self.linear(b + "w_o", self.pre_norm_heads(b, h))
-        return h + self.linear(b + "w_down", self.pre_norm_inner(b, h))
+    def pre_norm(self, p, h):                                                     # nGPT eq. 4, 5
+        h = h + linear(p, "w_o", self.pre_norm_heads(p, h))
+        return h + linear(p, "w_down", self.pre_norm_inner(p, h))
 
-    def normformer(self, b, h):                                                   # sections 2.1 and 3
-        y = self.pre_norm_heads(b, h) * self.p[b + "head_scale"].repeat_interleave(self.d_k)
-        h = h + self.norm(b + "norm_attn", self.linear(b + "w_o", y))
-        inner = self.norm(b + "norm_ffn", self.pre_norm_inner(b, h))
-        return self.p.get(b + "resid_scale", 1) * h + self.linear(b + "w_down", inner)
+    def normformer(self, p, h):                                                   # sections 2.1 and 3
+        y = self.pre_norm_heads(p, h) * p["head_scale"].repeat_interleave(self.d_k)
+        h = h + self.norm(p, "norm_attn", linear(p, "w_o", y))
+        inner = self.norm(p, "norm_ffn", self.pre_norm_inner(p, h))
+        return p.get("resid_scale", 1) * h + linear(p, "w_down", inner)
 
-    def ngpt(self, b, h):
+    def ngpt(self, p, h):
         root_d = math.sqrt(self.d)
-        s_qk = self.p[b + "s_qk.weight"] * root_d                                 # stored at 1 / sqrt(d): section 2.6
-        alpha_a = abs(self.p[b + "alpha_a.weight"] * 0.05 * root_d)
-        alpha_m = abs(self.p[b + "alpha_m.weight"] * 0.05 * root_d)
+        s_qk = p["s_qk.weight"] * root_d                                          # stored at 1 / sqrt(d): section 2.6
+        alpha_a = abs(p["alpha_a.weight"] * 0.05 * root_d)
+        alpha_m = abs(p["alpha_m.weight"] * 0.05 * root_d)
         of_qk = lambda x, own: self.unit(x) * s_qk[own]                           # (15), (16)
-        qkv = self.linear(b + "w_qkv", h)                                         # (12)
-        y = self.attention(qkv, of_qk, math.sqrt(self.d_k))                       # (13), section 2.3.2
-        h_a = self.unit(self.linear(b + "w_o", y))                                # (14)
+        y = self.attention(linear(p, "w_qkv", h), of_qk, math.sqrt(self.d_k))     # (12), (13), section 2.3.2
+        h_a = self.unit(linear(p, "w_o", y))                                      # (14)
         h = self.unit(h + alpha_a * (h_a - h))                                    # (10)
-        u, v = self.linear(b + "w_up", h).split(4 * self.d, dim=-1)               # (17)
-        u = u * self.p[b + "s_u.weight"]                                          # (20)
-        v = v * self.p[b + "s_v.weight"] * root_d                                 # (21)
-        h_m = self.unit(self.linear(b + "w_down", u * ref_silu(v)))               # (18), (19)
+        u, v = linear(p, "w_up", h).split(4 * self.d, dim=-1)                     # (17)
+        u = u * p["s_u.weight"]                                                   # (20)
+        v = v * p["s_v.weight"] * root_d                                          # (21)
+        h_m = self.unit(linear(p, "w_down", u * ref_silu(v)))                     # (18), (19)
         return self.unit(h + alpha_m * (h_m - h))                                 # (11)
 
-    def angpt(self, b, h):                                                        # Table 1, sections 4.2 and 4.3
+    def angpt(self, p, h):                                                        # Table 1, sections 4.2 and 4.3
         d = self.d
         d_h = self.d_k
-        alpha_a = abs(self.p[b + "alpha_a.weight"] * 0.05 / 0.01)
-        alpha_m = abs(self.p[b + "alpha_m.weight"] * 0.05 / 0.01)
-        qkv = self.linear(b + "w_qkv", h) * math.sqrt(d / d_h)
-        y = self.attention(qkv, lambda x, own: self.unit(x), self.p[b + "g"])
-        h_a = self.unit(self.linear(b + "w_o", y) * math.sqrt(d_h / d))
+        alpha_a = abs(p["alpha_a.weight"] * 0.05 / 0.01)
+        alpha_m = abs(p["alpha_m.weight"] * 0.05 / 0.01)
+        qkv = linear(p, "w_qkv", h) * math.sqrt(d / d_h)
+        y = self.attention(qkv, lambda x, own: self.unit(x), p["g"])
+        h_a = self.unit(linear(p, "w_o", y) * math.sqrt(d_h / d))
         h = (h + alpha_a * (h_a - h)) / (1 - 2 * alpha_a + 2 * alpha_a ** 2).sqrt()
-        u, z = (self.linear(b + "w_up", h) * math.sqrt(d / (4 * d))).split(4 * d, dim=-1)
+        u, z = (linear(p, "w_up", h) * math.sqrt(d / (4 * d))).split(4 * d, dim=-1)
         inner = u * ref_silu(z * math.sqrt(d)) * ref_nu_acf()                     # README, Where the papers leave room, 2
-        h_m = self.unit(self.linear(b + "w_down", inner) * math.sqrt(4 * d / d))
+        h_m = self.unit(linear(p, "w_down", inner) * math.sqrt(4 * d / d))
         return (h + alpha_m * (h_m - h)) / (1 - 2 * alpha_m + 2 * alpha_m ** 2).sqrt()
 
     def logits(self, idx):
@@ -243,11 +245,11 @@ class Written:
         if self.c.pos == "learned":
             h = h + self.p["wpe.weight"][:idx.shape[1]]
         for i in range(self.c.n_layer):
-            h = self.block(f"blocks.{i}.", h)
+            h = self.block(under(self.p, f"blocks.{i}"), h)
         if self.c.arch in PRE_NORM:
-            return self.linear("wte" if self.c.tie else "lm_head", self.norm("norm_f", h))
+            return linear(self.p, "wte" if self.c.tie else "lm_head", self.norm(self.p, "norm_f", h))
         stored = 1 / math.sqrt(self.d) if self.c.arch == "ngpt" else 0.01
-        return self.linear("lm_head", h) * self.p["s_z.weight"] / stored          # nGPT eq. 3
+        return linear(self.p, "lm_head", h) * self.p["s_z.weight"] / stored       # nGPT eq. 3
 
 OPTIONS = [(arch, {}) for arch in SEVEN] + [
     ("layernorm", GPT2),
@@ -266,7 +268,7 @@ def test_block_gpt_loss_and_gradients_equal_the_papers_equations(arch, options, 
     model = roughened(tiny_gpt(arch, **options)).train(training)
     written = Written(model)
     h = gaussian(3, 7, 16).requires_grad_()
-    assert_close(model.blocks[1](h, model.cos[:7], model.sin[:7]), written.block("blocks.1.", h))
+    assert_close(model.blocks[1](h, model.cos[:7], model.sin[:7]), written.block(under(written.p, "blocks.1"), h))
     logits, loss = model(IDX, TARGETS.masked_fill(TARGETS == 3, -1))
     want = written.logits(IDX)
     nats = want.exp().sum(-1).log() - want.gather(-1, TARGETS[..., None])[..., 0]
@@ -597,9 +599,15 @@ def test_pre_norm_initialization(arch, tie):
     assert (model.lm_head.weight is model.wte.weight) == tie
 
 @pytest.mark.parametrize("arch, name, value, stored", [                           # 1 / sqrt(16) = 0.25
-    ("ngpt", "blocks.1.s_qk", 1, 0.25), ("ngpt", "blocks.1.s_u", 1, 1), ("ngpt", "blocks.1.s_v", 1, 1),
-    ("ngpt", "blocks.1.alpha_a", 0.05, 0.25), ("ngpt", "blocks.1.alpha_m", 0.05, 0.25), ("ngpt", "s_z", 1, 0.25),
-    ("angpt", "blocks.1.alpha_a", 0.05, 0.01), ("angpt", "blocks.1.alpha_m", 0.05, 0.01), ("angpt", "s_z", 1, 0.01)])
+    ("ngpt", "blocks.1.s_qk", 1, 0.25),
+    ("ngpt", "blocks.1.s_u", 1, 1),
+    ("ngpt", "blocks.1.s_v", 1, 1),
+    ("ngpt", "blocks.1.alpha_a", 0.05, 0.25),
+    ("ngpt", "blocks.1.alpha_m", 0.05, 0.25),
+    ("ngpt", "s_z", 1, 0.25),
+    ("angpt", "blocks.1.alpha_a", 0.05, 0.01),
+    ("angpt", "blocks.1.alpha_m", 0.05, 0.01),
+    ("angpt", "s_z", 1, 0.01)])
 def test_scales_start_at_the_papers_values_and_stored_sizes(arch, name, value, stored):
     scale = tiny_gpt(arch).get_submodule(name)
     assert (scale.weight == stored).all()
@@ -646,7 +654,10 @@ def test_parameters_of_angpt_table_f1(arch, printed):
         assert millions == round(n, 2 if n < 1000 else None)
 
 @pytest.mark.parametrize("arch, d, layers, printed", [
-    ("rmsnorm", 1024, 24, 468.2), ("rmsnorm", 1280, 36, 1025.7), ("ngpt", 1024, 24, 468.4), ("ngpt", 1280, 36, 1026.1)])
+    ("rmsnorm", 1024, 24, 468.2),
+    ("rmsnorm", 1280, 36, 1025.7),
+    ("ngpt", 1024, 24, 468.4),
+    ("ngpt", 1280, 36, 1026.1)])
 def test_parameters_of_ngpt_table_2_which_truncates(arch, d, layers, printed):
     n = parameters_of(arch, vocab_size=32000, n_embd=d, n_layer=layers, n_head=d // 64)
     assert printed == n // 10 ** 5 / 10
