@@ -274,8 +274,8 @@ class PreNormBlock(Block):
 
     def __init__(self, config):
         super().__init__(config)
-        self.norm1 = self.Norm(self.d, config)
-        self.norm2 = self.Norm(self.d, config)
+        self.norm1 = self.Norm(self.d, config=config)
+        self.norm2 = self.Norm(self.d, config=config)
         self.f = swiglu if config.mlp == "swiglu" else gelu
         self.norm_qk = Unit() if config.qk_norm else nn.Identity()                # GPT+ (anGPT Table 1)
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
@@ -433,7 +433,7 @@ class GPT(nn.Module):
         if self.sphere:
             self.s_z = self.blocks[0].output_scale(config.vocab_size)
         else:
-            self.norm_f = self.blocks[0].Norm(config.n_embd, config)
+            self.norm_f = self.blocks[0].Norm(config.n_embd, config=config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)    # (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight

@@ -23,6 +23,7 @@ import random
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -53,8 +54,10 @@ def blame(message):
     except DataError:
         raise
     except Exception as error:
-        said = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise DataError(f"{message} ({type(error).__name__}: {said})") from error
+        raise DataError(f"{message} ({type(error).__name__}: {shortened(error)})") from error
+
+def shortened(error):
+    return textwrap.shorten(str(error), 200, placeholder=" ...")
 
 @dataclass(frozen=True)
 class Limit:
@@ -85,23 +88,28 @@ class Option:
         """Whether --name alone stands for --name=true."""
         return self.kind is bool or "true" in self.choices
 
+def read_type(annotation):
+    """(int, float, bool or str; choices; Limit or None) of int, Literal[...], Annotated[int, Limit(...)], each | None."""
+    if type(None) in get_args(annotation):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Literal:
+        return str, get_args(annotation), None
+    if get_origin(annotation) is Annotated:
+        return annotation.__origin__, (), annotation.__metadata__[0]
+    return annotation, (), None
+
 @functools.cache
 def options_of(cls):
-    """name -> Option of the fields of a dataclass. Types may be int, Literal[...], Annotated[int, Limit], each | None."""
+    """name -> Option of the fields of a dataclass."""
     options = {}
+    annotations = get_type_hints(cls, include_extras=True)
     for owner in reversed(cls.__mro__):
         own = [name for name in vars(owner).get("__annotations__", ()) if name in cls.__dataclass_fields__]
         source = inspect.getsource(owner) if own else ""
         comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
+        group = (owner.__doc__ or "Options").split(".")[0]
         for name in own:
-            kind = get_type_hints(cls, include_extras=True)[name]
-            if type(None) in get_args(kind):
-                kind = next(part for part in get_args(kind) if part is not type(None))
-            choices = get_args(kind) if get_origin(kind) is Literal else ()
-            limit = kind.__metadata__[0] if get_origin(kind) is Annotated else None
-            kind = str if choices else kind.__origin__ if limit else kind
-            group = (owner.__doc__ or "Options").split(".")[0]
-            options[name] = Option(name, kind, choices, limit, group, comments.get(name, ""))
+            options[name] = Option(name, *read_type(annotations[name]), group, comments.get(name, ""))
     return options
 
 def choose(name, given, valid, hint=""):
@@ -157,7 +165,9 @@ def typed(argv, description, *classes, without=()):
     Raises ConfigError, one line, for what it can't take; --help prints `description` and the options, and exits."""
     parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups, options, owners = {}, {}, {}
+    groups = {}
+    options = {}
+    owners = {}
     for cls in classes:
         defaults = cls()
         for name, option in options_of(cls).items():
@@ -173,8 +183,8 @@ def typed(argv, description, *classes, without=()):
             groups[option.group].add_argument(f"--{name}", help=about.replace("%", "%%"), **bare,
                                               metavar="|".join(option.choices) or option.kind.__name__)
     given, unknown = parser.parse_known_args(argv)
-    for word in unknown:
-        raise unknown_option(word, list(options))
+    if unknown:
+        raise unknown_option(unknown[0], list(options))
     values = {name: convert(options[name], text) for name, text in vars(given).items()}
     return [{name: value for name, value in values.items() if owners[name] is cls} for cls in classes]
 
@@ -199,7 +209,7 @@ def run_script(main):
         fail(f"{error.filename}: {error.strerror}" if error.filename else error)
     except Exception as error:
         if isinstance(error, MemoryError) or "tried to allocate" in str(error) or "out of memory" in str(error):
-            fail(f"out of memory; a smaller model or batch takes less ({error!s:.200})")
+            fail(f"out of memory; a smaller model or batch takes less ({shortened(error)})")
         if not hasattr(error, "exit_code"):
             raise
         fail(error, error.exit_code)
@@ -386,20 +396,21 @@ def end_of(path, size):
 
 def hold_out(paths, size):
     """Two lists of (path, start, stop): about `size` bytes to hold out, and the rest to train on. Whole files are held
-    out in their order; of one that would make it more than twice the size, the end."""
+    out in their order; of one that would make it twice the size, or more than a tenth of all, the end."""
+    most = min(2 * size, sum(path.stat().st_size for path in paths) / 10)
     held, rest = [], []
-    left = size
+    done = 0
     for path in paths:
         whole = path.stat().st_size
-        if left <= 0:
+        if done >= size:
             rest.append((path, 0, None))
-        elif whole <= left + size:
+        elif done + whole <= most:
             held.append((path, 0, None))
         else:
-            place = end_of(path, left)
+            place = end_of(path, min(whole, size - done))
             rest.append((path, 0, place))
             held.append((path, place, None))
-        left -= whole
+        done += whole
     return held, rest
 
 class ShardWriter:
@@ -428,17 +439,17 @@ class ShardWriter:
         for future in waiting:
             shard += future.result().tobytes()
         if shard:
-            write_shard(path, np.frombuffer(shard, np.uint16)[:most_tokens])
+            write_shard(path, np.frombuffer(shard, np.uint16)[:min(most_tokens, len(shard))])
         return len(read_shard(path)) if path.exists() else 0
 
     def write_training(self, pieces, first=1, after_shard=lambda number: None):
         """Shards to train on, from number `first`, until --tokens are there or no pieces are left."""
-        left = self.options.tokens or 10 ** 15
+        left = self.options.tokens or math.inf
         for number in range(1, first):
             left -= len(read_shard(self.path(number)))
         number = first
         while left > 0:
-            at_once = min(left, self.options.shard_tokens, 400_000_000)                          # a count is an int32
+            at_once = min(left, self.options.shard_tokens, 400_000_000)                          # counts are int32
             count = self.write(number, pieces, self.bytes_per_token * at_once, left)
             if count == 0:
                 break
@@ -505,21 +516,26 @@ def shards_of(folder):
     return sorted(folder.glob("*_train_??????.bin")) + sorted(folder.glob("*_val_??????.bin"))
 
 def state_of(paths):
-    """What tells whether files have changed."""
+    """What tells whether files have changed, in words."""
     stats = [path.stat() for path in paths]
-    return {"files": len(stats), "bytes": sum(s.st_size for s in stats), "newest": max(s.st_mtime for s in stats)}
+    newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(s.st_mtime for s in stats)))
+    return f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest} UTC"
 
 def check_folder(folder, made, files):
     """Raises DataError if shards in the folder were made with other options, or of files that have changed since."""
-    saved = [read_json(path) for path in (folder / "meta.json", folder / "state.json") if path.exists()]
     if not shards_of(folder):
         return
-    there = saved[0] if saved else {}
-    options = there.get("options") or {"source": "unknown"}
-    other = [f"{key}={value}, now {made.get(key)}" for key, value in options.items() if value != made.get(key)]
+    earlier = {"options": {"source": "unknown"}}
+    for path in (folder / "state.json", folder / "meta.json"):
+        if path.exists():
+            earlier |= read_json(path)
+    other = []
+    for name, value in earlier["options"].items():
+        if value != made.get(name):
+            other.append(f"{name}={value}, now {made.get(name)}")
     expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
-    expect(there.get("files") in (None, files), f"{folder}: made of {there.get('files')}, now the source is {files}; "
-                                                "--force makes it anew, another --name keeps both")
+    expect(earlier.get("files") in (None, files), f"{folder}: made of files, {earlier.get('files')}; now there are {files}; "
+                                                  "--force makes it anew, another --name keeps both")
 
 def prepare(source="stdlib", **options):
     """What the command does, with the same options; returns the corpus's folder. Raises ConfigError and DataError."""

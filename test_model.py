@@ -1026,7 +1026,7 @@ def test_a_changed_source_is_noticed(tmp_path, monkeypatch, is_whole):
         (folder / "meta.json").unlink()
     with source.open("a") as file:
         file.write("more\n")
-    with pytest.raises(DataError, match="mine: made of .*'bytes': 7000.*, now the source is .*'bytes': 7005.*--force"):
+    with pytest.raises(DataError, match="mine: made of .* 7,000 bytes.*; now there are 1 with 7,005 bytes.*--force"):
         prepare(str(source), data_dir=str(tmp_path))
     prepare(str(source), data_dir=str(tmp_path), force=True)
     assert sum(map(len, sum(read_corpus(folder), []))) == 7005
