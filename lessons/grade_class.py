@@ -1,9 +1,14 @@
 """
-Grades a class: python lessons/grader.py submissions/*.ipynb
+Grades a class: python lessons/grader.py submissions/*/*.ipynb
 
-THIS RUNS THE STUDENTS' CODE, with all that you may do yourself: use a machine or an account that holds nothing else.
-What it finds can be forged by who wants to. Each notebook runs in a process of its own, in a copy of this repository,
-for at most --seconds; a broken or endless one is a row like any other. The rows are written as --csv, too.
+THIS RUNS THE STUDENTS' CODE, with all that you may do yourself: use a machine or an account that
+holds nothing else. What it finds can be forged by who wants to. Each notebook runs apart
+(run_cells.py), for at most --seconds, each of its cells for at most --cell_seconds; a broken or
+endless one is a row like any other. --csv has the rows too, --json=DIR the same for Gradescope.
+
+    python lessons/grade_class.py --student=DIR
+
+writes copies of the lessons without their folded solutions, for handing out.
 """
 import argparse
 import csv
@@ -11,120 +16,213 @@ import importlib
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
+import nbformat
+
 import grader
+from run_cells import CALL, in_words, plain, run_cells
 
 ROOT = grader.ROOT
+STATES = "solved", "wrong", "unsolved"
+SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</details>\s*", re.S)
 
 
-def run_cells(notebook, report, steps):
-    """In a process of its own: runs the code cells, and after each writes what grade has found so far."""
-    import nbformat
-    import train
-    from IPython.core.interactiveshell import InteractiveShell
-    whole = train.train
-    def short(config, *arguments, **options):
-        wanted = config.max_steps or 1000
-        length = min(wanted, steps + wanted // 50)          # of two lengths, still: lesson 6 compares them
-        return whole(replace(config, max_steps=length, eval_interval=config.eval_interval or length, eval_tokens=1024),
-                     *arguments, **options)
-    train.train = short
-    train.Figure = type("NoPicture", (train.Figure,), {"savefig": lambda *a, **k: None})    # loss.png: a fifth of a run
-    shell, errors = InteractiveShell.instance(), []
-    cells = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
-    for place, source in enumerate(cells, 1):
-        done = shell.run_cell(source)
-        if error := done.error_before_exec or done.error_in_exec:
-            errors.append(f"cell {place}: {type(error).__name__}: {error}"[:200])
-        Path(report).write_text(json.dumps(dict(results=grader.results, errors=errors, cells=[place, len(cells)])))
+# ---- One notebook ----------------------------------------------------------------------------------------------------
+
+def lessons_of(name, text):
+    """Numbers of the lessons in a notebook: by its calls of grade, else its heading, else its name."""
+    called = {call[2] for call in CALL.finditer(text)}
+    heading = re.findall(r"# Lesson (\d+)\b", text)[:1]
+    in_name = re.findall(r"(?<!\d)0?(\d)(?!\d)", name)[:1]
+    return {int(number) for number in called or heading or in_name}
 
 
-def run_notebook(path, seconds=600, steps=20):
-    """A row for a notebook: what its exercises came to and what stopped it. It runs in a copy of this repository, in a
-    process of its own, with train's runs cut to so many steps."""
-    text = Path(path).read_text(encoding="utf-8", errors="replace") if Path(path).is_file() else ""
-    numbers = [number for lesson in sorted(set(re.findall(r'grade\(\\?["\'](\d+)\.', text)), key=int)
-               if (ROOT / f"lessons/exercises_{int(lesson):02d}.py").exists()
-               for number in importlib.import_module(f"exercises_{int(lesson):02d}").EXERCISES]
-    start, note = time.monotonic(), []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for file in (*ROOT.glob("*.py"), *ROOT.glob("lessons/*.py")):
-            (Path(folder) / file.relative_to(ROOT)).parent.mkdir(exist_ok=True)
-            shutil.copy(file, Path(folder) / file.relative_to(ROOT))
-        for name in "data", "assets":                       # without data the notebook makes its corpus
-            if (ROOT / name).exists():
-                (Path(folder) / name).symlink_to(ROOT / name)
-        report, log = Path(folder, "report.json"), Path(folder, "log.txt")
-        with open(log, "w") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "grade_class.py", f"--cells={report}", f"--steps={steps}", str(Path(path).resolve())],
-                cwd=Path(folder, "lessons"), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
-                env=dict(os.environ, MPLBACKEND="Agg"), start_new_session=True)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            note.append(f"stopped after {seconds:g} s")
-        finally:
-            if hasattr(os, "killpg"):
-                try:
-                    os.killpg(process.pid, signal.SIGKILL)              # and what it has started
-                except ProcessLookupError:
-                    pass
-            process.kill()
-            process.wait()
-        found = json.loads(report.read_text()) if report.exists() else dict(results={}, errors=[], cells=[0, 0])
-        if not note and (process.returncode or not report.exists()):
-            lines = log.read_text(errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), process.returncode)
-            note.append(f"broken off: {last}"[:200])
-    result, done = found["results"], found["cells"]
-    note += [f"in cell {done[0] + 1} of {done[1]}"] * (note != [] and done[0] < done[1]) + found["errors"]
-    by_state = {state: [n for n in dict.fromkeys([*numbers, *result]) if result.get(n, ["unsolved"])[0] == state]
-                for state in ("solved", "unsolved", "wrong")}
-    return dict(notebook=Path(path).name, **by_state, seconds=round(time.monotonic() - start), note="; ".join(note),
-                mistakes=[f"{n}: {sentence}" for n in by_state["wrong"] for sentence in result[n][1]])
+def exercises():
+    """lesson -> numbers of its exercises"""
+    names = sorted(path.stem for path in ROOT.glob("lessons/exercises_*.py"))
+    return {int(name[-2:]): list(importlib.import_module(name).EXERCISES) for name in names}
+
+
+def sorted_out(results, lessons):
+    """The exercises of these lessons, and of others that were graded, by what they came to."""
+    found = dict(solved=[], wrong=[], unsolved=[], mistakes={})
+    for lesson, numbers in exercises().items():
+        if lesson not in lessons and not results.keys() & numbers:
+            continue
+        for number in numbers:
+            state, sentences = results.get(number, ("unsolved", []))
+            found[state].append(number)
+            if state == "wrong":
+                found["mistakes"][number] = [plain(sentence, 500) for sentence in sentences]
+    return found
+
+
+class NotGradable(Exception):
+    pass
+
+
+def code_cells(path):
+    """The sources of a notebook's code cells."""
+    if not Path(path).is_file():
+        raise NotGradable("no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")             # of cells without ids
+            notebook = nbformat.read(path, 4)
+        cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    except Exception as error:
+        raise NotGradable(f"not a notebook: {in_words(error)}") from None
+    if not cells:
+        raise NotGradable("no code cells")
+    return cells
+
+
+def setup_of(lesson):
+    """The first code cell of a lesson as it stands in this repository."""
+    for path in ROOT.glob(f"lessons/{lesson:02d}_*.ipynb"):
+        return code_cells(path)[0]
+    return ""
+
+
+def run_notebook(path, seconds=600, steps=20, cell_seconds=60, name=None):
+    """A row for a notebook: what its exercises came to, and what stopped it."""
+    start = time.monotonic()
+    path = Path(path)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    lessons = lessons_of(path.name, text)
+    try:
+        cells = code_cells(path)
+        setups = ["from grader import grade, inputs", *map(setup_of, lessons)]
+        results, notes = run_cells(cells, setups, seconds, cell_seconds, steps)
+        if not results and not any(map(CALL.search, cells)):
+            notes.append("no call of grade")
+        found = sorted_out(results, lessons)
+    except Exception as error:
+        found = sorted_out({}, lessons)
+        notes = [str(error) if isinstance(error, NotGradable) else f"not gradable: {in_words(error)}"]
+    if not any(found.values()):
+        notes.append("which lesson it is cannot be told")
+    row = dict(notebook=plain(name or path, 1000), **found)
+    return {**row, "seconds": round(time.monotonic() - start), "note": "; ".join(notes)}
+
+
+# ---- The class -------------------------------------------------------------------------------------------------------
+
+def names_of(paths):
+    """A name for each: its path from the folder that all have in common."""
+    whole = [Path(path).absolute() for path in paths]
+    common = os.path.commonpath([path.parent for path in whole])
+    return [path.relative_to(common).as_posix() for path in whole]
+
+
+def in_text(row):
+    """The row for the table in --csv."""
+    words = {key: " ".join(row[key]) for key in STATES}
+    mistakes = [f"{number}: {' '.join(said)}" for number, said in row["mistakes"].items() if said]
+    return {**row, **words, "mistakes": "\n".join(mistakes)}
+
+
+def show(row, width):
+    words = in_text(row)
+    print(f"{row['notebook']:{width}}  {len(row['solved']):2} solved, "
+          f"{len(row['wrong'])} wrong ({words['wrong'] or '-'}), "
+          f"{len(row['unsolved'])} unsolved ({words['unsolved'] or '-'}), {row['seconds']} s", end="")
+    print(f"; {row['note']}" if row["note"] else "", flush=True)
+    for line in words["mistakes"].splitlines():
+        print(f"{'':{width}}  {line}")
+
+
+def write_json(row, folder):
+    """What Gradescope reads as results.json."""
+    tests = []
+    for state in STATES:
+        for number in row[state]:
+            output = " ".join(row["mistakes"].get(number, [])) or state
+            score = int(state == "solved")
+            tests.append(dict(name=f"Exercise {number}", score=score, max_score=1, output=output))
+    target = Path(folder, row["notebook"] + ".json")            # folders stay: no two get one name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    whole = dict(score=len(row["solved"]), output=row["note"], tests=tests)
+    target.write_text(json.dumps(whole, indent=1))
+
+
+def show_exercises(rows):
+    """A table of what the class did, by exercise."""
+    print("\nexercise  solved  wrong  untried  most common mistake")
+    for number in sum(exercises().values(), []):
+        counts = [sum(number in row[state] for row in rows) for state in STATES]
+        if not any(counts):
+            continue
+        said = Counter()
+        for row in rows:
+            said.update(row["mistakes"].get(number, []))
+        line = "{:8}  {:6}  {:5}  {:7}".format(number, *counts)
+        for sentence, count in said.most_common(1):
+            line += f"  {count} x {sentence}"
+        print(line)
+
+
+def write_student_copies(folder):
+    """The lessons as they are, without what lies folded under Solution."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for path in sorted(ROOT.glob("lessons/[0-9]*.ipynb")):
+        notebook = nbformat.read(path, 4)
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = SOLUTION.sub("", cell.source).rstrip()
+        with open(Path(folder, path.name), "x", encoding="utf-8") as file:      # never over one that is there
+            nbformat.write(notebook, file)
+        print(f"written: {Path(folder, path.name)}")
+
+
+def grade_all(options):
+    """Grades options.notebooks, prints and writes a row for each as soon as those before it are done."""
+    paths = list(dict.fromkeys(options.notebooks))
+    names = names_of(paths)
+    width = max(map(len, names))
+    columns = ["notebook", *STATES, "mistakes", "seconds", "note"]
+    rows = []
+
+    def grade_one(path, name):
+        return run_notebook(path, options.seconds, options.steps, options.cell_seconds, name)
+    pool = ThreadPoolExecutor(options.jobs)
+    with open(options.csv, "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns)
+        table.writeheader()
+        for row in pool.map(grade_one, paths, names):
+            rows.append(row)
+            show(row, width)
+            table.writerow(in_text(row))
+            file.flush()
+            if options.json:
+                write_json(row, options.json)
+    show_exercises(rows)
+    print(f"written: {options.csv}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Grades notebooks, a row each. THIS RUNS THE STUDENTS' CODE.")
-    parser.add_argument("notebooks", nargs="+")
-    parser.add_argument("--seconds", type=float, default=600, help="time limit a notebook (600)")
-    parser.add_argument("--steps", type=int, default=20, help="cuts training runs to about so many steps (20)")
-    parser.add_argument("--jobs", type=int, default=1, help="notebooks at a time (1)")
-    parser.add_argument("--csv", default="grades.csv", help="where the rows go (grades.csv)")
-    parser.add_argument("--cells", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description="Grades notebooks. THIS RUNS THE STUDENTS' CODE.")
+    add = parser.add_argument
+    add("notebooks", nargs="*")
+    add("--seconds", type=float, default=600, help="time limit a notebook (600)")
+    add("--cell_seconds", type=float, default=60, help="time limit a cell (60)")
+    add("--steps", type=int, default=20, help="cuts training runs to about so many steps (20)")
+    add("--jobs", type=int, default=os.cpu_count(), help="notebooks at a time (one a core)")
+    add("--csv", default="grades.csv", help="where the rows go (grades.csv)")
+    add("--json", metavar="DIR", help="also writes a results.json for Gradescope for each notebook")
+    add("--student", metavar="DIR", help="writes copies of the lessons without solutions")
     options = parser.parse_args()
-    if options.cells:
-        return run_cells(options.notebooks[0], options.cells, options.steps)
-    counts, width = Counter(), max(len(Path(path).name) for path in options.notebooks)
-    with open(options.csv, "w", newline="") as file, ThreadPoolExecutor(options.jobs) as pool:
-        table = None
-        for row in pool.map(lambda path: run_notebook(path, options.seconds, options.steps), options.notebooks):
-            counts.update(row["mistakes"])
-            words = {key: " ".join(value) if isinstance(value, list) else value for key, value in row.items()}
-            print(f"{row['notebook']:{width}}  {len(row['solved']):2} solved, {len(row['wrong'])} wrong "
-                  f"({words['wrong'] or '-'}), {len(row['unsolved'])} unsolved ({words['unsolved'] or '-'}), "
-                  f"{row['seconds']} s{'; ' + row['note'] if row['note'] else ''}", flush=True)
-            print(*(f"{'':{width}}  {sentence}\n" for sentence in row["mistakes"]), sep="", end="")
-            table = table or csv.DictWriter(file, words)
-            if not file.tell():
-                table.writeheader()
-            table.writerow(words | {"mistakes": "\n".join(row["mistakes"])})
-            file.flush()
-    for sentence, count in counts.most_common():
-        if count > 1:
-            print(f"{count} x {sentence}")
-    print(f"written: {options.csv}")
+    if not options.student and not options.notebooks:
+        parser.error("which notebooks? Give their paths, or --student=DIR")
+    if options.student:
+        write_student_copies(options.student)
+    if options.notebooks:
+        grade_all(options)
 
 
 if __name__ == "__main__":
