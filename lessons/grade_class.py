@@ -48,6 +48,10 @@ def exercises():
     return {int(name[-2:]): list(importlib.import_module(name).EXERCISES) for name in names}
 
 
+def all_exercises():
+    return sum(exercises().values(), [])
+
+
 def sorted_out(results, lessons):
     """The exercises of these lessons, and of others that were graded, by what they came to."""
     found = dict(solved=[], wrong=[], unsolved=[], mistakes={})
@@ -139,12 +143,12 @@ def show(row, width):
 
 def write_json(row, folder):
     """What Gradescope reads as results.json."""
+    state = {number: state for state in STATES for number in row[state]}
     tests = []
-    for state in STATES:
-        for number in row[state]:
-            output = " ".join(row["mistakes"].get(number, [])) or state
-            score = int(state == "solved")
-            tests.append(dict(name=f"Exercise {number}", score=score, max_score=1, output=output))
+    for number in filter(state.get, all_exercises()):
+        output = " ".join(row["mistakes"].get(number, [])) or state[number]
+        score = int(state[number] == "solved")
+        tests.append(dict(name=f"Exercise {number}", score=score, max_score=1, output=output))
     target = Path(folder, row["notebook"] + ".json")            # folders stay: no two get one name
     target.parent.mkdir(parents=True, exist_ok=True)
     whole = dict(score=len(row["solved"]), output=row["note"], tests=tests)
@@ -154,7 +158,7 @@ def write_json(row, folder):
 def show_exercises(rows):
     """A table of what the class did, by exercise."""
     print("\nexercise  solved  wrong  untried  most common mistake")
-    for number in sum(exercises().values(), []):
+    for number in all_exercises():
         counts = [sum(number in row[state] for row in rows) for state in STATES]
         if not any(counts):
             continue
@@ -167,14 +171,16 @@ def show_exercises(rows):
         print(line)
 
 
-def write_student_copies(folder):
-    """The lessons as they are, without what lies folded under Solution."""
+def write_student_copies(folder, repository):
+    """The lessons as they are, without what lies folded under Solution. repository: for their setup, to clone."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path in sorted(ROOT.glob("lessons/[0-9]*.ipynb")):
         notebook = nbformat.read(path, 4)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = SOLUTION.sub("", cell.source).rstrip()
+            else:
+                cell.source = cell.source.replace('REPOSITORY = ""', f'REPOSITORY = "{repository}"')
         with open(Path(folder, path.name), "x", encoding="utf-8") as file:      # never over one that is there
             nbformat.write(notebook, file)
         print(f"written: {Path(folder, path.name)}")
@@ -216,11 +222,12 @@ def main():
     add("--csv", default="grades.csv", help="where the rows go (grades.csv)")
     add("--json", metavar="DIR", help="also writes a results.json for Gradescope for each notebook")
     add("--student", metavar="DIR", help="writes copies of the lessons without solutions")
+    add("--repository", default="", help="for these copies: what git clones where they stand alone")
     options = parser.parse_args()
     if not options.student and not options.notebooks:
         parser.error("which notebooks? Give their paths, or --student=DIR")
     if options.student:
-        write_student_copies(options.student)
+        write_student_copies(options.student, options.repository)
     if options.notebooks:
         grade_all(options)
 

@@ -150,7 +150,7 @@ def run_task(folder):
 # ---- Outside of it ---------------------------------------------------------------------------------------------------
 
 def copy_repository(folder):
-    for file in [*ROOT.glob("*.py"), *ROOT.glob("lessons/*.py")]:
+    for file in [*ROOT.glob("*.py"), ROOT / "requirements.txt", *ROOT.glob("lessons/*.py")]:
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(exist_ok=True)
         shutil.copy(file, target)
