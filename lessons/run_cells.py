@@ -53,6 +53,7 @@ def set_alarm(seconds):
             raised.append(late)
             raise late
     if hasattr(signal, "setitimer"):                    # not on Windows: the notebook's limit ends a loop there
+        signal.setitimer(signal.ITIMER_REAL, 0)         # an alarm before this one goes off no more
         signal.signal(signal.SIGALRM, ring)
         signal.setitimer(signal.ITIMER_REAL, seconds, 0.001)
 

@@ -2,12 +2,16 @@
 import csv
 import importlib
 import math
+import json
 import os
 import re
+import shutil
+import signal
 import struct
 import subprocess
 import sys
 import textwrap
+import time
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,11 +23,13 @@ import numpy as np
 import pytest
 import torch
 
+import begin
 import diagram
 import grade_class
 import grader
 import mistakes
 from answers import aligned, arguments
+import run_cells
 from diagnose import diagnose
 from train import TrainConfig, train
 
@@ -58,27 +64,17 @@ def graded(notebook):
 
 
 def a_class_graded(folder):
-    """(what grader.py printed, row of grades.csv by notebook) for four notebooks in folder."""
-    def notebook(name, *cells):
-        new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        nbformat.write(new, folder / name)
-
-    start = "from grader import grade\nimport torch\n"
-    stub = "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"
-    notebook("good.ipynb", start + "drift = grade('1.1', lambda n, a, b, m, v: (m + n * a, v * b ** n))", "1 / 0", stub,
-             "def f(x, eps):\n    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps) ** 0.5",
-             "layer_norm = grade('1.2', f)")
-    solved = "largest = grade('1.3', lambda n: (n - 1) ** 0.5)"
-    notebook("endless.ipynb", start + solved, "import time\ntime.sleep(100)")
-    notebook("gone.ipynb", start + stub, "import os\nos._exit(7)")
+    """(what grader.py printed, row of grades.csv by notebook) for the notebooks of CLASS in folder."""
+    for name, cells in CLASS.items():
+        notebook(folder / name, *cells)
     (folder / "broken.ipynb").write_text("no notebook, grade(\"1.1\", f)")
-    names = ["good.ipynb", "endless.ipynb", "gone.ipynb", "broken.ipynb"]
-    command = [sys.executable, str(HERE / "grader.py"), *names, "--seconds=60", "--jobs=4"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    names = [*CLASS, "broken.ipynb"]
+    command = [sys.executable, str(HERE / "grader.py"), *names, "--seconds=60", "--cell_seconds=6", "--json=out"]
+    done = subprocess.run([*command, "--jobs=3"], cwd=folder, capture_output=True, text=True, check=True)
     with open(folder / "grades.csv", newline="") as file:
         rows = {row["notebook"]: row for row in csv.DictReader(file)}
-    assert list(rows) == names and done.stdout.count(" solved, ") == 4
-    return done.stdout, rows
+    assert list(rows) == names
+    return done.stdout, rows, folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -775,12 +771,193 @@ def test_untouched_notebook_runs(name, runs):
     assert row["note"] == "" and row["unsolved"] == list(graded(LESSONS[name])), row
 
 
+# ---- Grading a class -------------------------------------------------------------------------------------------------
+
+def notebook(path, *cells, text=""):
+    """Writes a notebook with such code cells, and a cell of text before them."""
+    path.parent.mkdir(exist_ok=True)
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    if text:
+        made.cells.insert(0, nbformat.v4.new_markdown_cell(text))
+    nbformat.write(made, path)
+    return path
+
+
+DRIFT = "drift = grade('1.1', lambda n, a, b, m, v: (m + n * a, v * b ** n))"
+SAMPLE_VARIANCE = """def f(x, eps):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps) ** 0.5
+layer_norm = grade('1.2', f)"""
+SWALLOWS = """def f(n):
+    while True:
+        try:
+            while True:
+                n = n + 1
+        except:
+            pass
+largest = grade('1.3', f)
+assert f is not largest"""
+CLASS = {
+    "alice/01.ipynb": [
+        "%matplotlib inline\n%config InlineBackend.figure_format = 'svg'\nimport a_package_that_is_not_here", DRIFT,
+        "raise ValueError('x\\nmallory.ipynb  11 solved, 0 wrong (-), 0 unsolved (-), 3 s')", "quit()", "1 / 0",
+        SAMPLE_VARIANCE, "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"],
+    "bob/01.ipynb": [
+        "from grader import grade", SWALLOWS, DRIFT, "while True:\n    pass", "import os\nos._exit(0)",
+        "geometry = grade('1.4', lambda x: x)"],
+    "stuck.ipynb": [
+        "print('pass')", DRIFT, "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(100)"]}
+
+
 def test_a_class_of_notebooks_is_graded(runs):
-    out, rows = runs["class"].result()
-    good, endless, gone = rows["good.ipynb"], rows["endless.ipynb"], rows["gone.ipynb"]
-    assert good["solved"] == "1.1" and good["wrong"] == "1.2" and good["unsolved"].startswith("1.3 1.4 ")
-    assert "cell 2: ZeroDivisionError" in good["note"] and "sample variance" in good["mistakes"]
-    assert "sample variance" in out
-    assert endless["solved"] == "1.3" and endless["note"] == "stopped after 60 s; in cell 2 of 2"
-    assert gone["solved"] == gone["wrong"] == "" and "broken off: 7; in cell 2 of 2" in gone["note"]
-    assert "broken off" in rows["broken.ipynb"]["note"] and rows["broken.ipynb"]["unsolved"].startswith("1.1 1.2")
+    out, rows, folder = runs["class"].result()
+    alice, bob, stuck, broken = rows.values()
+    assert alice["solved"] == "1.1" and alice["wrong"] == "1.2" and alice["unsolved"].startswith("1.3 1.4 ")
+    assert "sample variance" in alice["mistakes"] and "matplotlib" not in alice["note"]
+    assert alice["note"].startswith("at 1.1 (cell 1) ModuleNotFoundError: No module named 'a_package_that_is_not")
+    assert "at 1.2 (cell 4) SystemExit" in alice["note"] and alice["note"].endswith("; 4 errors in all")
+    assert len(alice["note"]) < 400 and "mallory" in alice["note"] and "\nmallory" not in out
+    assert bob["solved"] == "1.1" and bob["wrong"] == "1.3" and bob["mistakes"] == "1.3: no end within 6 s"
+    assert bob["note"] == ("ended early with exit code 0, at 1.4 (cell 5 of 6); "
+                           "at 1.4 (cell 4) TooLong: no end within 6 s")
+    assert stuck["solved"] == "1.1" and stuck["note"] == "stopped after 60 s, at the end (cell 3 of 3)"
+    assert "not a notebook" in broken["note"] and broken["unsolved"].startswith("1.1 1.2")
+    table = out[out.index("exercise "):]
+    assert re.search(r"1\.1 +3 +0 +1\n1\.2 +0 +1 +3  1 x .*sample variance", table)
+    found = json.loads((folder / "out/alice/01.ipynb.json").read_text())
+    assert found["score"] == sum(test["score"] for test in found["tests"]) == 1
+    assert [test["name"] for test in found["tests"][:3]] == ["Exercise 1.1", "Exercise 1.2", "Exercise 1.3"]
+    assert {test["max_score"] for test in found["tests"]} == {1} and "sample" in found["tests"][1]["output"]
+    assert sorted(path.name for path in (folder / "out").glob("*/*")) == ["01.ipynb.json"] * 2
+
+
+@pytest.fixture
+def not_run(monkeypatch):
+    """grade_class without the process: nothing is found in a notebook's cells."""
+    monkeypatch.setattr(grade_class, "run_cells", lambda *arguments: ({}, []))
+
+
+@pytest.mark.parametrize("name, content, lesson, note", [
+    ("01.ipynb", None, 1, "no such file"), ("hw2.ipynb", "", 2, "not a notebook: "),
+    ("x.ipynb", "{}", 0, "not a notebook"),
+    ("a_04_nGPT (1).ipynb", "%PDF-1.5", 4, "not a notebook: "), ("5.ipynb", (), 5, "no code cells"),
+    ("x.ipynb", ("# Lesson 6: The race", "1"), 6, "no call of grade"),
+    ("x.ipynb", ("", "1"), 0, "no call of grade; which"),
+    ("99.ipynb", ("", "grade('7.1', f)"), 7, ""), ("3.ipynb", ("## Lesson 3", 'f = grade( "8.2",\n f)'), 8, "")])
+def test_the_lesson_is_told_though_nothing_runs(not_run, tmp_path, name, content, lesson, note):
+    path = tmp_path / name
+    if isinstance(content, tuple):
+        notebook(path, *content[1:], text="".join(content[:1]))
+    elif content is not None:
+        path.write_text(content)
+    row = grade_class.run_notebook(path)
+    expected = [number for number in EXERCISES if int(number.split(".")[0]) == lesson]
+    assert row["unsolved"] == expected and row["solved"] == row["wrong"] == []
+    assert row["note"].startswith(note) and bool(row["note"]) == bool(note)
+
+
+@pytest.mark.parametrize("change", [
+    lambda made: made.update(nbformat_minor=4), lambda made: [cell.pop("id") for cell in made["cells"]],
+    lambda made: made["metadata"].update(colab={"provenance": []}, accelerator="GPU"),
+    lambda made: [cell["metadata"].update(vscode={"languageId": "python"}, id="x") for cell in made["cells"]],
+    lambda made: made["cells"].insert(0, dict(cell_type="raw", metadata={}, source=["x"]))])
+def test_notebooks_of_other_programs_are_read(tmp_path, change):
+    made = json.loads(notebook(tmp_path / "x.ipynb", "a = 1", "b = 2").read_text())
+    change(made)
+    (tmp_path / "x.ipynb").write_text(json.dumps(made))
+    assert grade_class.code_cells(tmp_path / "x.ipynb") == ["a = 1", "b = 2"]
+
+
+def test_a_notebook_of_version_3_is_read(tmp_path):
+    cell = dict(cell_type="code", language="python", collapsed=False, input=["a = 1"], outputs=[], metadata={})
+    made = dict(nbformat=3, nbformat_minor=0, metadata={}, worksheets=[dict(cells=[cell], metadata={})])
+    (tmp_path / "x.ipynb").write_text(json.dumps(made))
+    assert grade_class.code_cells(tmp_path / "x.ipynb") == ["a = 1"]
+
+
+def test_forged_results_are_a_row(tmp_path, monkeypatch):
+    forged = {"1.1": "all solved", "9.9": ["solved", []]}
+    monkeypatch.setattr(grade_class, "run_cells", lambda *arguments: (forged, []))
+    row = grade_class.run_notebook(notebook(tmp_path / "x.ipynb", DRIFT))
+    assert row["solved"] == [] and row["note"].startswith("not gradable: ValueError")
+    name = "x\nmallory\x1b[31m\u2028.ipynb"
+    assert grade_class.run_notebook(tmp_path / "x", name=name)["notebook"] == "x mallory [31m .ipynb"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarm on this system")
+@pytest.mark.parametrize("body", [
+    "while True: pass", "while True:\n try: n = 1\n except (Exception, KeyboardInterrupt): pass",
+    "while True:\n try:\n  while True: n = 1\n except: pass",
+    "for i in range(10**9):\n try: time.sleep(9)\n except: n = 1"])
+def test_a_function_that_does_not_end_costs_one_exercise(one, body, monkeypatch):
+    told = []
+    monkeypatch.setattr(grader, "grade", grader.grade)
+    run_cells.limit_grade(0.2, lambda **news: told.append(news))
+    names = {"time": time}
+    exec(compile("def f(n):\n" + textwrap.indent(body, " "), "<ipython-input-1-0>", "exec"), names)
+    before = signal.getsignal(signal.SIGALRM)
+    start = time.monotonic()
+    try:
+        assert grader.grade("1.1", names["f"]) is square
+        assert grader.results["1.1"] == ("wrong", ["no end within 0.2 s"]) and told == [{"at": "1.1"}, {}]
+        run_cells.set_alarm(0)
+        right = lambda x: x * x
+        assert grader.grade("1.1", right) is right and time.monotonic() - start < 8
+    finally:
+        run_cells.set_alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_names_are_paths_from_what_they_share(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = grade_class.names_of(["a/01.ipynb", f"{tmp_path}/b/c/01.ipynb", "d.ipynb"])
+    assert names == ["a/01.ipynb", "b/c/01.ipynb", "d.ipynb"]
+    assert grade_class.names_of(["a/b/01.ipynb", "a/b/02.ipynb"]) == ["01.ipynb", "02.ipynb"]
+
+
+def test_copies_for_students_have_no_solutions(tmp_path):
+    grade_class.write_student_copies(tmp_path / "out", "https://example.org/lessons")
+    assert sorted(path.stem for path in (tmp_path / "out").iterdir()) == list(LESSONS)
+    for name, whole in LESSONS.items():
+        copied = nbformat.read(tmp_path / "out" / f"{name}.ipynb", 4)
+        assert not folded(copied, "Solution") and folded(copied, "Hint") == folded(whole, "Hint")
+        assert text(copied, "markdown").count("</details>") == text(copied, "markdown").count("<details>")
+        assert len(copied.cells) == len(whole.cells) and all(cell.source for cell in copied.cells)
+        for new, old in zip(copied.cells, whole.cells):
+            assert new.get("outputs") == old.get("outputs") and new.metadata == old.metadata
+            old_source = old.source.replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/lessons"')
+            assert new.source == old_source or new.cell_type == "markdown"
+        assert '"https://example.org/lessons"' in text(copied, "code")
+    with pytest.raises(FileExistsError):
+        grade_class.write_student_copies(tmp_path / "out", "")
+
+
+def setup_of(name):
+    """What all lessons' setup cells share, from REPOSITORY to ROOT."""
+    start = next(cell.source for cell in LESSONS[name].cells if cell.cell_type == "code")
+    return start[start.index("REPOSITORY"): start.index("\n", start.index("ROOT = ")) + 1]
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+def test_the_setup_clones_what_is_not_there(tmp_path):
+    assert len({setup_of(name) for name in LESSONS}) == 1, "one setup for all"
+    home, away = tmp_path / "home", tmp_path / "away"
+    (home / "lessons").mkdir(parents=True)
+    away.mkdir()
+    (home / "model.py").touch()
+    (home / "requirements.txt").write_text("pytest==1.0\n")
+    shutil.copy(HERE / "begin.py", home / "lessons")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], cwd=home, check=True)
+    code = setup_of("04_ngpt") + "print(ROOT, Path.cwd(), sys.path[0])"
+    away_code = code.replace('REPOSITORY = ""', f"REPOSITORY = {str(home)!r}")
+    for folder, source, root in ((away, away_code, away / "course"), (away, away_code, away / "course"),
+                                 (home / "lessons", code, home), (home, code, home)):
+        said = subprocess.run([sys.executable, "-c", source], cwd=folder, capture_output=True, text=True)
+        assert said.stdout == f"{root} {root} {root}\n", said.stderr
+    assert "git" in subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True).stderr
+
+
+def test_what_is_missing_is_installed():
+    lines = "torch==1.0   # any version will do\n\n# no-line==1\nnot_there==2.0  # but this"
+    assert begin.missing(lines) == ["not_there==2.0"]
