@@ -43,7 +43,7 @@ class TooLong(BaseException):
 
 
 def set_alarm(seconds):
-    """Raises TooLong after so many seconds; where a cell's code swallows it, again each millisecond. 0: never."""
+    """Raises TooLong after so many seconds; where a cell's code swallows it, again and again. 0: never."""
     late = TooLong(f"no end within {seconds:g} s")
     raised = []
 
@@ -55,7 +55,7 @@ def set_alarm(seconds):
     if hasattr(signal, "setitimer"):                    # not on Windows: the notebook's limit ends a loop there
         signal.setitimer(signal.ITIMER_REAL, 0)         # an alarm before this one goes off no more
         signal.signal(signal.SIGALRM, ring)
-        signal.setitimer(signal.ITIMER_REAL, seconds, 0.001)
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.0001)
 
 
 def limit_grade(seconds, tell):

@@ -887,12 +887,12 @@ def test_forged_results_are_a_row(tmp_path, monkeypatch):
 @pytest.mark.parametrize("body", [
     "while True: pass", "while True:\n try: n = 1\n except (Exception, KeyboardInterrupt): pass",
     "while True:\n try:\n  while True: n = 1\n except: pass",
-    "for i in range(10**9):\n try: time.sleep(9)\n except: n = 1"])
+    "for i in range(10**9):\n try: n = sum(range(99))\n except: n = 1"])
 def test_a_function_that_does_not_end_costs_one_exercise(one, body, monkeypatch):
     told = []
     monkeypatch.setattr(grader, "grade", grader.grade)
     run_cells.limit_grade(0.2, lambda **news: told.append(news))
-    names = {"time": time}
+    names = {}
     exec(compile("def f(n):\n" + textwrap.indent(body, " "), "<ipython-input-1-0>", "exec"), names)
     before = signal.getsignal(signal.SIGALRM)
     start = time.monotonic()
