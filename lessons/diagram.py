@@ -4,6 +4,7 @@ The one picture that every lesson starts with: a GPT's way from tokens to loss, 
     from diagram import block_diagram
     block_diagram(3)                                # lesson 3's parts, and the eight lessons below: you are here
     block_diagram("norm1", "norm2")                 # parts by name (PARTS has them), no map
+    block_diagram("norm1", without=["head_scale"])  # parts that are left out
     block_diagram(1, norm1="LayerNorm")             # other words in a box
 
 And the map of where norms can stand, from which lesson 8 sets out:
@@ -28,18 +29,27 @@ PARTS = {
     "loss": (4, 4, "step", "loss"), "optimizer": (4, 6, "step", "AdamW"),
     "project": (4, 7, "norm", "norms of\nweights"),
 }
-# number: (what the map calls it, its parts)
+BRANCH_END = ("norm_attn", "norm_mlp")              # norms behind w_o and w_down
+BEHIND_SUM = ("post_a", "post_m")
+OF_SPHERE = ("scale_uz", "s_z", "project")
+# number: (what the map calls it, its parts, what its architecture lacks)
 LESSONS = {
-    1: ("LayerNorm,\nRMSNorm", ("norm1", "norm2", "norm_f")),
-    2: ("PowerNorm", ("norm1", "norm2", "norm_f")),
-    3: ("NormFormer", ("head_scale", "norm_attn", "norm_ffn", "residual_m")),
-    4: ("nGPT", ("qk_norm", "norm_attn", "residual_a", "post_a", "scale_uz", "norm_mlp", "residual_m", "post_m",
-                 "s_z", "project")),
-    5: ("anGPT", ("w_qkv", "w_o", "residual_a", "w_up", "act", "w_down", "residual_m", "project")),
-    6: ("the race", ("loss", "optimizer", "project")),
-    7: ("what a\nnorm costs", ("norm1", "qk_norm", "attend", "norm2", "norm_f", "project")),
-    8: ("write the\nseventh", ("norm1", "post_a", "norm2", "post_m", "norm_f")),
+    1: ("LayerNorm,\nRMSNorm", ("norm1", "norm2", "norm_f"),
+        ("qk_norm", "head_scale", "norm_ffn", *BRANCH_END, *BEHIND_SUM, *OF_SPHERE)),
+    2: ("PowerNorm", ("norm1", "norm2", "norm_f"),
+        ("qk_norm", "head_scale", "norm_ffn", *BRANCH_END, *BEHIND_SUM, *OF_SPHERE)),
+    3: ("NormFormer", ("head_scale", "norm_attn", "norm_ffn", "residual_m"),
+        ("qk_norm", "norm_mlp", *BEHIND_SUM, *OF_SPHERE)),
+    4: ("nGPT", ("qk_norm", "residual_a", "residual_m", *BRANCH_END, *BEHIND_SUM, *OF_SPHERE),
+        ("norm1", "norm2", "norm_f", "head_scale", "norm_ffn")),
+    5: ("anGPT", ("w_qkv", "w_o", "w_up", "act", "w_down", "residual_a", "residual_m", *BEHIND_SUM, "project"),
+        ("norm1", "norm2", "norm_f", "head_scale", "norm_ffn", "scale_uz")),
+    6: ("the race", ("loss", "optimizer", "project"), ()),
+    7: ("what a\nnorm costs", ("norm1", "qk_norm", "attend", "norm2", "norm_f", "project"), ()),
+    8: ("write the\nseventh", ("norm1", "norm2", "norm_f", *BEHIND_SUM),
+        ("qk_norm", "head_scale", "norm_ffn", *BRANCH_END, *OF_SPHERE)),
 }
+STILL_THERE = {"qk_norm": "rope"}                   # where the rest of a part is lacking
 ROW = (2.45, 1.0, 1.85, 0.4, -0.55)                 # heights: two branches, the stream under each, the end
 FILL = {"norm": "#cfe8f7", "matrix": "#e6e6e6", "step": "white", "plus": "white"}
 MARK = "#e69f00"                                    # orange and blue: told apart by every kind of colour vision
@@ -51,8 +61,8 @@ def box(ax, x, y, words, kind, marked=False, w=0.9, h=0.42, dashed=False):
     ax.add_patch(Circle((x, y), 0.14, **style) if kind == "plus" else
                  FancyBboxPatch((x - w / 2, y - h / 2), w, h, boxstyle="round,pad=0,rounding_size=0.06", **style))
     longest = max(len(word) for word in words.split("\n"))
-    ax.text(x, y, words, ha="center", va="center", fontsize=9.5 if longest < 9 or w > 1 else 8.2, zorder=4,
-            weight="bold" if marked and longest < 11 else "normal", linespacing=0.95)
+    ax.text(x, y, words, ha="center", va="center", fontsize=9 if longest < 10 or w > 1 else 8.2, zorder=4,
+            weight="bold" if marked and longest < 11 else "normal", linespacing=1.25)
 
 
 def line(ax, *points, arrow=True):
@@ -62,22 +72,49 @@ def line(ax, *points, arrow=True):
         ax.annotate("", points[-1], points[-2], arrowprops=dict(arrowstyle="->", linewidth=1.1), zorder=1)
 
 
-def block_diagram(*marks, **words):
-    """Draws a GPT with the parts `marks` filled: names of PARTS, or a lesson's number, which adds the map of the eight.
+def block_diagram(*marks, without=(), **words):
+    """Draws a GPT with the parts `marks` filled: names of PARTS, or a lesson's number, which adds the map of the eight
+    and leaves out what the lesson's architecture lacks.
 
     Keywords change the words in a box: norm1="PowerNorm". Raises ValueError for a part that is not there.
     """
     here = [mark for mark in marks if mark in LESSONS]
-    marked = [part for mark in marks for part in (LESSONS[mark][1] if mark in LESSONS else (mark,))]
-    if unknown := (set(marked) | set(words)) - set(PARTS):
+    marked = [mark for mark in marks if mark not in LESSONS]
+    lacking = list(without)
+    for number in here:
+        marked += LESSONS[number][1]
+        lacking += LESSONS[number][2]
+    if unknown := (set(marked) | set(words) | set(without)) - set(PARTS):
         raise ValueError(f"no part {', '.join(map(str, unknown))}; there are {', '.join(PARTS)}")
-    bottom = -1.75 if here else -0.95
+    shown = {name: part for name, part in PARTS.items() if name not in lacking}
+    for name in STILL_THERE.keys() & lacking:
+        row, place, _, _ = PARTS[name]
+        shown[name] = (row, place, "step", STILL_THERE[name])
+    bottom = -1.8 if here else -0.95
     fig, ax = plt.subplots(figsize=(10, (3 - bottom) * 0.95))
     ax.set(xlim=(-0.75, 9.6), ylim=(bottom, 3))
     ax.axis("off")
+    draw_lines(ax, shown)
+    for name, (row, place, kind, label) in shown.items():
+        box(ax, place, ROW[row], words.get(name, label), kind, name in marked, h=0.5)
+    for x, kind, mark, label in ((7.95, "norm", False, "norm, scale"), (8.85, "norm", True, "here")):
+        box(ax, x + 0.2, ROW[4], label, kind, mark, w=0.8, h=0.3)
+    if here:
+        for number, (title, *_) in LESSONS.items():
+            box(ax, -0.1 + (number - 1) * 1.28, -1.45, f"{number} {title}", "step", number in here, w=1.2, h=0.55)
+    fig.tight_layout(pad=0.2)
+    plt.show()
+    plt.close(fig)
+
+
+def draw_lines(ax, shown):
+    """The ways between the boxes of block_diagram, and what is written beside them."""
+    begins = {}                                     # the left edge of each row's first box
+    for row, place, _, _ in shown.values():
+        begins[row] = min(place - 0.45, begins.get(row, place))
     for branch, stream in ((0, 2), (1, 3)):         # around the block's two halves, above the residual stream
         y, x0 = ROW[stream], 0.45
-        line(ax, (x0, y), (x0, ROW[branch]), (0.55, ROW[branch]))
+        line(ax, (x0, y), (x0, ROW[branch]), (begins[branch], ROW[branch]))
         line(ax, (1, ROW[branch]), (7.5, ROW[branch]), arrow=False)
         line(ax, (7.4, ROW[branch]), (8, ROW[branch]), (8, y + 0.14))
         line(ax, (0 if stream == 2 else -0.3, y), (7.86, y))
@@ -85,24 +122,17 @@ def block_diagram(*marks, **words):
         ax.text(4, y + 0.05, "h, the residual stream" + " (goes round every branch)" * (stream == 2), fontsize=9.5,
                 ha="center", style="italic")
         ax.text(-0.25, ROW[branch] - 0.02, ("attention", "MLP")[branch], fontsize=10, ha="center", va="center")
-    for top, low, turn, end in ((2, 3, 1.43, -0.25), (3, 4, -0.08, 0.55)):       # from one row to the next
+    for top, low, turn, end in ((2, 3, 1.43, -0.25), (3, 4, -0.08, begins[4])):  # from one row to the next
         line(ax, (9, ROW[top]), (9.54, ROW[top]), (9.54, turn), (-0.65, turn), (-0.65, ROW[low]), (end, ROW[low]),
              arrow=low == 4)
-    line(ax, (1, ROW[4]), (3.55, ROW[4]))
+    line(ax, (begins[4], ROW[4]), (3.55, ROW[4]))
     line(ax, (4.4, ROW[4]), (5.55, ROW[4]))
-    line(ax, (6.4, ROW[4]), (6.55, ROW[4]), arrow=False)
+    if "project" in shown:
+        line(ax, (6.4, ROW[4]), (6.55, ROW[4]), arrow=False)
     ax.text(4.98, ROW[4] + 0.06, "gradient", fontsize=9.5, ha="center")
-    for name, (row, place, kind, label) in PARTS.items():
-        box(ax, place, ROW[row], words.get(name, label), kind, name in marked)
     ax.text(-0.7, ROW[2] - 0.02, "ids", fontsize=10, va="center")
     ax.text(9, ROW[0], "one of\nn_layer blocks", fontsize=9.5, ha="center", va="center", style="italic")
-    for x, kind, mark, label in ((7.95, "norm", False, "norm, scale"), (8.85, "norm", True, "here")):
-        box(ax, x + 0.2, ROW[4], label, kind, mark, w=0.8, h=0.3)
-    for number, (title, _) in LESSONS.items() if here else ():
-        box(ax, -0.1 + (number - 1) * 1.28, -1.4, f"{number} {title}", "step", number in here, w=1.2, h=0.5)
-    fig.tight_layout(pad=0.2)
-    plt.show()
-    plt.close(fig)
+
 
 
 # Where, the equation, what stands on the branch (a height: words), behind the sum, and who has it. A "?": not all do.
