@@ -34,32 +34,52 @@ def diagnose(batch):
     x, y = batch
 
     def watch(model, optimizer, step):
-        norms = []
-
-        def note(block, given, h):
-            for state in (given[0], h) if block is model.blocks[0] else (h,):
-                norms.append(state.detach().float().norm(dim=-1).mean().item())
-
-        hooks = [block.register_forward_hook(note) for block in model.blocks]
-        training, device = model.training, next(model.parameters()).device
+        was_training = model.training
+        device = next(model.parameters()).device
         model.eval()                               # no dropout, and PowerNorm's running statistics stay as they are
-        matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
-        with torch.compiler.set_stance("force_eager"):
-            loss = model(x.to(device), y.to(device), loss_only=True)[1]
-            grads = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-        with torch.no_grad():
-            rows = {name: p.norm(dim=1) for name, p in matrices.items()}
-            moments = {name: optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1)) for name, p in matrices.items()}
-            scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
-            scales |= {f"{name}.weight": scale() for name, scale in model.named_modules() if isinstance(scale, Scale)}
-            return {"residual_norm": norms,
-                    "grad_l1": by_layer({name: g.abs().mean() for name, g in zip(matrices, grads)}),
-                    "scale": by_layer({name: value.abs().mean() for name, value in scales.items()}),
-                    "row_norm": by_layer({name: norm.mean() for name, norm in rows.items()}),
-                    "row_norm_max": by_layer({name: norm.max() for name, norm in rows.items()}),
-                    "momentum_var": by_layer({name: m.var(correction=0) for name, m in moments.items()})}
+        norms, gradients = look(model, x.to(device), y.to(device))
+        model.train(was_training)
+        found = {"residual_norm": norms, "grad_l1": by_layer({name: g.abs().mean() for name, g in gradients.items()})}
+        return found | of_weights(model, optimizer)
 
     return watch
+
+
+def look(model, x, y):
+    """(mean ||h|| before the first block and after each, name -> gradient of each matrix) of one batch."""
+    norms = []
+
+    def note(h):
+        norms.append(h.detach().float().norm(dim=-1).mean().item())
+
+    hooks = [model.blocks[0].register_forward_pre_hook(lambda block, given: note(given[0]))]
+    for block in model.blocks:
+        hooks.append(block.register_forward_hook(lambda block, given, h: note(h)))
+    matrices = matrices_of(model)
+    with torch.compiler.set_stance("force_eager"):
+        loss = model(x, y, loss_only=True)[1]
+        gradients = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
+    for hook in hooks:
+        hook.remove()
+    return norms, dict(zip(matrices, gradients))
+
+
+def matrices_of(model):
+    return {name: p for name, p in model.named_parameters() if p.dim() == 2}
+
+
+@torch.no_grad()
+def of_weights(model, optimizer):
+    """What is seen of the weights themselves and of Adam's first moments, by layer."""
+    rows, moments = {}, {}
+    for name, p in matrices_of(model).items():
+        rows[name] = p.norm(dim=1)
+        moments[name] = optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1))        # none before the first step
+    scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
+    for name, module in model.named_modules():
+        if isinstance(module, Scale):              # as it is used, not as it is stored
+            scales[f"{name}.weight"] = module()
+    return {"scale": by_layer({name: value.abs().mean() for name, value in scales.items()}),
+            "row_norm": by_layer({name: norm.mean() for name, norm in rows.items()}),
+            "row_norm_max": by_layer({name: norm.max() for name, norm in rows.items()}),
+            "momentum_var": by_layer({name: m.var(correction=0) for name, m in moments.items()})}
