@@ -4,7 +4,8 @@ Measure what normalization costs, and what it gains.
     python bench.py speed                                       # a training step of every arch, at laptop size
     python bench.py speed --size=0.5b --batch_size=8 --archs=rmsnorm+qk_norm,ngpt,angpt       # anGPT's Table 2
     OMP_NUM_THREADS=1 python bench.py sample                    # decoding with the KV cache
-    python bench.py race                                        # which arch learns most from its tokens: hours
+    python bench.py race --n_layer=3 --n_embd=64 --block_size=128 --batch_size=16             # who learns most: hours
+    python bench.py law small.json middle.json large.json       # of races at several sizes: loss against parameters
     python bench.py curves out/angpt out/ngpt --follow          # runs of train.py in one picture, as they go on
     python bench.py hellaswag --out_dir=out/angpt,out/ngpt      # questions about everyday life, for larger models
 
@@ -13,108 +14,143 @@ turns in one process, in a new order every round; ratios are taken within a roun
 cancels. Brackets go from the 10th to the 90th percentile of the rounds.
 
 speed   train.py's optimizer_step (forward, backward, clipping, AdamW, project_) on one batch of random tokens, compiled
-        unless --compile=false; compiling takes a quarter of a minute an arch. MFU is against this machine's own matrix
-        products. Memory, on CUDA alone: weights, AdamW's state, what a step adds.
+        unless --compile=false; compiling takes a quarter of a minute an arch. Memory, on CUDA alone: weights, AdamW's
+        state, what a step adds.
 sample  model.generate, greedy, float32, not compiled; the first token, with the reading of the prompt, is left out.
-race    complete runs of train.py, each with a cosine of its own. First a search for every arch's learning rate and, in
-        pre-norm families, embed_std, with one seed at the middle length: half, one and two times the recipe's rate, on
-        while the best is at an edge; other stds near the best rate; a second seed for all within 0.01 nats of the best.
-        Then every length and seed; a seed sets weights and order of the data. Speed-up: tokens of the longest runs over
-        those with which an arch reaches the baseline's loss there, with a bootstrap over seeds, 2.5% to 97.5%; of three
-        seeds it holds the true factor about three times in four. A race that was stopped goes on when called again.
+race    complete runs, each with a cosine of its own, of so many tokens for each parameter of the first arch. At every
+        length a search with the first seed, separately for each arch: on a grid of rates, a factor 2 apart, and in
+        pre-norm families of embed_stds, a factor 3 apart, it goes to the best neighbour until none is better; it starts
+        from the shorter length's best, at first from the recipe's. Then all seeds there; a seed sets weights and order
+        of the data. Fewer tokens: those of the longest runs over those with which an arch reaches the baseline's loss
+        there, by straight lines in loss against log tokens; in brackets a bootstrap over seeds, 2.5% to 97.5%, which of
+        three seeds holds the true factor about three times in four. Every run that has ended is in --results, a JSON,
+        from which the same command goes on, elsewhere too: no run is made twice.
+law     a N^-b + c, N parameters, through the losses of races at several sizes with the same tokens a parameter.
+        Brackets: a bootstrap over seeds, 2.5% to 97.5%. It knows nothing of errors in the law's form.
 hellaswag  how often the right one of four endings is the likeliest, by log-likelihood and by that per character. Text
         and tokens as in lm-evaluation-harness 0.4 (task hellaswag 1.0), which gives GPT-2 124M 0.2892 and 0.3114 (not
         run here). Chance: 0.25; +-: a standard error. Rows of --file: ctx_a, ctx_b, activity_label, endings, label.
 """
 import functools
-import hashlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
-import subprocess
-import sys
+import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields, replace
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from train import (Diverged, TrainConfig, find_device, find_dtype, flops_per_token, for_training, join_machine,
+                   load_model, lock_folder, make_model, make_optimizer, optimizer_step, peak_flops, read_ahead,
+                   read_log, resolve, settle, validated)             # before torch: it sets how torch's threads wait
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from model import ARCHS, GPT, GPTConfig, option
-from prepare import blame, check, choose, encode, expect, parse, read_meta, run_script
-from train import (Diverged, flops_per_token, load_model, Machine, make_optimizer, optimizer_step, read_log, resolve,
-                   TrainConfig)
+from model import ARCHS, GPT, ConfigError
+from prepare import (Count, DataError, Device, Limit, Positive, Seed, atomic, blame, check, choose, encode, expect,
+                     run_script, typed)
 
 # Okabe and Ito's colours, which the colour-blind tell apart
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9", "powernorm": "#009E73",
           "normformer": "#CC79A7", "ngpt": "#0072B2", "angpt": "#D55E00"}
-STARTS = [0.02, 0.1, 0.3, 1.0]                           # values of embed_std that a race tries
-own = functools.partial(option, group="benchmark")
 
-@dataclass
-class BenchConfig(TrainConfig):
-    """train.py's options, which hold for every arch, and those of all benchmarks."""
-    archs: str = own(",".join(COLORS), "what to compare, the baseline first; +name turns on a switch")
-    out_dir: str = own("out/bench", "folder for tables and pictures")
-    rounds: int = own(20, "of speed and sample, measured after three more")
+# Options of train.py that a benchmark sets itself, or that have no meaning in one
+NOT_HERE = ("arch", "qk_norm", "resume", "init_from", "eval_only", "max_steps", "eval_interval", "checkpoint_interval",
+            "log_interval", "keep_best", "learning_rate", "embed_std")
 
+def are_counts(text):
+    return all(word.isdecimal() and int(word) > 0 for word in text.split(","))
+
+def are_positive(text):
+    try:
+        return all(0 < float(word) < math.inf for word in text.split(","))
+    except ValueError:
+        return False
+
+Counts = Annotated[str, Limit(are_counts, "whole numbers from 1, with commas between")]
+Ratios = Annotated[str, Limit(are_positive, "numbers above 0, with commas between")]
+
+class Checked:
     def __post_init__(self):
-        super().__post_init__()
-        numbers = [name for name, value in vars(self).items() if type(value) is int and not hasattr(TrainConfig, name)]
-        check(self, " ".join(numbers), lambda x: x >= 1, "at least 1")
-        for name in "arch", "resume", "max_steps", "eval_interval":
-            check(self, name, lambda x: x == getattr(TrainConfig, name), "no such option in a benchmark")
+        check(self)
 
 @dataclass
-class SampleConfig(BenchConfig):
-    batch_sizes: str = own("1,4,16", "sequences decoded side by side, with commas between")
-    new_tokens: int = own(65, "tokens generated after 16 of a prompt; the first is not measured")
+class SpeedConfig(Checked):
+    """The benchmark."""
+    archs: str = ",".join(COLORS)        # what to compare, the baseline first; +qk_norm turns that on
+    out_dir: str = "out/bench"           # folder for tables and pictures
+    rounds: Count = 20                   # measured after three more
+    compile: Literal["true", "false"] = "true"     # torch.compile of blocks and loss
 
 @dataclass
-class RaceConfig(BenchConfig):
-    compile: str = own("false", "true | false: compile the blocks in every run")
-    eval_tokens: int = own(65536, "held-out tokens that give a loss")
-    tokens: int = own(2 ** 21, "of the longest runs")
-    lengths: int = own(3, "how many: all of --tokens, half, a quarter, ...")
-    seeds: int = own(3, "runs of each length, from --seed on")
-    sweep: bool = own(True, "search for learning rates and embed_stds; false: the recipes'")
-    sweep_tokens: int | None = own(None, "of the runs of this search (the middle length)")
-    workers: int | None = own(None, "runs at a time, each with its share of the cores (one a core; on a GPU one)")
-    runs_dir: str = own("out/race", "folder for the runs")
+class DecodeConfig(Checked):
+    """The benchmark."""
+    archs: str = ",".join(COLORS)        # what to compare, the baseline first; +qk_norm turns that on
+    out_dir: str = "out/bench"           # folder for tables
+    rounds: Count = 20                   # measured after three more
+    batch_sizes: Counts = "1,4,16"       # sequences decoded side by side
+    new_tokens: Count = 65               # tokens generated after 16 of a prompt; the first is not measured
+
+@dataclass
+class RaceConfig(Checked):
+    """The race."""
+    archs: str = ",".join(COLORS)        # what to compare, the baseline first; +qk_norm turns that on
+    out_dir: str = "out/bench"           # folder for the picture
+    results: str = "out/bench/race.json" # all runs that have ended, added to those that are there
+    tokens_per_parameter: Ratios = "1,5,20"        # of the runs of each length
+    sweep: bool = True                   # search for learning rates and embed_stds; false: the recipes'
+    seed: Seed = 1                       # the first, with which the search is made
+    seeds: Count = 3                     # runs at the best point
+    eval_tokens: Count = 2 ** 18         # held-out tokens that give a loss
+    compile: Literal["true", "false"] = "false"    # torch.compile of blocks and loss
+    workers: Count | None = None         # runs at a time, one thread each (one a core; on a GPU one)
+
+@dataclass
+class LawConfig(Checked):
+    """Options."""
+    tokens_per_parameter: Positive = 20.0          # which runs of the races
+    at: Count = 100_000_000              # parameters for which the law is asked
+    out_dir: str = "out/bench"           # folder for the picture
 
 @dataclass
 class CurvesConfig:
-    key: str = own("val_loss", "what to draw, as log.jsonl calls it")
-    follow: bool = own(False, "draw anew every few seconds, until Ctrl-C")
-    out_dir: str = own("out/bench", "folder for the picture")
+    """Options."""
+    key: str = "val_loss"                # what to draw, as log.jsonl calls it
+    follow: bool = False                 # draw anew every few seconds, until Ctrl-C
+    out_dir: str = "out/bench"           # folder for the picture
 
 @dataclass
-class HellaswagConfig:
-    out_dir: str = own("out/angpt", "runs to score, or gpt2 and its like (lessons/gpt2.py), with commas between")
-    file: str | None = own(None, "questions, a .jsonl in HellaSwag's form (its validation set, fetched)")
-    batch_size: int = own(4, "questions at a time")
-    device: str = own("auto", "auto | cpu | cuda | mps")
-    results_dir: str = own("out/bench", "folder for the table")
+class HellaswagConfig(Checked):
+    """Options."""
+    out_dir: str = "out/angpt"           # runs to score, or gpt2 and its like (lessons/gpt2.py), with commas between
+    file: str | None = None              # questions, a .jsonl in HellaSwag's form (its validation set, fetched)
+    batch_size: Count = 4                # questions at a time
+    device: Device = "auto"              # auto: the fastest that torch sees
+    results_dir: str = "out/bench"       # folder for the table
 
-    def __post_init__(self):
-        check(self, "batch_size", lambda x: x >= 1, "at least 1")
+def train_config(name, given, **changes):
+    """The TrainConfig of one of --archs with what was typed, which `changes` go before. Raises ConfigError."""
+    arch, _, switch = name.partition("+")
+    choose(f"archs={name}: switch", switch, ("", "qk_norm"))
+    return TrainConfig(**{"arch": arch, "qk_norm": switch == "qk_norm", **given, **changes})
 
-def train_configs(config, corpus_vocab=257, **changes):
-    """arch -> the TrainConfig that train.py would have with these options. Raises ConfigError."""
-    given, found = {f.name: getattr(config, f.name) for f in fields(TrainConfig)} | changes, {}
-    for name in changes.get("arch", config.archs).split(","):
-        given["arch"], *extras = name.split("+")
-        for extra in extras:
-            choose(f"archs={name}: switch", extra, [f.name for f in fields(GPTConfig) if f.type is bool])
-        found[name] = resolve(TrainConfig(**{**given, **dict.fromkeys(extras, True)}), corpus_vocab)
-    return found
+def label(name):
+    return name.replace("rmsnorm+qk_norm", "GPT+")
+
+def color_of(name, i):
+    return COLORS.get(name, f"C{i}")
+
+# ---- Speed -----------------------------------------------------------------------------------------------------------
 
 def now(device):
     """Milliseconds; a GPU, which runs behind the program, is waited for."""
@@ -122,377 +158,598 @@ def now(device):
         torch.accelerator.synchronize()
     return 1e3 * time.perf_counter()
 
-def training(config, machine):
-    """A function that takes a step of training a model and returns what it took."""
-    config, device = replace(config, total_batch_size=config.batch_size * config.block_size), machine.device
-    torch.manual_seed(config.seed)
-    model = GPT(config.model_config()).to(device)
-    optimizer, project_, times = make_optimizer(model, config), model.project_, []
-    rows = torch.randint(config.vocab_size, (config.batch_size, config.block_size + 1)).to(device)
-    pair = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    for block in model.blocks if config.compile != "false" else ():
-        block.compile()
+def bytes_kept(model, optimizer):
+    """Bytes of weights, buffers and AdamW's state."""
+    tensors = [*model.parameters(), *model.buffers()]
+    for state in optimizer.state.values():
+        tensors += state.values()
+    return sum(x.nbytes for x in tensors)
 
-    def step():
-        if device.type == "cuda":
+class Training:
+    """A model in training; a call takes a step on random tokens and returns what it took. The step is of one micro-batch
+    unless --total_batch_size is given."""
+
+    def __init__(self, config, machine):
+        if "total_batch_size" not in config.given:
+            config.total_batch_size = config.batch_size * config.block_size
+        self.config, self.machine = config, machine
+        self.model = make_model(config, machine, None)
+        self.optimizer = make_optimizer(self.model, config)
+        self.forward, self.peak = for_training(self.model, config, machine)
+        rows = torch.randint(config.vocab_size, (config.batch_size, config.block_size + 1)).to(machine.device)
+        self.batches = itertools.repeat((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
+
+    def __call__(self):
+        device = self.machine.device
+        on_cuda = device.type == "cuda"
+        if on_cuda:
             torch.cuda.reset_peak_memory_stats()
-        before, start = torch.cuda.memory_allocated(), now(device)
-        optimizer_step(0, model, model, optimizer, [pair], config, machine)
-        ms, (before_project_, _, after_project_) = now(device) - start, times[-3:]
-        rate = 1e3 * config.total_batch_size / ms
-        took = {"ms/step": ms, "project_ ms": after_project_ - before_project_, "tokens/s": rate,
-                "MFU": rate * flops_per_token(model) / machine.peak}
-        if device.type == "cuda":
-            state = (x for values in optimizer.state.values() for x in values.values())
-            kept = sum(x.nbytes for x in itertools.chain(model.parameters(), model.buffers(), state))
-            took["memory GB"] = (kept + torch.cuda.max_memory_allocated() - before) / 1e9
+            before = torch.cuda.memory_allocated()
+        start = now(device)
+        optimizer_step(0, self.forward, self.model, self.optimizer, self.batches, self.config, self.machine)
+        ms = now(device) - start
+        rate = 1e3 * self.config.total_batch_size / ms
+        took = {"ms/step": ms, "tokens/s": rate, "MFU": rate * flops_per_token(self.model) / self.peak}
+        if on_cuda:
+            added = torch.cuda.max_memory_allocated() - before
+            took["memory GB"] = (bytes_kept(self.model, self.optimizer) + added) / 1e9
         return took
-
-    model.project_ = lambda: times.extend((now(device), project_(), now(device)))
-    return step
-
-def decoding(model, prompt, new_tokens):
-    """The rate of one greedy continuation of `prompt` (B, T), from the first new token to the last."""
-    tokens = model.generate(prompt, new_tokens, temperature=0)
-    next(tokens)
-    start = now(prompt.device)
-    for _ in tokens:
-        pass
-    return {"tokens/s": 1e3 * len(prompt) * (new_tokens - 1) / (now(prompt.device) - start)}
 
 def spread(values, baseline=1.0):
     """Median and 10th and 90th percentile of values or, round by round, of their ratios to a baseline's."""
     p10, median, p90 = np.quantile(np.divide(values, baseline), (0.1, 0.5, 0.9)).tolist()
     return {"median": median, "p10": p10, "p90": p90}
 
-def compare(config, jobs, warmup=3):
-    """Runs every job (name -> function) once a round. Of the first number that a job returns: spread, and ratio to the
-    first job's; of the others: median. Prints a table of these; returns name -> all."""
-    order, found, results, lines = random.Random(config.seed), {name: [] for name in jobs}, {}, []
-    for i in tqdm(range(warmup + config.rounds), leave=False, disable=None):
+def in_turns(jobs, rounds, warmup=3):
+    """name -> what its job returned, a dict a round, of jobs (name -> function) that are called once a round each."""
+    order = random.Random(1337)
+    found = {name: [] for name in jobs}
+    for i in tqdm(range(warmup + rounds), leave=False, disable=None):
         # Compiling while the clock runs would make a wrong number: after the warm-up it is an error
         with torch.compiler.set_stance("default" if i < warmup else "fail_on_recompile"):
             for name in order.sample(list(jobs), len(jobs)):
-                found[name].append(jobs[name]())
-    for name, took in found.items():
-        values = {key: [one[key] for one in took[warmup:]] for key in took[0]}
+                took = jobs[name]()
+                if i >= warmup:
+                    found[name].append(took)
+    return found
+
+def compare(found):
+    """Of what in_turns returns: of the first number spread, and ratio to the first job's; of others the median. Prints
+    a table of these; returns name -> all."""
+    results = {}
+    baseline = None
+    for name, rounds in found.items():
+        values = {key: [took[key] for took in rounds] for key in rounds[0]}
         first, *others = values
-        baseline = next(iter(results.values()))["values"][first] if results else values[first]
-        both = {"spread": spread(values[first]), "ratio": spread(values[first], baseline)}
-        results[name] = {"values": values, **both}
-        lines.append([name, *("{median:,.3f} ({p10:,.3f}-{p90:,.3f})".format(**x) for x in both.values()),
-                      *(f"{np.median(values[key]):,.3f}" for key in others)])
-    print_table([["", f"{first} (10%-90%)", "ratio (10%-90%)", *others], *lines])
+        baseline = baseline or values[first]
+        results[name] = {"values": values, "spread": spread(values[first]), "ratio": spread(values[first], baseline)}
+    lines = [["", f"{first} (10%-90%)", "ratio (10%-90%)", *others]]
+    for name, r in results.items():
+        cells = ["{median:,.3f} ({p10:,.3f}-{p90:,.3f})".format(**r[key]) for key in ("spread", "ratio")]
+        cells += [f"{np.median(r['values'][key]):,.3f}" for key in others]
+        lines.append([name, *cells])
+    print_table(lines)
     return results
 
-def speed(config):
+def speed(options, given):
     """A training step of every arch."""
-    machine = Machine(config.device, config.dtype)
+    machine = join_machine(given.get("device", "auto"))
+    machine.dtype = find_dtype(given.get("dtype", "auto"), machine)
+    configs = {}
+    for name in options.archs.split(","):
+        configs[name] = resolve(train_config(name, given, compile=options.compile))
     torch._dynamo.config.recompile_limit = 64            # archs of one family share their code
     torch._dynamo.config.specialize_float = True         # but not their constants
-    results = compare(config, {name: training(c, machine) for name, c in train_configs(config).items()})
-    save("speed", config, machine, archs=results)
+    jobs = {name: Training(config, machine) for name, config in configs.items()}
+    results = compare(in_turns(jobs, options.rounds))
+    flops, source = peak_flops(machine)
+    print(f"MFU is of {flops / 1e12:.3g} TFLOP/s, {source}")
+    save("speed", options, given, machine, peak_flops=flops, archs=results)
 
-def sample(config):
+class Decoding:
+    """A call continues `prompt` (B, T) greedily, and returns the rate from the first new token to the last."""
+
+    def __init__(self, model, prompt, new_tokens):
+        self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
+
+    def __call__(self):
+        tokens = self.model.generate(self.prompt, self.new_tokens, temperature=0)
+        next(tokens)
+        start = now(self.prompt.device)
+        for _ in tokens:
+            pass
+        ms = now(self.prompt.device) - start
+        return {"tokens/s": 1e3 * len(self.prompt) * (self.new_tokens - 1) / ms}
+
+def sample(options, given):
     """Decoding with every arch, at every batch size."""
-    check(config, "batch_sizes", lambda x: all(n.isdecimal() and int(n) for n in x.split(",")), "numbers from 1")
-    configs, machine, results = train_configs(config), Machine(config.device, "float32"), {}
+    machine = join_machine(given.get("device", "auto"))
+    configs = {name: resolve(train_config(name, given)) for name in options.archs.split(",")}
     first = next(iter(configs.values()))
     most = first.block_size - 16                         # beyond it half is read anew
-    check(config, "new_tokens", lambda x: 2 <= x <= most, f"2 to block_size - 16 = {most}")
-    torch.manual_seed(config.seed)
-    models = {name: GPT(c.model_config()).to(machine.device) for name, c in configs.items()}
-    for size in config.batch_sizes.split(","):
+    if not 2 <= options.new_tokens <= most:
+        raise ConfigError(f"new_tokens={options.new_tokens}: expected 2 to block_size - 16 = {most}")
+    models = {name: make_model(config, machine, None) for name, config in configs.items()}
+    results = {}
+    for size in options.batch_sizes.split(","):
         prompt = torch.randint(first.vocab_size, (int(size), 16)).to(machine.device)
         print(f"batch size {size}")
-        results[size] = compare(config, {name: functools.partial(decoding, model, prompt, config.new_tokens)
-                                         for name, model in models.items()})
-    save("sample", config, machine, batch_sizes=results)
+        jobs = {name: Decoding(model, prompt, options.new_tokens) for name, model in models.items()}
+        results[size] = compare(in_turns(jobs, options.rounds))
+    save("sample", options, given, machine, batch_sizes=results)
 
 def print_table(lines):
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        print("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]))
+    widths = [max(len(cell) for cell in column) for column in zip(*lines)]
+    for first, *cells in lines:
+        padded = [first.ljust(widths[0])]
+        padded += [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
+        print("  ".join(padded))
 
-def save(name, config, machine, **found):
-    """Prints what the numbers depend on; writes name.json, null for inf and nan, and returns what it holds."""
-    here = {"device": str(machine.device), "threads": torch.get_num_threads(), "dtype": str(machine.dtype)[6:],
-            "matmul_gflops": round(machine.peak / 1e9), "torch": str(torch.__version__)}
+def save(name, options, given, machine, **found):
+    """Prints what the numbers depend on; writes out_dir/name.json."""
+    here = {"device": str(machine.device), "threads": torch.get_num_threads(),
+            "dtype": str(machine.dtype).removeprefix("torch."), "torch": str(torch.__version__)}
     print(", ".join(f"{key} {value}" for key, value in here.items()))
-    tree = json.loads(json.dumps({"machine": here, "options": vars(config), **found}), parse_constant=lambda _: None)
-    os.makedirs(config.out_dir, exist_ok=True)
-    Path(config.out_dir, f"{name}.json").write_text(json.dumps(tree))
-    return tree
+    write_text(Path(options.out_dir, f"{name}.json"),
+               json.dumps({"machine": here, "options": asdict(options) | given, **found}))
 
-def search(rate, std, starts, measure):
-    """The best (rate, std): rates at the recipe's std first, then the other starts with rates near the best.
+def write_text(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as file:
+        file.write(text.encode())
 
-    measure(points, turn) gives losses of points (rate, std); turn 1, with another seed, decides between close ones."""
-    losses = {}
+# ---- Race ------------------------------------------------------------------------------------------------------------
 
-    def near(middle, starts):
-        new = [(x, std) for std in starts for x in (middle / 2, middle, 2 * middle)]
-        while new := [point for point in new if point not in losses and rate / 64 < point[0] < rate * 64]:
-            losses.update(zip(new, measure(new, 0)))
-            best = min(losses, key=lambda point: (losses[point], point))         # where all diverge, the lowest rate
-            new = [(best[0] / 2, best[1]), (2 * best[0], best[1])]
-        return min(losses, key=lambda point: (losses[point], point))
+def climb(loss_at, place, directions):
+    """Hill climbing over what is known: (the best place so far, places whose losses decide where it goes from there).
+    loss_at(place) is None where no run has ended yet; of equal places the centre is the best."""
+    while True:
+        around = [place]
+        for i, j in directions:
+            around.append((place[0] + i, place[1] + j))
+        losses = [loss_at(near) for near in around]
+        unknown = [near for near, loss in zip(around, losses) if loss is None]
+        if unknown or min(losses) == losses[0]:
+            return place, unknown
+        place = around[losses.index(min(losses))]
 
-    best = near(near(rate, [std])[0], starts)
-    while len(starts) > 1 and best[1] in (min(starts), max(starts)) and 1e-3 < best[1] < 10:
-        starts = [*starts, float(f"{best[1] / 3 if best[1] == min(starts) else best[1] * 3:.1g}")]
-        best = near(best[0], starts[-1:])
-    close = [point for point in losses if losses[point] - losses[best] <= 0.01] or [best]      # inf - inf is nan
-    again = dict(zip(close, measure(close, 1))) if len(close) > 1 else {}
-    return min(close, key=lambda point: losses[point] + again.get(point, 0))
-
-def basin(losses, within=0.02):
-    """The rates within so many nats of the best, by straight lines in loss against log rate; losses: rate -> loss.
-    at_least: it may be wider, an end lies at the edge of the grid or beside a rate that diverged."""
-    rates, limit = sorted(losses), min(losses.values()) + within
-    best = rates.index(min(rates, key=losses.get))
-
-    def end(side):
-        for a, b in itertools.pairwise(side):
-            if losses[b] > limit:                        # where b diverged the exponent is 0
-                return a * (b / a) ** ((limit - losses[a]) / (losses[b] - losses[a]))
-        return side[-1]
-
-    low, high = end(rates[best::-1]), end(rates[best:])
-    return {"low": low, "high": high, "factor": high / low, "at_least": bool({low, high} & losses.keys())}
-
-def tokens_to_reach(target, tokens, losses):
-    """With how many tokens the runs would end at the loss `target`: straight lines in log loss against log tokens. The
-    first that falls through the target counts; below all losses the last goes on, above all the first. inf where that
-    line does not fall, or a run diverged; nan where there is no line."""
-    if len(tokens) < 2 or not np.isfinite(losses).all():
-        return math.nan if len(tokens) < 2 else math.inf
-    x, y, goal = np.log(tokens), np.log(losses), math.log(target)
-    crossed = [i for i in range(len(x) - 1) if y[i] >= goal >= y[i + 1] and y[i] > y[i + 1]]
-    i = crossed[0] if crossed else 0 if goal > y.max() else len(x) - 2
-    return math.exp(x[i] + (goal - y[i]) * (x[i + 1] - x[i]) / (y[i + 1] - y[i])) if y[i] > y[i + 1] else math.inf
-
-def speedup(tokens, baseline, losses, seed, draws=5000):
-    """Longest tokens over those with which an arch reaches the baseline's loss there; losses are (lengths, seeds).
-    From low to high: 95% of the factors of means over seeds drawn with replacement, the same for both; nan below 3."""
-    def factor(columns):
-        target = baseline[-1, columns].mean()
-        needed = tokens_to_reach(target, tokens, losses[:, columns].mean(1)) if np.isfinite(target) else math.nan
-        return tokens[-1] / needed
-
-    count, generator, (low, high) = losses.shape[1], np.random.default_rng(seed), (math.nan, math.nan)
-    if count >= 3:
-        low, high = np.quantile([factor(generator.choice(count, count)) for _ in range(draws)], (0.025, 0.975)).tolist()
-    middle = factor(np.arange(count))
-    return {"factor": middle, "low": low, "high": high, "tokens": tokens[-1] / middle if middle else math.inf}
+# What the search of a race finds, what differs between runs or archs, and what decides no loss
+NOT_COMMON = {"arch", "qk_norm", "learning_rate", "embed_std", "max_steps", "seed", "weight_decay", "warmup_ratio",
+              "pn_warmup", "size", "data", "out_dir", "init_from", "resume", "eval_only", "device", "eval_interval",
+              "checkpoint_interval", "log_interval", "keep_best"}
 
 class Race:
-    """Complete runs of train.py, a few at a time. What has ended is read from its log, what was stopped goes on."""
-    def __init__(self, config):
-        self.config, self.machine = config, Machine(config.device, config.dtype)
-        self.vocab = read_meta(config.data)["vocab_size"]
-        self.configs = train_configs(config, self.vocab)
-        batch = next(iter(self.configs.values())).total_batch_size
-        least = batch * 2 ** (config.lengths - 1)
-        check(config, "tokens", lambda x: x >= least, f"at least {least}: {config.lengths} lengths of whole steps")
-        self.steps = [round(config.tokens / 2 ** i / batch) for i in reversed(range(config.lengths))]
-        self.tokens, self.seeds = [n * batch for n in self.steps], range(config.seed, config.seed + config.seeds)
-        self.sweep_steps = max(1, round((config.sweep_tokens or self.tokens[config.lengths // 2]) / batch))
-        workers = config.workers or (torch.get_num_threads() if self.machine.device.type == "cpu" else 1)
-        self.pool, self.threads = ThreadPoolExecutor(workers), max(1, torch.get_num_threads() // workers)
-        self.bar = tqdm(total=sum(self.steps) * config.seeds * len(self.configs), unit="step", smoothing=0)
+    """Which runs there are to make, and what has come of those that were made: runs[key] = {"loss", "seconds"} with
+    key = (arch, steps, learning_rate, embed_std, seed); a run that diverged has the loss inf."""
 
-    def run_config(self, name, rate, std, steps, seed):
-        """The TrainConfig of a run, nothing left to resolve; its folder's name tells it from any other."""
-        every = math.ceil(steps / 10) if steps == self.steps[-1] else steps      # only the longest are drawn
-        c = train_configs(self.config, self.vocab, arch=name, learning_rate=rate, embed_std=std, max_steps=steps,
-                          seed=seed, eval_interval=every, checkpoint_interval=100, device=self.machine.device.type,
-                          dtype=str(self.machine.dtype)[6:], resume="auto", out_dir="")[name]
-        digest = hashlib.sha256(json.dumps(asdict(c)).encode()).hexdigest()[:8]
-        return replace(c, out_dir=f"{self.config.runs_dir}/{name}-{rate:g}-{std:g}-{steps}-{seed}-{digest}")
+    def __init__(self, options, given):
+        self.options = options
+        self.names = options.archs.split(",")
+        self.seeds = range(options.seed, options.seed + options.seeds)
+        self.given = {**given, "eval_tokens": options.eval_tokens, "compile": options.compile}
+        self.machine = join_machine(given.get("device", "auto"))
+        first, corpus, _ = settle(train_config(self.names[0], self.given), self.machine)
+        self.given["dtype"] = first.dtype
+        self.common = {key: value for key, value in asdict(first).items() if key not in NOT_COMMON}
+        self.common |= {"data": Path(first.data).name, "train_tokens": int(corpus.train.starts[-1]),
+                        "val_tokens": int(corpus.val.starts[-1])}
+        self.recipes = {}
+        self.configs = {}
+        for name in self.names:
+            config = resolve(train_config(name, self.given), corpus.vocab_size)
+            self.configs[name] = config
+            with torch.device("meta"):
+                parameters = sum(p.numel() for p in GPT(config.model_config()).parameters())
+            self.recipes[name] = {"parameters": parameters, "weight_decay": config.weight_decay,
+                                  "warmup_ratio": config.warmup_ratio, "pn_warmup": given.get("pn_warmup")}
+        size = self.recipes[self.names[0]]["parameters"]
+        self.steps = {}                                  # tokens a parameter -> steps, shortest first
+        for ratio in sorted(float(word) for word in options.tokens_per_parameter.split(",")):
+            self.steps[ratio] = max(1, round(ratio * size / first.total_batch_size))
+        self.runs = {}
+        self.archs = {}
 
-    def loss(self, config):
-        """The held-out loss that a run has ended with, inf if it diverged; None if it has not ended."""
-        last = (read_log(config.out_dir) or [{}])[-1]
-        diverged = Path(config.out_dir, "diverged").exists()
-        return math.inf if diverged else last.get("val_loss") if last.get("step") == config.max_steps else None
+    def point(self, name, place):
+        """(learning rate, embed_std) at a place of the search's grid."""
+        recipe = self.configs[name]
+        rate = recipe.learning_rate * 2.0 ** place[0]
+        std = recipe.embed_std * 3.0 ** place[1]
+        return float(f"{rate:.3g}"), float(f"{std:.1g}")
 
-    def run(self, config):
-        """The loss of a run, after train.py has gone through what is missing."""
-        ended = self.loss(config) is not None
-        if not ended:
-            words = [f"--{key}={value}" for key, value in asdict(config).items() if value is not None]
-            done = subprocess.run([sys.executable, Path(__file__).with_name("train.py"), *words], text=True,
-                                  env={**os.environ, "OMP_NUM_THREADS": str(self.threads)}, capture_output=True)
-            if done.returncode == Diverged.exit_code:
-                Path(config.out_dir, "diverged").touch()
-            expect(self.loss(config) is not None, f"{config.out_dir}: train.py did not reach its end, exit code "
-                                                  f"{done.returncode}: {done.stderr.strip()[-300:]}")
-            self.bar.write(f"{config.out_dir}: {self.loss(config):.4f}")
-        self.bar.initial += config.max_steps * ended                             # cost no time now
-        self.bar.update(config.max_steps)
-        Path(config.out_dir, "ckpt.pt").unlink(missing_ok=True)                  # all of them would fill a disk
-        return self.loss(config)
+    def search_loss(self, name, steps, place):
+        """The first seed's loss at a place of the grid, None where that run has not ended."""
+        ended = self.runs.get((name, steps, *self.point(name, place), self.options.seed))
+        return ended["loss"] if ended else None
 
-    def enter(self, name):
-        """All about an arch: the search for its best rate and embed_std, then every length and seed."""
-        c, trials, seconds = self.configs[name], [], []
+    def follow(self, name):
+        """(place of the best point at each length, shortest first, as far as it is known; keys of runs to make now)"""
+        directions = [(-1, 0), (1, 0)]
+        if not ARCHS[self.configs[name].arch].sphere:
+            directions += [(0, -1), (0, 1)]
+        place = (0, 0)
+        best, wanted = [], []
+        for steps in self.steps.values():
+            if self.options.sweep:
+                loss_at = functools.partial(self.search_loss, name, steps)
+                place, unknown = climb(loss_at, place, directions)
+                wanted += [(name, steps, *self.point(name, near), self.options.seed) for near in unknown]
+                if unknown:
+                    break
+            best.append(place)
+            keys = [(name, steps, *self.point(name, place), seed) for seed in self.seeds]
+            wanted += [key for key in keys if key not in self.runs]
+        return best, wanted
 
-        def measure(points, turn):
-            seed, self.bar.total = self.config.seed + turn, self.bar.total + self.sweep_steps * len(points)
-            configs = [self.run_config(name, *point, self.sweep_steps, seed) for point in points]
-            losses = list(self.pool.map(self.run, configs))
-            trials.extend([*point, seed, loss] for point, loss in zip(points, losses))
-            seconds.extend(read_log(config.out_dir)[-1]["seconds"] for config in configs)
-            return losses
+    def wanted(self):
+        """Keys of all runs that can be made now."""
+        return [key for name in self.names for key in self.follow(name)[1]]
 
-        best, starts = (c.learning_rate, c.embed_std), [c.embed_std] if getattr(ARCHS[c.arch], "axes", None) else STARTS
-        if self.config.sweep:
-            best = search(*best, starts, measure)
-        rows = [[self.run_config(name, *best, steps, seed) for seed in self.seeds] for steps in self.steps[::-1]]
-        losses = np.array([list(self.pool.map(self.run, row)) for row in rows])[::-1]
-        logs = [{r["tokens"]: r["val_loss"] for r in read_log(config.out_dir) if "val_loss" in r} for config in rows[0]]
-        tokens = sorted(set().union(*logs))
-        trials = trials or [[*best, self.seeds[0], losses[-1, 0]]]
-        tried = [trial for trial in trials if trial[2] == self.seeds[0]]
-        return {"learning_rate": best[0], "embed_std": best[1], "sweep": trials, "sweep_seconds": sum(seconds),
-                "basin": basin({rate: loss for rate, std, _, loss in tried if std == best[1]}),
-                "starts": sorted({std for _, std, _, loss in tried if loss <= min(t[3] for t in tried) + 0.02}),
-                "tokens": self.tokens, "losses": losses.tolist(), "mean": losses.mean(1).tolist(),
-                "std": losses.std(1, ddof=1).tolist() if len(self.seeds) > 1 else [math.nan] * len(self.steps),
-                "curve": {"tokens": tokens, "val_loss": [[log.get(n) for n in tokens] for log in logs]}}
+    def run_options(self, key):
+        """train.py's options of a run."""
+        name, steps, rate, std, seed = key
+        config = train_config(name, self.given, max_steps=steps, learning_rate=rate, embed_std=std, seed=seed)
+        return config.given
 
-def race(config):
-    """Tokens with which each arch reaches the baseline's loss, each with its own best learning rate and embed_std."""
-    runs = Race(config)
-    try:                                                 # Ctrl-C reaches the runs too, which save; no more is begun
-        results = dict(zip(runs.configs, ThreadPoolExecutor(len(runs.configs)).map(runs.enter, runs.configs)))
+    def losses(self, name):
+        """Of an arch at its best points: (lengths, seeds)."""
+        places = self.follow(name)[0]
+        rows = []
+        for steps, place in zip(self.steps.values(), places):
+            rows.append([self.runs[name, steps, *self.point(name, place), seed]["loss"] for seed in self.seeds])
+        return np.array(rows)
+
+    def read(self):
+        """Takes up what --results holds. Raises DataError if that was made with other options."""
+        path = Path(self.options.results)
+        if not path.exists():
+            return
+        with blame(f"results={path}: expected a race's JSON"):
+            saved = json.loads(path.read_text())
+            others = difference(saved["common"], self.common)
+            for name in saved["archs"].keys() & self.recipes.keys():
+                others += difference(saved["archs"][name], self.recipes[name], f"{name}: ")
+            for run in saved["runs"]:
+                key = tuple(run[part] for part in ("arch", "steps", "learning_rate", "embed_std", "seed"))
+                self.runs[key] = {"loss": math.inf if run["loss"] is None else run["loss"], "seconds": run["seconds"]}
+            self.archs = saved["archs"]
+        expect(not others, f"results={path}: made with {'; '.join(others)}; give the same, or another --results")
+
+    def write(self):
+        """--results, a run a line."""
+        for name in self.names:
+            best = []
+            for (ratio, steps), place in zip(self.steps.items(), self.follow(name)[0]):
+                rate, std = self.point(name, place)
+                best.append({"tokens_per_parameter": ratio, "steps": steps, "learning_rate": rate, "embed_std": std})
+            self.archs[name] = {**self.recipes[name], "best": best}
+        rows = []
+        for (name, steps, rate, std, seed), run in sorted(self.runs.items()):
+            loss = run["loss"] if math.isfinite(run["loss"]) else None
+            rows.append(json.dumps({"arch": name, "steps": steps, "learning_rate": rate, "embed_std": std, "seed": seed,
+                                    "loss": loss, "seconds": run["seconds"]}))
+        parts = {"torch": str(torch.__version__), "common": self.common, "archs": self.archs}
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in parts.items()]
+        lines.append('"runs": [\n' + ",\n".join(rows) + "]")
+        write_text(Path(self.options.results), "{" + ",\n".join(lines) + "}\n")
+
+def difference(saved, ours, whose=""):
+    """What differs between two dicts of options, in words."""
+    return [f"{whose}{key}={saved.get(key)}, now {value}" for key, value in ours.items() if saved.get(key) != value]
+
+def begin_worker():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)         # Ctrl-C is the race's own business
+    torch.set_num_threads(1)
+
+def run(options):
+    """(held-out loss with which train.py ends that has these options, seconds); inf if it diverges. These are its steps
+    and no others, without folder, log, checkpoints and validations on the way."""
+    started = time.perf_counter()
+    config = TrainConfig(**options)
+    machine = join_machine(config.device)
+    config, corpus, _ = settle(config, machine)
+    model = make_model(config, machine, None)
+    optimizer = make_optimizer(model, config)
+    forward, _ = for_training(model, config, machine)
+    micro_batches = read_ahead(corpus.train, 0, config, machine)
+    try:
+        for step in range(config.max_steps):
+            optimizer_step(step, forward, model, optimizer, micro_batches, config, machine)
+        loss = validated(config.max_steps, model, corpus, config, machine, {})["val_loss"]
+    except Diverged:
+        loss = math.inf
+    return loss, round(time.perf_counter() - started, 1)
+
+def run_all(race):
+    """Makes all runs that the race needs, some at a time, each in a process of its own thread."""
+    workers = race.options.workers or (os.cpu_count() if race.machine.device.type == "cpu" else 1)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin_worker)
+    under_way = {}                                       # future -> key
+    bar = tqdm(unit="step", smoothing=0, disable=None)
+    try:
+        while True:
+            for key in race.wanted():
+                if key not in under_way.values():
+                    under_way[pool.submit(run, race.run_options(key))] = key
+            if not under_way:
+                break
+            bar.total = bar.n + sum(steps for _, steps, *_ in under_way.values())
+            bar.refresh()
+            for future in wait(under_way, timeout=1, return_when=FIRST_COMPLETED).done:
+                key = under_way.pop(future)
+                loss, seconds = future.result()
+                race.runs[key] = {"loss": loss, "seconds": seconds}
+                race.write()
+                bar.update(key[1])
+                name, steps, rate, std, seed = key
+                bar.write(f"{name}: {steps} steps, rate {rate:g}, std {std:g}, seed {seed}: {loss:.4f}, {seconds:.0f} s")
+    except BrokenProcessPool:
+        raise DataError("a run's process has died, perhaps for want of memory; what has ended is in "
+                        f"{race.options.results}: the same command goes on, with fewer --workers") from None
     finally:
-        runs.pool.shutdown(cancel_futures=True)
-        runs.bar.close()
-    lines = [["arch", "rate (within 0.02)", "std [within 0.02]", "search s", *map("{:,} tokens".format, runs.tokens),
-              "tokens to the first's", "speed-up (2.5%-97.5%)"]]
-    baseline, *_ = [np.array(r["losses"]) for r in results.values()]
-    for name, r in results.items():
-        s = r["speedup"] = speedup(runs.tokens, baseline, np.array(r["losses"]), config.seed)
-        lines.append([name, "{:.3g} ({low:.2g}-{high:.2g})".format(r["learning_rate"], **r["basin"]),
-                      f"{r['embed_std']:g} {r['starts']}", f"{r['sweep_seconds']:,.0f}",
-                      *(f"{mean:.4f} +- {std:.4f}".removesuffix(" +- nan") for mean, std in zip(r["mean"], r["std"])),
-                      f"{s['tokens']:,.0f}", f"{s['factor']:.2f} ({s['low']:.2f}-{s['high']:.2f})"])
+        bar.close()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
+
+def tokens_to_reach(target, tokens, losses):
+    """With how many tokens runs would end at the loss `target`: straight lines in loss against log tokens. The first
+    that falls through it counts; below all losses the last line goes on, above all the first. inf where that line does
+    not fall, or a run diverged."""
+    if not np.isfinite(losses).all():
+        return math.inf
+    line = 0 if target > max(losses) else len(losses) - 2
+    for i in reversed(range(len(losses) - 1)):
+        if losses[i] >= target >= losses[i + 1]:
+            line = i
+    fall = losses[line] - losses[line + 1]
+    if fall <= 0:
+        return math.inf
+    share = (losses[line] - target) / fall
+    return float(tokens[line] * np.exp(share * np.log(tokens[line + 1] / tokens[line])))
+
+def fewer_tokens(tokens, baseline, losses):
+    """Longest tokens over those with which an arch reaches the baseline's mean loss there; losses are (lengths, seeds).
+    nan where there is one length, or the baseline diverged."""
+    target = baseline[-1].mean()
+    if len(tokens) < 2 or not math.isfinite(target):
+        return math.nan
+    return tokens[-1] / tokens_to_reach(target, tokens, losses.mean(1))
+
+def interval_of_factor(tokens, baseline, losses, draws=5000):
+    """95% of the factors of means over seeds drawn with replacement, the same for both; nan below three seeds."""
+    count = losses.shape[1]
+    if count < 3:
+        return math.nan, math.nan
+    generator = np.random.default_rng(0)
+    factors = []
+    for _ in range(draws):
+        seeds = generator.choice(count, count)
+        factors.append(fewer_tokens(tokens, baseline[:, seeds], losses[:, seeds]))
+    low, high = np.quantile(factors, (0.025, 0.975)).tolist()
+    return low, high
+
+def race(options, given):
+    """Which arch learns most from its tokens, each at its own best learning rate and embed_std."""
+    found = Race(options, given)
+    with lock_folder(options.results, found.machine):
+        found.read()
+        run_all(found)
+        found.write()
+    print_race(found)
+    draw_race(found, Path(options.out_dir, "race.png"))
+
+def print_race(race):
+    """For each arch and length: best rate (and std), mean of the seeds, lowest to highest; then its factor."""
+    tokens = np.array(list(race.steps.values())) * race.common["total_batch_size"]
+    lines = [[f"tokens a parameter (tokens)", *(f"{ratio:g} ({n:,})" for ratio, n in zip(race.steps, tokens)),
+              "fewer tokens (2.5%-97.5%)"]]
+    baseline = race.losses(race.names[0])
+    for name in race.names:
+        losses = race.losses(name)
+        cells = []
+        for place, row in zip(race.follow(name)[0], losses):
+            rate, std = race.point(name, place)
+            sphere = ARCHS[race.configs[name].arch].sphere
+            point = f"{rate:g}" if sphere else f"{rate:g} ({std:g})"
+            cells.append(f"{point}: {row.mean():.4f} ({row.min():.4f}-{row.max():.4f})")
+        low, high = interval_of_factor(tokens, baseline, losses)
+        cells.append(f"{fewer_tokens(tokens, baseline, losses):.2f} ({low:.2f}-{high:.2f})")
+        lines.append([label(name), *cells])
     print_table(lines)
-    draw_race(save("race", config, runs.machine, archs=results), f"{config.out_dir}/race.png")
+
+# ---- Pictures and laws -----------------------------------------------------------------------------------------------
 
 def draw_lines(axes, lines):
     """Draws name -> (x, ys, colour): the mean of ys, one or several curves, their range, and the name at the end."""
     ends = {}
     for name, (x, ys, color) in lines.items():
-        mean, low, high = (f(np.array(ys, dtype=float), axis=0) for f in (np.mean, np.min, np.max))
+        ys = np.array(ys, dtype=float)
+        mean = ys.mean(0)
         axes.plot(x, mean, color=color, marker="o", ms=3)
-        axes.fill_between(x, low, high, color=color, alpha=0.2, lw=0)
-        ends |= {name: point for point in zip(x, mean) if math.isfinite(point[1])}               # the last
+        axes.fill_between(x, ys.min(0), ys.max(0), color=color, alpha=0.2, lw=0)
+        for point in zip(x, mean):
+            if math.isfinite(point[1]):
+                ends[name] = point                       # the last stays
     axes.autoscale_view()
     to_axes = axes.transData - axes.transAxes
     heights = {name: to_axes.transform(point)[1] for name, point in ends.items()}
-    lowest = max(0, np.mean([*heights.values()]) - 0.035 * (len(ends) - 1))
+    distance = 0.07
+    lowest = max(0, np.mean(list(heights.values())) - distance * (len(ends) - 1) / 2)
     for i, name in enumerate(sorted(ends, key=heights.get)):
-        color, label = lines[name][2], name.replace("rmsnorm+qk_norm", "GPT+")
-        axes.annotate(label, ends[name], (1.1, lowest + 0.07 * i), "data", "axes fraction", color=color, va="center",
-                      annotation_clip=False, arrowprops=dict(arrowstyle="-", color=color, lw=0.6))
+        color = lines[name][2]
+        axes.annotate(label(name), ends[name], (1.1, lowest + distance * i), "data", "axes fraction", color=color,
+                      va="center", annotation_clip=False, arrowprops=dict(arrowstyle="-", color=color, lw=0.6))
     axes.grid(alpha=0.3)
 
-def draw_race(found, path):
-    """Losses of the longest runs against tokens, and losses of the search, at the best embed_std, against the rate."""
-    left, right, figure = {}, {}, Figure(figsize=(9, 4), dpi=200, layout="constrained")
-    for i, (name, r) in enumerate(found["archs"].items()):
-        color, (tokens, losses) = COLORS.get(name, f"C{i}"), [np.array(x, float) for x in r["curve"].values()]
-        late = tokens >= 0.45 * tokens[-1]               # before, all fall alike
-        left[name] = tokens[late] / 1e6, losses[:, late], color
-        tried = {rate: loss for rate, std, _, loss in r["sweep"][::-1] if std == r["embed_std"]}     # the first seed
-        right[name] = sorted(tried), [[tried[rate] for rate in sorted(tried)]], color
-    for axes, lines, label in zip(figure.subplots(1, 2), (left, right), ("tokens (millions)", "peak learning rate")):
-        draw_lines(axes, lines)
-        axes.set(xlabel=label, ylabel="held-out loss (nats/token)")
-    axes.set_xscale("log")
+def draw_race(race, path):
+    """Left each arch's losses over the baseline's at the longest length, right the same at every length."""
+    baseline = race.losses(race.names[0]).mean(1)
+    over = {name: race.losses(name) - baseline[:, None] for name in race.names}
+    order = sorted(over, key=lambda name: over[name][-1].mean(), reverse=True)
+    figure = Figure(figsize=(9, 4), dpi=200, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    lines = {}
+    for i, name in enumerate(race.names):
+        color = color_of(name, i)
+        lines[name] = list(race.steps), over[name].T, color
+        row = order.index(name)
+        seeds = over[name][-1]
+        left.plot([seeds.min(), seeds.max()], [row, row], color=color, lw=2, alpha=0.4)
+        left.plot(seeds, [row] * len(seeds), "o", color=color, ms=4, alpha=0.6, mew=0)
+        left.plot(seeds.mean(), row, "|", color=color, ms=16, mew=2)
+    left.set_yticks(range(len(order)), [label(name) for name in order])
+    left.axvline(0, color="black", lw=0.8)
+    longest = max(race.steps)
+    left.set(xlabel=f"loss over {label(race.names[0])}'s at {longest:g} tokens a parameter (nats/token)")
+    left.grid(axis="x", alpha=0.3)
+    right.set_xscale("log")
+    draw_lines(right, lines)
+    right.set_xticks(list(race.steps), [f"{ratio:g}" for ratio in race.steps], minor=False)
+    right.minorticks_off()
+    right.set(xlabel="tokens a parameter", ylabel=f"loss over {label(race.names[0])}'s")
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
-def curves(config, *folders):
+def curves(options, *folders):
     """Runs of train.py in one picture."""
+    expect(folders, "curves: no folders of runs are given")
+    path = Path(options.out_dir, "curves.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        figure, lines = Figure(figsize=(9, 5), dpi=100, layout="constrained"), {}
-        for folder, color in zip(folders, itertools.cycle(COLORS.values())):
-            log = [r for r in read_log(folder) if r["tokens"] and type(r.get(config.key)) is float]
-            expect(log or config.follow, f"{folder}/log.jsonl: no {config.key}")
+        lines = {}
+        for i, folder in enumerate(folders):
+            expect(Path(folder).is_dir() or options.follow, f"{folder}: no such folder; train.py writes out/<arch>")
+            log = [r for r in read_log(folder) if r["tokens"] and type(r.get(options.key)) is float]
+            expect(log or options.follow, f"{folder}/log.jsonl: no {options.key}")
             if log:
-                lines[folder] = [r["tokens"] / 1e6 for r in log], [[r[config.key] for r in log]], color
-        expect(lines or config.follow, "no folders of runs are given")
+                color = list(COLORS.values())[i % len(COLORS)]
+                lines[folder] = [r["tokens"] / 1e6 for r in log], [[r[options.key] for r in log]], color
+        figure = Figure(figsize=(9, 5), dpi=100, layout="constrained")
         axes = figure.subplots()
-        draw_lines(axes, lines)
-        axes.set(xlabel="tokens (millions)", ylabel=config.key)
-        os.makedirs(config.out_dir, exist_ok=True)
-        figure.savefig(f"{config.out_dir}/curves.png")
-        if not config.follow:
-            return print(f"{config.out_dir}/curves.png")
+        if lines:
+            draw_lines(axes, lines)
+        axes.set(xlabel="tokens (millions)", ylabel=options.key)
+        figure.savefig(path)
+        if not options.follow:
+            print(path)
+            return
         time.sleep(5)
 
-def questions(path):
-    """Yields (context, endings, index of the right one) of HellaSwag's rows. Raises DataError."""
-    def clean(text):                                     # of WikiHow's marks
-        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+# ---- HellaSwag -------------------------------------------------------------------------------------------------------
 
-    with blame(f"file={path}: HellaSwag's questions cannot be read"):
+def clean(text):
+    """Without WikiHow's marks."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+def read_rows(path):
+    """(name of the questions, their rows as dicts)"""
+    if path is None:
         from datasets import load_dataset
-        rows = filter(str.strip, open(path)) if path else load_dataset("Rowan/hellaswag", split="validation")
+        from datasets.utils.logging import set_verbosity_error
+        set_verbosity_error()
+        name = "Rowan/hellaswag"
+        with blame(f"{name}: cannot be fetched from Hugging Face; --file reads questions on this machine"):
+            return name, list(load_dataset(name, split="validation"))
+    rows = []
+    with blame(f"file={path}: HellaSwag's questions cannot be read"):
+        lines = Path(path).read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        with blame(f"{path}, row {number}: expected JSON"):
+            rows.append(json.loads(line))
+    return path, rows
+
+def questions(path):
+    """Of HellaSwag's rows (context, endings, index of the right one). Raises DataError."""
+    name, rows = read_rows(path)
+    found = []
     for number, row in enumerate(rows, 1):
-        with blame(f"{path}, row {number}: expected JSON with ctx_a, ctx_b, activity_label, four endings and a label"):
-            row = json.loads(row) if path else row
-            endings, label = [clean(ending) for ending in row["endings"]], int(row["label"])
-            expect(len(endings) == 4 and all(endings) and 0 <= label < 4, f"{path}, row {number}: not four endings")
-            yield clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"), endings, label
+        with blame(f"{name}, row {number}: expected ctx_a, ctx_b, activity_label, four endings and a label"):
+            context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+            endings = [clean(ending) for ending in row["endings"]]
+            right = int(row["label"])
+            expect(len(endings) == 4 and all(endings), f"{name}, row {number}: not four endings")
+            expect(0 <= right < 4, f"{name}, row {number}: label {right}, expected 0 to 3")
+            found.append((context, endings, right))
+    expect(len(found) > 1, f"{name}: {len(found)} questions, expected at least two")
+    return found
 
 @torch.no_grad()
 def nats(model, tokenizer, pairs):
     """-log p(ending | context) of pairs (context, ending): (len(pairs),). Of what is too long the last part counts."""
-    device, size = next(model.parameters()).device, model.config.block_size
-    x, y = torch.zeros(len(pairs), size, dtype=torch.long), torch.full((len(pairs), size), -1)
+    size = model.config.block_size
+    x = torch.zeros(len(pairs), size, dtype=torch.long)
+    y = torch.full((len(pairs), size), -1)               # -1 does not count
+    longest = 0
     for i, (context, ending) in enumerate(pairs):
-        row = torch.from_numpy(encode(tokenizer, f"{context} {ending}".encode(), new=False).astype(int))
-        new = len(row) - len(encode(tokenizer, context.rstrip(" ").encode(), new=False))
-        n = min(size, len(row) - 1)
-        x[i, :n], y[i, max(0, n - new):n] = row[-n - 1:-1], row[-n:][-new:]
-    x, y = (z[:, :(y >= 0).nonzero()[:, 1].max() + 1].to(device) for z in (x, y))
-    return F.cross_entropy(model(x, y)[0].float().transpose(1, 2), y, ignore_index=-1, reduction="none").sum(1)
+        tokens = encode(tokenizer, f"{context} {ending}".encode(), new=False).astype(int)
+        before = len(encode(tokenizer, context.rstrip(" ").encode(), new=False))
+        first = max(0, len(tokens) - 1 - size)
+        inputs = torch.from_numpy(tokens[first:-1])
+        targets = torch.from_numpy(tokens[first + 1:])
+        targets[:max(0, before - first - 1)] = -1
+        x[i, :len(inputs)] = inputs
+        y[i, :len(targets)] = targets
+        longest = max(longest, len(targets))
+    device = next(model.parameters()).device
+    x = x[:, :longest].to(device)
+    y = y[:, :longest].to(device)
+    logits = model(x, y)[0].float().transpose(1, 2)      # (len(pairs), V, longest)
+    return F.cross_entropy(logits, y, ignore_index=-1, reduction="none").sum(1)
 
-def hellaswag(config):
+def score(model, tokenizer, rows, batch_size, name):
+    """Whether each question's right ending is the likeliest, and the likeliest a character: (questions, 2)."""
+    right = []
+    for i in tqdm(range(0, len(rows), batch_size), desc=name, disable=None):
+        batch = rows[i:i + batch_size]
+        pairs = [(context, ending) for context, endings, _ in batch for ending in endings]
+        losses = nats(model, tokenizer, pairs).cpu()
+        lengths = torch.tensor([len(ending) for _, ending in pairs])
+        labels = torch.tensor([label for _, _, label in batch])
+        likeliest = losses.view(-1, 4).argmin(1)
+        likeliest_by_length = (losses / lengths).view(-1, 4).argmin(1)
+        right.append(torch.stack((likeliest == labels, likeliest_by_length == labels), dim=1))
+    return torch.cat(right).double()
+
+def hellaswag(options):
     """How often a trained model finds the right ending of four likeliest."""
-    rows, machine, results = [*questions(config.file)], Machine(config.device), {}
-    expect(len(rows) > 1, f"file={config.file}: {len(rows)} questions, expected at least two")
-    for source in config.out_dir.split(","):
-        (model, tokenizer, _), right = load_model(source, machine.device), []
-        for i in tqdm(range(0, len(rows), config.batch_size), desc=source, disable=None):
-            contexts, endings, labels = zip(*rows[i:i + config.batch_size])
-            pairs = [(context, ending) for context, four in zip(contexts, endings) for ending in four]
-            lengths = torch.tensor([len(ending) for _, ending in pairs])
-            losses = nats(model, tokenizer, pairs).cpu()
-            best = [x.view(-1, 4).argmin(1) for x in (losses, losses / lengths)]
-            right.append(torch.stack(best, 1) == torch.tensor(labels)[:, None])
-        right = torch.cat(right).double()                                        # (questions, 2)
-        (acc, norm), (error, norm_error) = right.mean(0).tolist(), (right.std(0) / len(rows) ** 0.5).tolist()
-        results[source] = {"acc": acc, "acc_stderr": error, "acc_norm": norm, "acc_norm_stderr": norm_error}
-    print_table([["", "accuracy", "by length"], *([name, f"{r['acc']:.4f} +- {r['acc_stderr']:.4f}",
-                  f"{r['acc_norm']:.4f} +- {r['acc_norm_stderr']:.4f}"] for name, r in results.items())])
-    save("hellaswag", replace(config, out_dir=config.results_dir), machine, questions=len(rows), runs=results)
+    device = find_device(options.device)
+    rows = questions(options.file)
+    results = {}
+    lines = [["", "accuracy", "by length"]]
+    for source in options.out_dir.split(","):
+        model, tokenizer, _ = load_model(source, device)
+        right = score(model, tokenizer, rows, options.batch_size, source)
+        acc, acc_norm = right.mean(0).tolist()
+        error, norm_error = (right.std(0) / len(rows) ** 0.5).tolist()
+        results[source] = {"acc": acc, "acc_stderr": error, "acc_norm": acc_norm, "acc_norm_stderr": norm_error}
+        lines.append([source, f"{acc:.4f} +- {error:.4f}", f"{acc_norm:.4f} +- {norm_error:.4f}"])
+    print_table(lines)
+    found = {"options": asdict(options), "torch": str(torch.__version__), "questions": len(rows), "runs": results}
+    write_text(Path(options.results_dir, "hellaswag.json"), json.dumps(found))
 
-BENCHMARKS = {"speed": (BenchConfig, speed), "sample": (SampleConfig, sample), "race": (RaceConfig, race),
-              "curves": (CurvesConfig, curves), "hellaswag": (HellaswagConfig, hellaswag)}
+# ---- Command line ----------------------------------------------------------------------------------------------------
+
+# name -> function, class of its options; the first three take train.py's besides, those after the last take folders
+BENCHMARKS = {
+    "speed": (speed, SpeedConfig, TrainConfig),
+    "sample": (sample, DecodeConfig, TrainConfig),
+    "race": (race, RaceConfig, TrainConfig),
+    "curves": (curves, CurvesConfig),
+    "hellaswag": (hellaswag, HellaswagConfig),
+}
 
 def main(argv):
     if not argv or argv[0] in ("-h", "--help"):
-        return print(__doc__)
+        print(__doc__)
+        return
     name, *words = argv
     choose("benchmark", name, BENCHMARKS)
-    folders = [word for word in words if name == "curves" and not word.startswith("-")]
-    cls, run = BENCHMARKS[name]
-    run(parse(cls, [word for word in words if word not in folders], run.__doc__), *folders)
+    benchmark, *classes = BENCHMARKS[name]
+    files = []
+    if name in ("curves", "law"):
+        files = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    own, *training = typed(words[len(files):], benchmark.__doc__, *classes, without=NOT_HERE)
+    benchmark(classes[0](**own), *training, *files)
 
 if __name__ == "__main__":
     run_script(main)
