@@ -34,6 +34,7 @@ hellaswag  how often the right one of four endings is the likeliest, by log-like
 import functools
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -45,20 +46,21 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from train import (Diverged, TrainConfig, find_device, find_dtype, flops_per_token, for_training, join_machine,
-                   load_model, lock_folder, make_model, make_optimizer, optimizer_step, peak_flops, read_ahead,
-                   read_log, resolve, settle, validated)             # before torch: it sets how torch's threads wait
+from train import (RECIPES, Diverged, TrainConfig, find_device, find_dtype, flops_per_token, for_training, join_machine,
+                   load_model, lock_folder, make_model, make_optimizer, open_corpus, optimizer_step, peak_flops,
+                   read_ahead, read_log, resolve, validate)          # before torch: it sets how torch's threads wait
 import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from model import ARCHS, GPT, ConfigError
-from prepare import (Count, DataError, Device, Limit, Positive, Seed, atomic, blame, check, choose, encode, expect,
-                     run_script, typed)
+from prepare import (Count, DataError, Device, Limit, Positive, WholeNumber, atomic, blame, check, choose, encode,
+                     expect, run_script, typed)
 
 # Okabe and Ito's colours, which the colour-blind tell apart
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9", "powernorm": "#009E73",
@@ -90,14 +92,10 @@ class SpeedConfig(Checked):
     archs: str = ",".join(COLORS)        # what to compare, the baseline first; +qk_norm turns that on
     out_dir: str = "out/bench"           # folder for tables and pictures
     rounds: Count = 20                   # measured after three more
-    compile: Literal["true", "false"] = "true"     # torch.compile of blocks and loss
 
 @dataclass
-class DecodeConfig(Checked):
+class DecodeConfig(SpeedConfig):
     """The benchmark."""
-    archs: str = ",".join(COLORS)        # what to compare, the baseline first; +qk_norm turns that on
-    out_dir: str = "out/bench"           # folder for tables
-    rounds: Count = 20                   # measured after three more
     batch_sizes: Counts = "1,4,16"       # sequences decoded side by side
     new_tokens: Count = 65               # tokens generated after 16 of a prompt; the first is not measured
 
@@ -109,7 +107,7 @@ class RaceConfig(Checked):
     results: str = "out/bench/race.json" # all runs that have ended, added to those that are there
     tokens_per_parameter: Ratios = "1,5,20"        # of the runs of each length
     sweep: bool = True                   # search for learning rates and embed_stds; false: the recipes'
-    seed: Seed = 1                       # the first, with which the search is made
+    seed: WholeNumber = 1                # the first, with which the search is made
     seeds: Count = 3                     # runs at the best point
     eval_tokens: Count = 2 ** 18         # held-out tokens that give a loss
     compile: Literal["true", "false"] = "false"    # torch.compile of blocks and loss
@@ -144,11 +142,11 @@ def train_config(name, given, **changes):
     choose(f"archs={name}: switch", switch, ("", "qk_norm"))
     return TrainConfig(**{"arch": arch, "qk_norm": switch == "qk_norm", **given, **changes})
 
-def label(name):
-    return name.replace("rmsnorm+qk_norm", "GPT+")
-
 def color_of(name, i):
     return COLORS.get(name, f"C{i}")
+
+def label(name):
+    return name.replace("rmsnorm+qk_norm", "GPT+")
 
 # ---- Speed -----------------------------------------------------------------------------------------------------------
 
@@ -175,7 +173,8 @@ class Training:
         self.config, self.machine = config, machine
         self.model = make_model(config, machine, None)
         self.optimizer = make_optimizer(self.model, config)
-        self.forward, self.peak = for_training(self.model, config, machine)
+        self.forward = for_training(self.model, config, machine)
+        self.peak = peak_flops(machine)[0]
         rows = torch.randint(config.vocab_size, (config.batch_size, config.block_size + 1)).to(machine.device)
         self.batches = itertools.repeat((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
 
@@ -235,31 +234,25 @@ def speed(options, given):
     """A training step of every arch."""
     machine = join_machine(given.get("device", "auto"))
     machine.dtype = find_dtype(given.get("dtype", "auto"), machine)
-    configs = {}
-    for name in options.archs.split(","):
-        configs[name] = resolve(train_config(name, given, compile=options.compile))
+    given = {"compile": "true", **given}
     torch._dynamo.config.recompile_limit = 64            # archs of one family share their code
     torch._dynamo.config.specialize_float = True         # but not their constants
-    jobs = {name: Training(config, machine) for name, config in configs.items()}
+    names = options.archs.split(",")
+    jobs = {name: Training(resolve(train_config(name, given)), machine) for name in names}
     results = compare(in_turns(jobs, options.rounds))
     flops, source = peak_flops(machine)
     print(f"MFU is of {flops / 1e12:.3g} TFLOP/s, {source}")
     save("speed", options, given, machine, peak_flops=flops, archs=results)
 
-class Decoding:
-    """A call continues `prompt` (B, T) greedily, and returns the rate from the first new token to the last."""
-
-    def __init__(self, model, prompt, new_tokens):
-        self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
-
-    def __call__(self):
-        tokens = self.model.generate(self.prompt, self.new_tokens, temperature=0)
-        next(tokens)
-        start = now(self.prompt.device)
-        for _ in tokens:
-            pass
-        ms = now(self.prompt.device) - start
-        return {"tokens/s": 1e3 * len(self.prompt) * (self.new_tokens - 1) / ms}
+def decoding(model, prompt, new_tokens):
+    """The rate of one greedy continuation of `prompt` (B, T), from the first new token to the last."""
+    tokens = model.generate(prompt, new_tokens, temperature=0)
+    next(tokens)
+    start = now(prompt.device)
+    for _ in tokens:
+        pass
+    ms = now(prompt.device) - start
+    return {"tokens/s": 1e3 * len(prompt) * (new_tokens - 1) / ms}
 
 def sample(options, given):
     """Decoding with every arch, at every batch size."""
@@ -274,7 +267,9 @@ def sample(options, given):
     for size in options.batch_sizes.split(","):
         prompt = torch.randint(first.vocab_size, (int(size), 16)).to(machine.device)
         print(f"batch size {size}")
-        jobs = {name: Decoding(model, prompt, options.new_tokens) for name, model in models.items()}
+        jobs = {}
+        for name, model in models.items():
+            jobs[name] = functools.partial(decoding, model, prompt, options.new_tokens)
         results[size] = compare(in_turns(jobs, options.rounds))
     save("sample", options, given, machine, batch_sizes=results)
 
@@ -313,90 +308,106 @@ def climb(loss_at, place, directions):
             return place, unknown
         place = around[losses.index(min(losses))]
 
-# What the search of a race finds, what differs between runs or archs, and what decides no loss
+# What differs between the runs of a race, or decides no loss; recipes and data are told in other words
 NOT_COMMON = {"arch", "qk_norm", "learning_rate", "embed_std", "max_steps", "seed", "weight_decay", "warmup_ratio",
               "pn_warmup", "size", "data", "out_dir", "init_from", "resume", "eval_only", "device", "eval_interval",
               "checkpoint_interval", "log_interval", "keep_best"}
 
+def common_options(config, corpus):
+    """What decides the losses of a race beside what tells its runs apart."""
+    common = {name: value for name, value in asdict(config).items() if name not in NOT_COMMON}
+    for name in ("weight_decay", "warmup_ratio", "pn_warmup"):
+        common[name] = config.given.get(name, {family: r.get(name) for family, r in RECIPES.items()})
+    tokens = {"train_tokens": int(corpus.train.starts[-1]), "val_tokens": int(corpus.val.starts[-1])}
+    return {**common, "data": Path(config.data).name, **tokens}
+
+def difference(saved, ours):
+    """What differs between two dicts of options, in words."""
+    return [f"{name}={saved.get(name)}, now {value}" for name, value in ours.items() if saved.get(name) != value]
+
+def finite(loss):
+    return loss if math.isfinite(loss) else None         # JSON knows no inf
+
+class Run(NamedTuple):
+    arch: str
+    steps: int
+    learning_rate: float
+    embed_std: float
+    seed: int
+
 class Race:
-    """Which runs there are to make, and what has come of those that were made: runs[key] = {"loss", "seconds"} with
-    key = (arch, steps, learning_rate, embed_std, seed); a run that diverged has the loss inf."""
+    """Which runs there are to make, and (loss, seconds) of those that have ended; the loss is inf where one diverged."""
 
     def __init__(self, options, given):
         self.options = options
+        self.given = {**given, "eval_tokens": options.eval_tokens, "compile": options.compile}
         self.names = options.archs.split(",")
         self.seeds = range(options.seed, options.seed + options.seeds)
-        self.given = {**given, "eval_tokens": options.eval_tokens, "compile": options.compile}
         self.machine = join_machine(given.get("device", "auto"))
-        first, corpus, _ = settle(train_config(self.names[0], self.given), self.machine)
+        first = train_config(self.names[0], self.given)
+        corpus = open_corpus(first, self.machine, None)
+        first = resolve(first, corpus.vocab_size)
+        first.dtype = str(find_dtype(first.dtype, self.machine)).removeprefix("torch.")
         self.given["dtype"] = first.dtype
-        self.common = {key: value for key, value in asdict(first).items() if key not in NOT_COMMON}
-        self.common |= {"data": Path(first.data).name, "train_tokens": int(corpus.train.starts[-1]),
-                        "val_tokens": int(corpus.val.starts[-1])}
-        self.recipes = {}
-        self.configs = {}
-        for name in self.names:
-            config = resolve(train_config(name, self.given), corpus.vocab_size)
-            self.configs[name] = config
-            with torch.device("meta"):
-                parameters = sum(p.numel() for p in GPT(config.model_config()).parameters())
-            self.recipes[name] = {"parameters": parameters, "weight_decay": config.weight_decay,
-                                  "warmup_ratio": config.warmup_ratio, "pn_warmup": given.get("pn_warmup")}
-        size = self.recipes[self.names[0]]["parameters"]
+        self.batch = first.total_batch_size
+        self.common = common_options(first, corpus)
+        self.ended = {}                                  # Run -> (loss, seconds)
+        self.archs = {}                                  # what the JSON says of each arch
+        self.configs = {name: resolve(train_config(name, self.given), corpus.vocab_size) for name in self.names}
         self.steps = {}                                  # tokens a parameter -> steps, shortest first
         for ratio in sorted(float(word) for word in options.tokens_per_parameter.split(",")):
-            self.steps[ratio] = max(1, round(ratio * size / first.total_batch_size))
-        self.runs = {}
-        self.archs = {}
+            self.steps[ratio] = max(1, round(ratio * self.parameters(self.names[0]) / self.batch))
 
-    def point(self, name, place):
-        """(learning rate, embed_std) at a place of the search's grid."""
-        recipe = self.configs[name]
-        rate = recipe.learning_rate * 2.0 ** place[0]
-        std = recipe.embed_std * 3.0 ** place[1]
-        return float(f"{rate:.3g}"), float(f"{std:.1g}")
+    def parameters(self, name):
+        with torch.device("meta"):
+            model = GPT(self.configs[name].model_config())
+        return sum(p.numel() for p in model.parameters())
 
-    def search_loss(self, name, steps, place):
-        """The first seed's loss at a place of the grid, None where that run has not ended."""
-        ended = self.runs.get((name, steps, *self.point(name, place), self.options.seed))
-        return ended["loss"] if ended else None
+    def searches_std(self, name):
+        return not ARCHS[self.configs[name].arch].sphere
+
+    def run_at(self, name, steps, place):
+        """The first seed's run at a place (i, j) of the search's grid: the recipe's rate x 2^i, embed_std x 3^j."""
+        rate = self.configs[name].learning_rate * 2.0 ** place[0]
+        std = self.configs[name].embed_std * 3.0 ** place[1]
+        return Run(name, steps, float(f"{rate:.3g}"), float(f"{std:.1g}"), self.options.seed)
+
+    def loss_at(self, name, steps, place):
+        """The loss of that run; None where it has not ended."""
+        return self.ended.get(self.run_at(name, steps, place), (None, None))[0]
 
     def follow(self, name):
-        """(place of the best point at each length, shortest first, as far as it is known; keys of runs to make now)"""
+        """(at each length, shortest first, the best run as far as it is known; runs to make now)"""
         directions = [(-1, 0), (1, 0)]
-        if not ARCHS[self.configs[name].arch].sphere:
+        if self.searches_std(name):
             directions += [(0, -1), (0, 1)]
         place = (0, 0)
         best, wanted = [], []
         for steps in self.steps.values():
             if self.options.sweep:
-                loss_at = functools.partial(self.search_loss, name, steps)
-                place, unknown = climb(loss_at, place, directions)
-                wanted += [(name, steps, *self.point(name, near), self.options.seed) for near in unknown]
+                place, unknown = climb(functools.partial(self.loss_at, name, steps), place, directions)
+                wanted += [self.run_at(name, steps, near) for near in unknown]
                 if unknown:
                     break
-            best.append(place)
-            keys = [(name, steps, *self.point(name, place), seed) for seed in self.seeds]
-            wanted += [key for key in keys if key not in self.runs]
+            best.append(self.run_at(name, steps, place))
+            wanted += [run for run in self.seeds_of(best[-1]) if run not in self.ended]
         return best, wanted
 
     def wanted(self):
-        """Keys of all runs that can be made now."""
-        return [key for name in self.names for key in self.follow(name)[1]]
+        return [run for name in self.names for run in self.follow(name)[1]]
 
-    def run_options(self, key):
-        """train.py's options of a run."""
-        name, steps, rate, std, seed = key
+    def options_of(self, run):
+        """train.py's options for a run."""
+        name, steps, rate, std, seed = run
         config = train_config(name, self.given, max_steps=steps, learning_rate=rate, embed_std=std, seed=seed)
         return config.given
 
+    def seeds_of(self, run):
+        return [run._replace(seed=seed) for seed in self.seeds]
+
     def losses(self, name):
-        """Of an arch at its best points: (lengths, seeds)."""
-        places = self.follow(name)[0]
-        rows = []
-        for steps, place in zip(self.steps.values(), places):
-            rows.append([self.runs[name, steps, *self.point(name, place), seed]["loss"] for seed in self.seeds])
-        return np.array(rows)
+        """Of an arch's best runs: (lengths, seeds)."""
+        return np.array([[self.ended[run][0] for run in self.seeds_of(best)] for best in self.follow(name)[0]])
 
     def read(self):
         """Takes up what --results holds. Raises DataError if that was made with other options."""
@@ -406,82 +417,79 @@ class Race:
         with blame(f"results={path}: expected a race's JSON"):
             saved = json.loads(path.read_text())
             others = difference(saved["common"], self.common)
-            for name in saved["archs"].keys() & self.recipes.keys():
-                others += difference(saved["archs"][name], self.recipes[name], f"{name}: ")
-            for run in saved["runs"]:
-                key = tuple(run[part] for part in ("arch", "steps", "learning_rate", "embed_std", "seed"))
-                self.runs[key] = {"loss": math.inf if run["loss"] is None else run["loss"], "seconds": run["seconds"]}
+            for row in saved["runs"]:
+                loss, seconds = row.pop("loss"), row.pop("seconds")
+                self.ended[Run(**row)] = (math.inf if loss is None else loss, seconds)
             self.archs = saved["archs"]
         expect(not others, f"results={path}: made with {'; '.join(others)}; give the same, or another --results")
 
     def write(self):
         """--results, a run a line."""
         for name in self.names:
-            best = []
-            for (ratio, steps), place in zip(self.steps.items(), self.follow(name)[0]):
-                rate, std = self.point(name, place)
-                best.append({"tokens_per_parameter": ratio, "steps": steps, "learning_rate": rate, "embed_std": std})
-            self.archs[name] = {**self.recipes[name], "best": best}
+            lengths = []
+            for ratio, best in zip(self.steps, self.follow(name)[0]):
+                losses = [finite(self.ended[run][0]) for run in self.seeds_of(best) if run in self.ended]
+                lengths.append({"tokens_per_parameter": ratio, "steps": best.steps, "losses": losses,
+                                "learning_rate": best.learning_rate, "embed_std": best.embed_std})
+            self.archs[name] = {"parameters": self.parameters(name), "lengths": lengths}
         rows = []
-        for (name, steps, rate, std, seed), run in sorted(self.runs.items()):
-            loss = run["loss"] if math.isfinite(run["loss"]) else None
-            rows.append(json.dumps({"arch": name, "steps": steps, "learning_rate": rate, "embed_std": std, "seed": seed,
-                                    "loss": loss, "seconds": run["seconds"]}))
+        for run, (loss, seconds) in sorted(self.ended.items()):
+            rows.append(json.dumps(run._asdict() | {"loss": finite(loss), "seconds": seconds}))
         parts = {"torch": str(torch.__version__), "common": self.common, "archs": self.archs}
-        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in parts.items()]
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in parts.items()]
         lines.append('"runs": [\n' + ",\n".join(rows) + "]")
         write_text(Path(self.options.results), "{" + ",\n".join(lines) + "}\n")
 
-def difference(saved, ours, whose=""):
-    """What differs between two dicts of options, in words."""
-    return [f"{whose}{key}={saved.get(key)}, now {value}" for key, value in ours.items() if saved.get(key) != value]
+def leave(number, frame):
+    raise SystemExit(128 + number)                       # so that what was started is ended, too
 
-def begin_worker():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)         # Ctrl-C is the race's own business
-    torch.set_num_threads(1)
-
-def run(options):
-    """(held-out loss with which train.py ends that has these options, seconds); inf if it diverges. These are its steps
-    and no others, without folder, log, checkpoints and validations on the way."""
+def train_alone(given):
+    """(held-out loss with which train.py ends that is given these options, seconds); inf if it diverges. These are its
+    steps and no others, without folder, log, checkpoints and validations on the way."""
     started = time.perf_counter()
-    config = TrainConfig(**options)
-    machine = join_machine(config.device)
-    config, corpus, _ = settle(config, machine)
+    machine = join_machine(given.get("device", "auto"))
+    config = TrainConfig(**given)
+    corpus = open_corpus(config, machine, None)
+    config = resolve(config, corpus.vocab_size)
+    machine.dtype = find_dtype(config.dtype, machine)
     model = make_model(config, machine, None)
     optimizer = make_optimizer(model, config)
-    forward, _ = for_training(model, config, machine)
+    forward = for_training(model, config, machine)
     micro_batches = read_ahead(corpus.train, 0, config, machine)
     try:
         for step in range(config.max_steps):
             optimizer_step(step, forward, model, optimizer, micro_batches, config, machine)
-        loss = validated(config.max_steps, model, corpus, config, machine, {})["val_loss"]
+        loss = validate(config.max_steps, model, corpus, config, machine, {})["val_loss"]
     except Diverged:
         loss = math.inf
     return loss, round(time.perf_counter() - started, 1)
 
-def run_all(race):
-    """Makes all runs that the race needs, some at a time, each in a process of its own thread."""
+def make_runs(race):
+    """Makes all runs that the race needs, some at a time, each in a process of one thread."""
     workers = race.options.workers or (os.cpu_count() if race.machine.device.type == "cpu" else 1)
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin_worker)
-    under_way = {}                                       # future -> key
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
+    under_way = {}                                       # future -> Run
     bar = tqdm(unit="step", smoothing=0, disable=None)
+    signal.signal(signal.SIGTERM, leave)
     try:
         while True:
-            for key in race.wanted():
-                if key not in under_way.values():
-                    under_way[pool.submit(run, race.run_options(key))] = key
+            interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)             # workers inherit that
+            for run in race.wanted():
+                if run not in under_way.values():
+                    under_way[pool.submit(train_alone, race.options_of(run))] = run
+            signal.signal(signal.SIGINT, interrupts)
             if not under_way:
                 break
-            bar.total = bar.n + sum(steps for _, steps, *_ in under_way.values())
+            bar.total = bar.n + sum(run.steps for run in under_way.values())
             bar.refresh()
             for future in wait(under_way, timeout=1, return_when=FIRST_COMPLETED).done:
-                key = under_way.pop(future)
+                run = under_way.pop(future)
                 loss, seconds = future.result()
-                race.runs[key] = {"loss": loss, "seconds": seconds}
+                race.ended[run] = loss, seconds
                 race.write()
-                bar.update(key[1])
-                name, steps, rate, std, seed = key
-                bar.write(f"{name}: {steps} steps, rate {rate:g}, std {std:g}, seed {seed}: {loss:.4f}, {seconds:.0f} s")
+                bar.update(run.steps)
+                bar.write(f"{run.arch}, {run.steps} steps, rate {run.learning_rate:g}, std {run.embed_std:g}, "
+                          f"seed {run.seed}: {loss:.4f}, {seconds:.0f} s")
     except BrokenProcessPool:
         raise DataError("a run's process has died, perhaps for want of memory; what has ended is in "
                         f"{race.options.results}: the same command goes on, with fewer --workers") from None
@@ -533,28 +541,26 @@ def race(options, given):
     found = Race(options, given)
     with lock_folder(options.results, found.machine):
         found.read()
-        run_all(found)
+        make_runs(found)
         found.write()
     print_race(found)
     draw_race(found, Path(options.out_dir, "race.png"))
 
 def print_race(race):
     """For each arch and length: best rate (and std), mean of the seeds, lowest to highest; then its factor."""
-    tokens = np.array(list(race.steps.values())) * race.common["total_batch_size"]
-    lines = [[f"tokens a parameter (tokens)", *(f"{ratio:g} ({n:,})" for ratio, n in zip(race.steps, tokens)),
-              "fewer tokens (2.5%-97.5%)"]]
+    tokens = np.array(list(race.steps.values())) * race.batch
     baseline = race.losses(race.names[0])
+    lines = [["tokens a parameter", *(f"{ratio:g} ({n:,})" for ratio, n in zip(race.steps, tokens)),
+              "fewer tokens (2.5%-97.5%)"]]
     for name in race.names:
         losses = race.losses(name)
-        cells = []
-        for place, row in zip(race.follow(name)[0], losses):
-            rate, std = race.point(name, place)
-            sphere = ARCHS[race.configs[name].arch].sphere
-            point = f"{rate:g}" if sphere else f"{rate:g} ({std:g})"
-            cells.append(f"{point}: {row.mean():.4f} ({row.min():.4f}-{row.max():.4f})")
+        cells = [label(name)]
+        for best, row in zip(race.follow(name)[0], losses):
+            std = f" ({best.embed_std:g})" if race.searches_std(name) else ""
+            cells.append(f"{best.learning_rate:g}{std}: {row.mean():.4f} ({row.min():.4f}-{row.max():.4f})")
         low, high = interval_of_factor(tokens, baseline, losses)
         cells.append(f"{fewer_tokens(tokens, baseline, losses):.2f} ({low:.2f}-{high:.2f})")
-        lines.append([label(name), *cells])
+        lines.append(cells)
     print_table(lines)
 
 # ---- Pictures and laws -----------------------------------------------------------------------------------------------
@@ -592,44 +598,107 @@ def draw_race(race, path):
     for i, name in enumerate(race.names):
         color = color_of(name, i)
         lines[name] = list(race.steps), over[name].T, color
-        row = order.index(name)
         seeds = over[name][-1]
-        left.plot([seeds.min(), seeds.max()], [row, row], color=color, lw=2, alpha=0.4)
-        left.plot(seeds, [row] * len(seeds), "o", color=color, ms=4, alpha=0.6, mew=0)
-        left.plot(seeds.mean(), row, "|", color=color, ms=16, mew=2)
-    left.set_yticks(range(len(order)), [label(name) for name in order])
+        left.plot(seeds, [order.index(name)] * len(seeds), "o-", color=color, alpha=0.6, mew=0)
+        left.plot(seeds.mean(), order.index(name), "|", color=color, ms=16, mew=2)
     left.axvline(0, color="black", lw=0.8)
-    longest = max(race.steps)
-    left.set(xlabel=f"loss over {label(race.names[0])}'s at {longest:g} tokens a parameter (nats/token)")
     left.grid(axis="x", alpha=0.3)
+    left.set_yticks(range(len(order)), [label(name) for name in order])
+    behind = f"loss over {label(race.names[0])}'s (nats/token)"
+    left.set(xlabel=behind, title=f"{max(race.steps):g} tokens a parameter")
     right.set_xscale("log")
     draw_lines(right, lines)
-    right.set_xticks(list(race.steps), [f"{ratio:g}" for ratio in race.steps], minor=False)
+    right.set_xticks(list(race.steps), [f"{ratio:g}" for ratio in race.steps])
     right.minorticks_off()
-    right.set(xlabel="tokens a parameter", ylabel=f"loss over {label(race.names[0])}'s")
+    right.set(xlabel="tokens a parameter", ylabel=behind)
+    save_figure(figure, path)
+
+def save_figure(figure, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+EXPONENTS = np.geomspace(0.02, 2, 300)
+
+def fit_law(sizes, losses):
+    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a straight line's for each
+    of the exponents b."""
+    x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
+    dx = x - x.mean(1, keepdims=True)
+    dy = losses - np.mean(losses)
+    a = (dx * dy).sum(1) / (dx ** 2).sum(1)
+    c = np.mean(losses) - a * x.mean(1)
+    error = ((a[:, None] * dx - dy) ** 2).sum(1)
+    best = np.where(c >= 0, error, math.inf).argmin()
+    return a[best], EXPONENTS[best], c[best]
+
+def read_sizes(paths, ratio):
+    """arch -> {parameters: losses of its seeds at the best point} of races' JSONs."""
+    sizes = {}
+    first = None
+    for path in paths:
+        with blame(f"{path}: expected a race's JSON"):
+            saved = json.loads(Path(path).read_text())
+            text = {name: saved["common"][name] for name in ("data", "val_tokens", "eval_tokens", "vocab_size")}
+            for name, arch in saved["archs"].items():
+                for length in arch["lengths"]:
+                    if length["tokens_per_parameter"] == ratio:
+                        sizes.setdefault(name, {})[arch["parameters"]] = length["losses"]
+        first = first or text
+        expect(text == first, f"{path}: held out {text}, in {paths[0]} {first}; these losses do not compare")
+    return sizes
+
+def with_interval(values):
+    """The first of values, which is no draw, and where 95% of the others lie."""
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return f"{values[0]:.3f} ({low:.3f}-{high:.3f})"
+
+def law(options, *paths):
+    """Held-out loss against parameters, of races at several sizes with the same tokens a parameter."""
+    generator = np.random.default_rng(0)
+    axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
+    table = [["a N^-b + c (2.5%-97.5%)", "b", "c", f"at {options.at:,} parameters"]]
+    for i, (name, found) in enumerate(read_sizes(paths, options.tokens_per_parameter).items()):
+        sizes = np.array(sorted(found))
+        seeds = [found[size] for size in sizes]
+        if len(sizes) < 4 or min(len(losses) for losses in seeds) < 2:
+            print(f"{label(name)}: no law without an interval; it takes four sizes with two seeds each")
+            continue
+        means = [np.mean(losses) for losses in seeds]
+        fits = [fit_law(sizes, means)]
+        for _ in range(1000):
+            fits.append(fit_law(sizes, [generator.choice(losses, len(losses)).mean() for losses in seeds]))
+        a, b, c = np.array(fits).T[:, :, None]                    # (1001, 1) each
+        x = np.geomspace(sizes[0], options.at, 50)
+        lines = a * (x / sizes[0]) ** -b + c                      # (1001, 50)
+        table.append([label(name), with_interval(b), with_interval(c), with_interval(lines[:, -1])])
+        color = color_of(name, i)
+        axes.plot(sizes, means, "o", color=color)
+        axes.plot(x, lines[0], color=color, label=label(name))
+        axes.fill_between(x, *np.quantile(lines[1:], (0.025, 0.975), axis=0), color=color, alpha=0.15, lw=0)
+    expect(len(table) > 1, "law: no arch has four sizes with two seeds each; give more races' JSONs")
+    print_table(table)
+    axes.legend()
+    axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens a parameter")
+    save_figure(axes.figure, Path(options.out_dir, "law.png"))
 
 def curves(options, *folders):
     """Runs of train.py in one picture."""
     expect(folders, "curves: no folders of runs are given")
     path = Path(options.out_dir, "curves.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         lines = {}
-        for i, folder in enumerate(folders):
+        for folder, color in zip(folders, itertools.cycle(COLORS.values())):
             expect(Path(folder).is_dir() or options.follow, f"{folder}: no such folder; train.py writes out/<arch>")
             log = [r for r in read_log(folder) if r["tokens"] and type(r.get(options.key)) is float]
             expect(log or options.follow, f"{folder}/log.jsonl: no {options.key}")
             if log:
-                color = list(COLORS.values())[i % len(COLORS)]
                 lines[folder] = [r["tokens"] / 1e6 for r in log], [[r[options.key] for r in log]], color
         figure = Figure(figsize=(9, 5), dpi=100, layout="constrained")
         axes = figure.subplots()
         if lines:
             draw_lines(axes, lines)
         axes.set(xlabel="tokens (millions)", ylabel=options.key)
-        figure.savefig(path)
+        save_figure(figure, path)
         if not options.follow:
             print(path)
             return
@@ -641,74 +710,58 @@ def clean(text):
     """Without WikiHow's marks."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
-def read_rows(path):
-    """(name of the questions, their rows as dicts)"""
-    if path is None:
-        from datasets import load_dataset
-        from datasets.utils.logging import set_verbosity_error
-        set_verbosity_error()
-        name = "Rowan/hellaswag"
-        with blame(f"{name}: cannot be fetched from Hugging Face; --file reads questions on this machine"):
-            return name, list(load_dataset(name, split="validation"))
-    rows = []
-    with blame(f"file={path}: HellaSwag's questions cannot be read"):
-        lines = Path(path).read_text().splitlines()
-    for number, line in enumerate(lines, 1):
-        with blame(f"{path}, row {number}: expected JSON"):
-            rows.append(json.loads(line))
-    return path, rows
+def rows_of(path):
+    """HellaSwag's rows as dicts, its validation set if there is no path."""
+    if path:
+        with blame(f"file={path}: HellaSwag's questions cannot be read"):
+            return [json.loads(line) for line in Path(path).read_text().splitlines()]
+    from datasets import load_dataset
+    logging.disable()                                    # of a failure one line is enough
+    with blame("Rowan/hellaswag: cannot be fetched from Hugging Face; --file reads questions on this machine"):
+        return list(load_dataset("Rowan/hellaswag", split="validation"))
 
 def questions(path):
     """Of HellaSwag's rows (context, endings, index of the right one). Raises DataError."""
-    name, rows = read_rows(path)
     found = []
-    for number, row in enumerate(rows, 1):
-        with blame(f"{name}, row {number}: expected ctx_a, ctx_b, activity_label, four endings and a label"):
+    for number, row in enumerate(rows_of(path), 1):
+        message = f"{path}, row {number}: expected ctx_a, ctx_b, activity_label, four endings and a label from 0 to 3"
+        with blame(message):
             context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
             endings = [clean(ending) for ending in row["endings"]]
             right = int(row["label"])
-            expect(len(endings) == 4 and all(endings), f"{name}, row {number}: not four endings")
-            expect(0 <= right < 4, f"{name}, row {number}: label {right}, expected 0 to 3")
-            found.append((context, endings, right))
-    expect(len(found) > 1, f"{name}: {len(found)} questions, expected at least two")
+            expect(len(endings) == 4 and all(endings) and 0 <= right < 4, message)
+        found.append((context, endings, right))
+    expect(len(found) > 1, f"file={path}: {len(found)} questions, expected at least two")
     return found
 
 @torch.no_grad()
 def nats(model, tokenizer, pairs):
     """-log p(ending | context) of pairs (context, ending): (len(pairs),). Of what is too long the last part counts."""
-    size = model.config.block_size
-    x = torch.zeros(len(pairs), size, dtype=torch.long)
-    y = torch.full((len(pairs), size), -1)               # -1 does not count
-    longest = 0
-    for i, (context, ending) in enumerate(pairs):
+    inputs, targets = [], []
+    for context, ending in pairs:
         tokens = encode(tokenizer, f"{context} {ending}".encode(), new=False).astype(int)
-        before = len(encode(tokenizer, context.rstrip(" ").encode(), new=False))
-        first = max(0, len(tokens) - 1 - size)
-        inputs = torch.from_numpy(tokens[first:-1])
-        targets = torch.from_numpy(tokens[first + 1:])
-        targets[:max(0, before - first - 1)] = -1
-        x[i, :len(inputs)] = inputs
-        y[i, :len(targets)] = targets
-        longest = max(longest, len(targets))
+        new = len(tokens) - len(encode(tokenizer, context.rstrip(" ").encode(), new=False))
+        tokens = torch.from_numpy(tokens[-model.config.block_size - 1:])
+        inputs.append(tokens[:-1])
+        targets.append(tokens[1:].clone())
+        targets[-1][:-new] = -1                          # the context's do not count
     device = next(model.parameters()).device
-    x = x[:, :longest].to(device)
-    y = y[:, :longest].to(device)
-    logits = model(x, y)[0].float().transpose(1, 2)      # (len(pairs), V, longest)
+    x = pad_sequence(inputs, batch_first=True).to(device)
+    y = pad_sequence(targets, batch_first=True, padding_value=-1).to(device)
+    logits = model(x, y)[0].float().transpose(1, 2)      # (len(pairs), V, tokens)
     return F.cross_entropy(logits, y, ignore_index=-1, reduction="none").sum(1)
 
 def score(model, tokenizer, rows, batch_size, name):
     """Whether each question's right ending is the likeliest, and the likeliest a character: (questions, 2)."""
     right = []
     for i in tqdm(range(0, len(rows), batch_size), desc=name, disable=None):
-        batch = rows[i:i + batch_size]
-        pairs = [(context, ending) for context, endings, _ in batch for ending in endings]
-        losses = nats(model, tokenizer, pairs).cpu()
+        contexts, endings, labels = zip(*rows[i:i + batch_size])
+        pairs = [(context, ending) for context, four in zip(contexts, endings) for ending in four]
         lengths = torch.tensor([len(ending) for _, ending in pairs])
-        labels = torch.tensor([label for _, _, label in batch])
-        likeliest = losses.view(-1, 4).argmin(1)
-        likeliest_by_length = (losses / lengths).view(-1, 4).argmin(1)
-        right.append(torch.stack((likeliest == labels, likeliest_by_length == labels), dim=1))
-    return torch.cat(right).double()
+        losses = nats(model, tokenizer, pairs).cpu()
+        both = torch.stack((losses, losses / lengths)).view(2, -1, 4)             # (2, questions, endings)
+        right.append(both.argmin(2) == torch.tensor(labels))
+    return torch.cat(right, dim=1).double().T
 
 def hellaswag(options):
     """How often a trained model finds the right ending of four likeliest."""
@@ -729,11 +782,12 @@ def hellaswag(options):
 
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
-# name -> function, class of its options; the first three take train.py's besides, those after the last take folders
+# name -> function, class of its options; the first three take train.py's besides
 BENCHMARKS = {
     "speed": (speed, SpeedConfig, TrainConfig),
     "sample": (sample, DecodeConfig, TrainConfig),
     "race": (race, RaceConfig, TrainConfig),
+    "law": (law, LawConfig),
     "curves": (curves, CurvesConfig),
     "hellaswag": (hellaswag, HellaswagConfig),
 }
