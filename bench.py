@@ -137,7 +137,8 @@ class HellaswagConfig(Checked):
     results_dir: str = "out/bench"       # folder for the table
 
 def train_config(name, given, **changes):
-    """The TrainConfig of one of --archs with what was typed, which `changes` go before. Raises ConfigError."""
+    """The TrainConfig of one of --archs with what was typed, which `changes` go before. Raises
+    ConfigError."""
     arch, _, switch = name.partition("+")
     choose(f"archs={name}: switch", switch, ("", "qk_norm"))
     return TrainConfig(**{"arch": arch, "qk_norm": switch == "qk_norm", **given, **changes})
@@ -164,8 +165,8 @@ def bytes_kept(model, optimizer):
     return sum(x.nbytes for x in tensors)
 
 class Training:
-    """A model in training; a call takes a step on random tokens and returns what it took. The step is of one micro-batch
-    unless --total_batch_size is given."""
+    """A model in training; a call takes a step on random tokens and returns what it took. The step
+    is of one micro-batch unless --total_batch_size is given."""
 
     def __init__(self, config, machine):
         if "total_batch_size" not in config.given:
@@ -195,12 +196,14 @@ class Training:
         return took
 
 def spread(values, baseline=1.0):
-    """Median and 10th and 90th percentile of values or, round by round, of their ratios to a baseline's."""
+    """Median and 10th and 90th percentile of values or, round by round, of their ratios to a
+    baseline's."""
     p10, median, p90 = np.quantile(np.divide(values, baseline), (0.1, 0.5, 0.9)).tolist()
     return {"median": median, "p10": p10, "p90": p90}
 
 def in_turns(jobs, rounds, warmup=3):
-    """name -> what its job returned, a dict a round, of jobs (name -> function) that are called once a round each."""
+    """name -> what its job returned, a dict a round, of jobs (name -> function) that are called
+    once a round each."""
     order = random.Random(1337)
     found = {name: [] for name in jobs}
     for i in tqdm(range(warmup + rounds), leave=False, disable=None):
@@ -213,8 +216,8 @@ def in_turns(jobs, rounds, warmup=3):
     return found
 
 def compare(found):
-    """Of what in_turns returns: of the first number spread, and ratio to the first job's; of others the median. Prints
-    a table of these; returns name -> all."""
+    """Of what in_turns returns: of the first number spread, and ratio to the first job's; of others
+    the median. Prints a table of these; returns name -> all."""
     results = {}
     baseline = None
     for name, rounds in found.items():
@@ -245,7 +248,8 @@ def speed(options, given):
     save("speed", options, given, machine, peak_flops=flops, archs=results)
 
 def decoding(model, prompt, new_tokens):
-    """The rate of one greedy continuation of `prompt` (B, T), from the first new token to the last."""
+    """The rate of one greedy continuation of `prompt` (B, T), from the first new token to the
+    last."""
     tokens = model.generate(prompt, new_tokens, temperature=0)
     next(tokens)
     start = now(prompt.device)
@@ -296,8 +300,9 @@ def write_text(path, text):
 # ---- Race ------------------------------------------------------------------------------------------------------------
 
 def climb(loss_at, place, directions):
-    """Hill climbing over what is known: (the best place so far, places whose losses decide where it goes from there).
-    loss_at(place) is None where no run has ended yet; of equal places the centre is the best."""
+    """Hill climbing over what is known: (the best place so far, places whose losses decide where it
+    goes from there). loss_at(place) is None where no run has ended yet; of equal places the centre
+    is the best."""
     while True:
         around = [place]
         for i, j in directions:
@@ -336,7 +341,8 @@ class Run(NamedTuple):
     seed: int
 
 class Race:
-    """Which runs there are to make, and (loss, seconds) of those that have ended; the loss is inf where one diverged."""
+    """Which runs there are to make, and (loss, seconds) of those that have ended; the loss is inf
+    where one diverged."""
 
     def __init__(self, options, given):
         self.options = options
@@ -367,7 +373,8 @@ class Race:
         return not ARCHS[self.configs[name].arch].sphere
 
     def run_at(self, name, steps, place):
-        """The first seed's run at a place (i, j) of the search's grid: the recipe's rate x 2^i, embed_std x 3^j."""
+        """The first seed's run at a place (i, j) of the search's grid: the recipe's rate x 2^i,
+        embed_std x 3^j."""
         rate = self.configs[name].learning_rate * 2.0 ** place[0]
         std = self.configs[name].embed_std * 3.0 ** place[1]
         return Run(name, steps, float(f"{rate:.3g}"), float(f"{std:.1g}"), self.options.seed)
@@ -444,8 +451,9 @@ def leave(number, frame):
     raise SystemExit(128 + number)                       # so that what was started is ended, too
 
 def train_alone(given):
-    """(held-out loss with which train.py ends that is given these options, seconds); inf if it diverges. These are its
-    steps and no others, without folder, log, checkpoints and validations on the way."""
+    """(held-out loss with which train.py ends that is given these options, seconds); inf if it
+    diverges. These are its steps and no others, without folder, log, checkpoints and validations on
+    the way."""
     started = time.perf_counter()
     machine = join_machine(given.get("device", "auto"))
     config = TrainConfig(**given)
@@ -500,9 +508,9 @@ def make_runs(race):
             process.terminate()
 
 def tokens_to_reach(target, tokens, losses):
-    """With how many tokens runs would end at the loss `target`: straight lines in loss against log tokens. The first
-    that falls through it counts; below all losses the last line goes on, above all the first. inf where that line does
-    not fall, or a run diverged."""
+    """With how many tokens runs would end at the loss `target`: straight lines in loss against log
+    tokens. The first that falls through it counts; below all losses the last line goes on, above
+    all the first. inf where that line does not fall, or a run diverged."""
     if not np.isfinite(losses).all():
         return math.inf
     line = 0 if target > max(losses) else len(losses) - 2
@@ -516,15 +524,16 @@ def tokens_to_reach(target, tokens, losses):
     return float(tokens[line] * np.exp(share * np.log(tokens[line + 1] / tokens[line])))
 
 def fewer_tokens(tokens, baseline, losses):
-    """Longest tokens over those with which an arch reaches the baseline's mean loss there; losses are (lengths, seeds).
-    nan where there is one length, or the baseline diverged."""
+    """Longest tokens over those with which an arch reaches the baseline's mean loss there; losses
+    are (lengths, seeds). nan where there is one length, or the baseline diverged."""
     target = baseline[-1].mean()
     if len(tokens) < 2 or not math.isfinite(target):
         return math.nan
     return tokens[-1] / tokens_to_reach(target, tokens, losses.mean(1))
 
 def interval_of_factor(tokens, baseline, losses, draws=5000):
-    """95% of the factors of means over seeds drawn with replacement, the same for both; nan below three seeds."""
+    """95% of the factors of means over seeds drawn with replacement, the same for both; nan below
+    three seeds."""
     count = losses.shape[1]
     if count < 3:
         return math.nan, math.nan
@@ -547,7 +556,8 @@ def race(options, given):
     draw_race(found, Path(options.out_dir, "race.png"))
 
 def print_race(race):
-    """For each arch and length: best rate (and std), mean of the seeds, lowest to highest; then its factor."""
+    """For each arch and length: best rate (and std), mean of the seeds, lowest to highest; then its
+    factor."""
     tokens = np.array(list(race.steps.values())) * race.batch
     baseline = race.losses(race.names[0])
     lines = [["tokens a parameter", *(f"{ratio:g} ({n:,})" for ratio, n in zip(race.steps, tokens)),
@@ -566,7 +576,8 @@ def print_race(race):
 # ---- Pictures and laws -----------------------------------------------------------------------------------------------
 
 def draw_lines(axes, lines):
-    """Draws name -> (x, ys, colour): the mean of ys, one or several curves, their range, and the name at the end."""
+    """Draws name -> (x, ys, colour): the mean of ys, one or several curves, their range, and the
+    name at the end."""
     ends = {}
     for name, (x, ys, color) in lines.items():
         ys = np.array(ys, dtype=float)
@@ -588,7 +599,8 @@ def draw_lines(axes, lines):
     axes.grid(alpha=0.3)
 
 def draw_race(race, path):
-    """Left each arch's losses over the baseline's at the longest length, right the same at every length."""
+    """Left each arch's losses over the baseline's at the longest length, right the same at every
+    length."""
     baseline = race.losses(race.names[0]).mean(1)
     over = {name: race.losses(name) - baseline[:, None] for name in race.names}
     order = sorted(over, key=lambda name: over[name][-1].mean(), reverse=True)
@@ -620,8 +632,8 @@ def save_figure(figure, path):
 EXPONENTS = np.geomspace(0.02, 2, 300)
 
 def fit_law(sizes, losses):
-    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a straight line's for each
-    of the exponents b."""
+    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a
+    straight line's for each of the exponents b."""
     x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
     dx = x - x.mean(1, keepdims=True)
     dy = losses - np.mean(losses)
@@ -653,7 +665,8 @@ def with_interval(values):
     return f"{values[0]:.3f} ({low:.3f}-{high:.3f})"
 
 def law(options, *paths):
-    """Held-out loss against parameters, of races at several sizes with the same tokens a parameter."""
+    """Held-out loss against parameters, of races at several sizes with the same tokens a
+    parameter."""
     generator = np.random.default_rng(0)
     axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
     table = [["a N^-b + c (2.5%-97.5%)", "b", "c", f"at {options.at:,} parameters"]]
@@ -736,7 +749,8 @@ def questions(path):
 
 @torch.no_grad()
 def nats(model, tokenizer, pairs):
-    """-log p(ending | context) of pairs (context, ending): (len(pairs),). Of what is too long the last part counts."""
+    """-log p(ending | context) of pairs (context, ending): (len(pairs),). Of what is too long the
+    last part counts."""
     inputs, targets = [], []
     for context, ending in pairs:
         tokens = encode(tokenizer, f"{context} {ending}".encode(), new=False).astype(int)
@@ -752,7 +766,8 @@ def nats(model, tokenizer, pairs):
     return F.cross_entropy(logits, y, ignore_index=-1, reduction="none").sum(1)
 
 def score(model, tokenizer, rows, batch_size, name):
-    """Whether each question's right ending is the likeliest, and the likeliest a character: (questions, 2)."""
+    """Whether each question's right ending is the likeliest, and the likeliest a character:
+    (questions, 2)."""
     right = []
     for i in tqdm(range(0, len(rows), batch_size), desc=name, disable=None):
         contexts, endings, labels = zip(*rows[i:i + batch_size])

@@ -37,22 +37,22 @@ Activation = Literal["swiglu", "gelu"]
 @dataclass
 class GPTConfig:
     """What a model is. Raises ConfigError where options do not fit together."""
-    arch: str = "angpt"           # normalization: layernorm | rmsnorm | powernorm | normformer | ngpt | angpt
-    vocab_size: int = 257         # tokens in the vocabulary (257: bytes and an end of text)
-    block_size: int = 256         # context length in tokens
-    n_layer: int = 4              # blocks
-    n_head: int = 4               # attention heads
-    n_embd: int = 128             # channels of the residual stream
-    pos: Position = "rope"        # how a token's place is told
-    rope_fraction: float = 1.0    # share of each head's channels that rope turns, in whole pairs
-    dropout: float = 0.0          # on embeddings, attention weights and what w_o and w_down give
-    qk_norm: bool = False         # unit q and k with a learned gain; ngpt and angpt always do this
-    mlp: Activation = "swiglu"    # gelu is the tanh form, as in GPT-2; not for ngpt and angpt
-    bias: bool = False            # biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt
-    tie: bool = False             # one matrix for token embedding and output head; not for ngpt and angpt
-    embed_std: float = 0.02       # embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1
-    resid_scale: bool = False     # normformer: a learned scale on the second residual
-    pn_warmup: int = 4000         # powernorm: steps that normalize with the batch's own statistics
+    arch: str = "angpt"         # normalization: layernorm | rmsnorm | powernorm | normformer | ngpt | angpt
+    vocab_size: int = 257       # tokens in the vocabulary (257: bytes and an end of text)
+    block_size: int = 256       # context length in tokens
+    n_layer: int = 4            # blocks
+    n_head: int = 4             # attention heads
+    n_embd: int = 128           # channels of the residual stream
+    pos: Position = "rope"      # how a token's place is told
+    rope_fraction: float = 1.0  # share of each head's channels that rope turns, in whole pairs
+    dropout: float = 0.0        # on embeddings, attention weights and what w_o and w_down give
+    qk_norm: bool = False       # unit q and k with a learned gain; ngpt and angpt always do this
+    mlp: Activation = "swiglu"  # gelu is the tanh form, as in GPT-2; not for ngpt and angpt
+    bias: bool = False          # biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt
+    tie: bool = False           # one matrix for token embedding and output head; not for ngpt and angpt
+    embed_std: float = 0.02     # embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1
+    resid_scale: bool = False   # normformer: a learned scale on the second residual
+    pn_warmup: int = 4000       # powernorm: steps that normalize with the batch's own statistics
 
     def __post_init__(self):
         self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
@@ -79,42 +79,46 @@ class GPTConfig:
             raise ConfigError(f"{name}={getattr(self, name)}: expected {expected} with arch={self.arch}")
 
 def wide(x):
-    return x if x.dtype.itemsize >= 4 else x.float()                              # float32 or better
+    return x if x.dtype.itemsize >= 4 else x.float()  # float32 or better
 
 def unit(x, dim=-1):
-    """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does its gradient."""
+    """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does
+    its gradient."""
     norm = torch.linalg.vector_norm(wide(x), dim=dim, keepdim=True)
     return (x / norm.masked_fill(norm == 0, math.inf)).type_as(x)
 
 def rope(x, cos, sin):
-    """Rotary embedding (Su et al. 2021): turns channels (i, i + r/2), i < r/2, of x (B, H, T, d_k)."""
-    n = cos.shape[-1]                                                             # r/2; cos, sin: (T, r/2)
-    a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)                     # (B, H, T, r/2) twice, the rest
+    """Rotary embedding (Su et al. 2021): turns channels (i, i + r/2), i < r/2, of x (B, H, T,
+    d_k)."""
+    n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
+    a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)  # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
 
 def rope_tables(length, pairs):
-    """cos and sin, each (length, pairs), of t 10000^(-i / pairs) at place t, in float64; no pairs: no rope."""
+    """cos and sin, each (length, pairs), of t 10000^(-i / pairs) at place t, in float64; no pairs:
+    no rope."""
     frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return angle.cos(), angle.sin()
 
 def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
-    return qkv.unflatten(-1, (3, n_head, -1)).permute(2, 0, 3, 1, 4).unbind(0)    # (3, B, H, T, d_k)
+    return qkv.unflatten(-1, (3, n_head, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (3, B, H, T, d_k)
 
 def attend(q, k, v, scale, cache=None, dropout=0.0):
-    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values come first.
-    Three ways to the same result: the formula itself, flash_attn's kernel, torch's own."""
+    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values
+    come first. Three ways to the same result: the formula itself, flash_attn's kernel, torch's
+    own."""
     q, k = (scale * q).type_as(v), k.type_as(v)            # under autocast float32 gains have widened them
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):           # torch's own: a quarter longer a CPU step
-        place = torch.arange(S, device=v.device, dtype=torch.int32)               # int64: a tenth of a step more
+        place = torch.arange(S, device=v.device, dtype=torch.int32)  # int64: a tenth of a step more
         scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))                          # (B, T, H, d_k)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, T, H, d_k)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
@@ -129,7 +133,8 @@ class Cache:
         return k, v
 
 def gelu(x):
-    """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as a sigmoid: compiled, that is faster."""
+    """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as a sigmoid: compiled, that
+    is faster."""
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x ** 3))
 
 def swiglu(x):
@@ -138,7 +143,8 @@ def swiglu(x):
     return u * F.silu(z)
 
 class Scale(nn.Module):
-    """n learned numbers, `init` at the start, stored as `scale`: Adam moves them by rate * init / scale (nGPT 2.5)."""
+    """n learned numbers, `init` at the start, stored as `scale`: Adam moves them by rate * init /
+    scale (nGPT 2.5)."""
     def __init__(self, n, init, scale):
         super().__init__()
         self.init, self.scale = init, scale
@@ -148,20 +154,23 @@ class Scale(nn.Module):
         return self.weight * (self.init / self.scale)
 
 class LayerNorm(nn.LayerNorm):
-    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, mean and population variance over the n channels."""
+    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, mean and population variance over the n
+    channels."""
     def __init__(self, n, config):
         super().__init__(n, eps=1e-5, bias=config.bias)
 
 class RMSNorm(nn.RMSNorm):
-    """weight * x / sqrt(mean(x^2) + eps), mean over the n channels; nothing is subtracted, nothing added."""
+    """weight * x / sqrt(mean(x^2) + eps), mean over the n channels; nothing is subtracted, nothing
+    added."""
     def __init__(self, n, config):
         super().__init__(n, eps=1e-6)
 
 class PowerNorm(nn.Module):
-    """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al. 2020),
-    behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.
-    In the first pn_warmup steps the batch's own mean(x^2) takes the place of psi2: a token is normalized with later
-    ones, so the training loss sees the future. Afterwards, and always in evaluation, nothing leaks."""
+    """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al.
+    2020), behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.
+    In the first pn_warmup steps the batch's own mean(x^2) takes the place of psi2: a token is
+    normalized with later ones, so the training loss sees the future. Afterwards, and always in
+    evaluation, nothing leaks."""
     eps = 1e-5
     groups = 4
     decay = 0.9
@@ -174,36 +183,37 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
         self.register_buffer("psi2", torch.ones(n))
-        self.register_buffer("nu", torch.zeros(n, requires_grad=True))            # its gradient: mean(g xhat)
+        self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # its gradient: mean(g xhat)
         self.register_buffer("steps", torch.zeros(()))
-        for name in ("moment", "gamma", "micro_steps"):                           # sums over a step's micro-batches
+        for name in ("moment", "gamma", "micro_steps"):                 # sums over a step's micro-batches
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
     def group_scale(self, x):
-        groups = x.unflatten(-1, (self.groups, -1))                               # (B, T, 4, n/4)
+        groups = x.unflatten(-1, (self.groups, -1))  # (B, T, 4, n/4)
         return F.rms_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2)
 
     def forward(self, x):
         x = self.group_scale(x)
         if self.training:
-            moment = mean_over_ranks(x.detach().square().mean((0, 1)))            # (n,)
+            moment = mean_over_ranks(x.detach().square().mean((0, 1)))  # (n,)
             psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)
             self.moment += moment
-            self.gamma += moment / (psi2 + self.eps)                              # mean(xhat^2)
+            self.gamma += moment / (psi2 + self.eps)                    # mean(xhat^2)
             self.micro_steps += 1
             xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, number_of_ranks())
         else:
             xhat = x * (self.psi2 + self.eps).rsqrt()
         return xhat * self.weight if self.bias is None else xhat * self.weight + self.bias
 
-    def _apply(self, fn, recurse=True):            # .to() and .double() leave nu a buffer that gathers no gradient
+    def _apply(self, fn, recurse=True):  # .to() and .double() leave nu a buffer that gathers no gradient
         super()._apply(fn, recurse)
         self.nu = self.nu.detach().requires_grad_()
         return self
 
     @torch.no_grad()
     def update_(self):
-        """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu (1 - 0.1 xhat^2) + 0.1 g xhat, g = dL/dxhat."""
+        """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu (1 - 0.1 xhat^2) + 0.1 g
+        xhat, g = dL/dxhat."""
         if self.nu.grad is not None:
             self.psi2.lerp_(self.moment / self.micro_steps, 1 - self.decay)
             self.nu.mul_(1 - (1 - self.decay) * self.gamma / self.micro_steps)
@@ -214,18 +224,19 @@ class PowerNorm(nn.Module):
             total.zero_()
 
 class PowerScale(torch.autograd.Function):
-    """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and nu constants."""
+    """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and
+    nu constants."""
     @staticmethod
     def forward(ctx, x, inv_psi, nu, ranks):
         xhat = x * inv_psi
         ctx.save_for_backward(xhat, inv_psi, nu)
-        ctx.ranks = ranks                          # g is of this rank's mean loss, nu of the mean over all ranks
+        ctx.ranks = ranks  # g is of this rank's mean loss, nu of the mean over all ranks
         return xhat
 
     @staticmethod
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
-        of_nu = (g * xhat).mean((0, 1)) / ctx.ranks                               # for nu's own update
+        of_nu = (g * xhat).mean((0, 1)) / ctx.ranks  # for nu's own update
         return (g - ctx.ranks * nu * xhat) * inv_psi, None, of_nu, None
 
 def number_of_ranks():
@@ -234,13 +245,14 @@ def number_of_ranks():
 def mean_over_ranks(x):
     if not dist.is_initialized():
         return x
-    return all_reduce(x, "sum", dist.group.WORLD) / number_of_ranks()             # dist.all_reduce would not compile
+    return all_reduce(x, "sum", dist.group.WORLD) / number_of_ranks()  # dist.all_reduce would not compile
 
 # ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None -----------------------
 
 class Block(nn.Module):
-    """The linear maps of all. What others must know of a class of blocks: family, whose recipe train.py takes; sphere,
-    whether h and the weights keep norm 1; and Norm, of which GPT makes its last norm, except on the sphere."""
+    """The linear maps of all. What others must know of a class of blocks: family, whose recipe
+    train.py takes; sphere, whether h and the weights keep norm 1; and Norm, of which GPT makes its
+    last norm, except on the sphere."""
     family = None
     sphere = False
     Norm = None
@@ -251,15 +263,16 @@ class Block(nn.Module):
         self.d = d
         self.n_head = config.n_head
         self.d_k = d // config.n_head
-        self.dropout = config.dropout              # of attention weights
-        self.drop = nn.Dropout(config.dropout)     # of what w_o and w_down give
+        self.dropout = config.dropout           # of attention weights
+        self.drop = nn.Dropout(config.dropout)  # of what w_o and w_down give
         self.w_qkv = nn.Linear(d, 3 * d, bias=config.bias)
         self.w_o = nn.Linear(d, d, bias=config.bias)
         self.w_up = nn.Linear(d, 8 * d if config.mlp == "swiglu" else 4 * d, bias=config.bias)
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """What a block of that number, 1 to n_layer, does when all weights have been drawn: nothing, in the six."""
+        """What a block of that number, 1 to n_layer, does when all weights have been drawn:
+        nothing, in the six."""
 
     def project_(self):
         """What a block does to its own matrices after every step: nothing, off the sphere."""
@@ -269,7 +282,8 @@ class Unit(nn.Module):
         return unit(x)
 
 class PreNormBlock(Block):
-    """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are nGPT's equations.)"""
+    """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are
+    nGPT's equations.)"""
     family = "rmsnorm"
 
     def __init__(self, config):
@@ -277,16 +291,16 @@ class PreNormBlock(Block):
         self.norm1 = self.Norm(self.d, config=config)
         self.norm2 = self.Norm(self.d, config=config)
         self.f = swiglu if config.mlp == "swiglu" else gelu
-        self.norm_qk = Unit() if config.qk_norm else nn.Identity()                # GPT+ (anGPT Table 1)
+        self.norm_qk = Unit() if config.qk_norm else nn.Identity()  # GPT+ (anGPT Table 1)
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
 
     def forward(self, h, cos, sin, cache=None):
-        q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)                   # (12)
+        q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)              # (12)
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # (13): softmax(g q k^T) v
-        h = h + self.drop(self.w_o(y.transpose(1, 2).flatten(2)))                 # (14, 4): (B, T, d)
-        return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))       # (17, 18, 19, 5)
+        y = attend(q, k, v, self.g, cache, self.dropout * self.training)     # (13): softmax(g q k^T) v
+        h = h + self.drop(self.w_o(y.transpose(1, 2).flatten(2)))            # (14, 4): (B, T, d)
+        return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))  # (17, 18, 19, 5)
 
 class LayerNormBlock(PreNormBlock):
     family = "layernorm"
@@ -300,7 +314,8 @@ class PowerNormBlock(PreNormBlock):
     Norm = PowerNorm
 
 class NormFormerBlock(PreNormBlock):
-    """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as in the paper."""
+    """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as
+    in the paper."""
     family = "normformer"
     Norm = LayerNorm
 
@@ -309,7 +324,7 @@ class NormFormerBlock(PreNormBlock):
         self.head_scale = nn.Parameter(torch.ones(self.n_head))                   # gamma_i
         self.norm_attn = LayerNorm(self.d, config)
         self.norm_ffn = LayerNorm(4 * self.d, config)
-        self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0   # lambda_resid, section 3
+        self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0  # lambda_resid, section 3
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
@@ -317,18 +332,19 @@ class NormFormerBlock(PreNormBlock):
         k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # h_i: (B, H, T, d_k)
         y = self.head_scale.view(-1, 1, 1) * y                                    # HeadScaleMHA, before W_o
-        h = h + self.norm_attn(self.drop(self.w_o(y.transpose(1, 2).flatten(2)))) # NormScaledMHA
-        h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))              # NormFFN
+        h = h + self.norm_attn(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))  # NormScaledMHA
+        h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))  # NormFFN
         return self.resid_scale * h + h_m                                         # ResScale
 
 class NGPTBlock(Block):
-    """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its equation numbers)."""
+    """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its
+    equation numbers)."""
     family = "ngpt"
     sphere = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.s_qk = Scale(self.d, init=1.0, scale=self.d ** -0.5)                 # section 2.6
+        self.s_qk = Scale(self.d, init=1.0, scale=self.d ** -0.5)  # section 2.6
         self.s_u = Scale(4 * self.d, init=1.0, scale=1.0)
         self.s_v = Scale(4 * self.d, init=1.0, scale=1.0)
         self.alpha_a = Scale(self.d, init=0.05, scale=self.d ** -0.5)
@@ -354,7 +370,7 @@ class NGPTBlock(Block):
         q, k, v = heads(self.w_qkv(h), self.n_head)                               # (12)
         q = unit(rope(q, cos, sin)) * s_qk                                        # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                        # (16)
-        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training) # (13); times sqrt(d_k): 2.3.2
+        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13); times sqrt(d_k): 2.3.2
         h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))             # (14): (B, T, d)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                            # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
@@ -364,19 +380,20 @@ class NGPTBlock(Block):
         return unit(h + self.alpha_m().abs() * (h_m - h))                         # (11)
 
 class ANGPTBlock(Block):
-    """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and nu_d."""
+    """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and
+    nu_d."""
     family = "angpt"
     sphere = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.nu_qkv = (self.d / self.d_k) ** 0.5                                  # section 4.3
+        self.nu_qkv = (self.d / self.d_k) ** 0.5              # section 4.3
         self.nu_p = (self.d_k / self.d) ** 0.5
-        self.nu_uz = 0.5                                                          # sqrt(d / 4d)
-        self.nu_d = 2.0                                                           # sqrt(4d / d)
+        self.nu_uz = 0.5                                      # sqrt(d / 4d)
+        self.nu_d = 2.0                                       # sqrt(4d / d)
         self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
-        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))                      # shape and start: see README
-        self.alpha_a = Scale(self.d, init=0.05, scale=0.01)                       # Table F.2
+        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))  # shape and start: see README
+        self.alpha_a = Scale(self.d, init=0.05, scale=0.01)   # Table F.2
         self.alpha_m = Scale(self.d, init=0.05, scale=0.01)
 
     def output_scale(self, vocab_size):
@@ -389,19 +406,19 @@ class ANGPTBlock(Block):
 
     def project_(self):
         for matrix in (self.w_qkv, self.w_o, self.w_up, self.w_down):
-            self.constrain_(matrix.weight, dim=1)                                 # rows: along the input
+            self.constrain_(matrix.weight, dim=1)  # rows: along the input
 
     def nu(self, alpha):
-        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()                           # section 4.2 (4.3 has no root)
+        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()  # section 4.2 (4.3 has no root)
 
     def forward(self, h, cos, sin, cache=None):
-        alpha_a = self.alpha_a().abs()                                            # (d,)
+        alpha_a = self.alpha_a().abs()                             # (d,)
         alpha_m = self.alpha_m().abs()
-        q, k, v = heads(self.w_qkv(self.nu_qkv * h), self.n_head)                 # Table 1, MHA
+        q, k, v = heads(self.w_qkv(self.nu_qkv * h), self.n_head)  # Table 1, MHA
         q = unit(rope(q, cos, sin)) * self.g
         k = unit(rope(k, cos, sin))
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
-        h_a = unit(self.nu_p * self.drop(self.w_o(y.transpose(1, 2).flatten(2)))) # (B, T, d)
+        h_a = unit(self.nu_p * self.drop(self.w_o(y.transpose(1, 2).flatten(2))))  # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))                          # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)                         # Table 1, MLP: (B, T, 4d) each
         z = z * self.d ** 0.5                      # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
@@ -419,22 +436,23 @@ ARCHS = {
 }
 
 class GPT(nn.Module):
-    """Embedding, n_layer blocks, a last norm (not ngpt, angpt), head. Call project_() after every optimizer step."""
-    logits_at_once = 2 ** 26                       # a quarter of a GB in float32
+    """Embedding, n_layer blocks, a last norm (not ngpt, angpt), head. Call project_() after every
+    optimizer step."""
+    logits_at_once = 2 ** 26  # a quarter of a GB in float32
 
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)                 # (V, d)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)      # (V, d)
         if config.pos == "learned":
-            self.wpe = nn.Embedding(config.block_size, config.n_embd)             # (block_size, d)
+            self.wpe = nn.Embedding(config.block_size, config.n_embd)  # (block_size, d)
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
-        self.sphere = self.blocks[0].sphere                                       # ngpt, angpt
+        self.sphere = self.blocks[0].sphere                            # ngpt, angpt
         if self.sphere:
             self.s_z = self.blocks[0].output_scale(config.vocab_size)
         else:
             self.norm_f = self.blocks[0].Norm(config.n_embd, config=config)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)    # (V, d)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)  # (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
         pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0
@@ -450,7 +468,7 @@ class GPT(nn.Module):
             if name.endswith(("w_o.weight", "w_down.weight")):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                nn.init.normal_(p, std=100.0 if self.sphere else std)             # far above 1: project_ makes norms 1
+                nn.init.normal_(p, std=100.0 if self.sphere else std)  # far above 1: project_ makes norms 1
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
         for layer, block in enumerate(self.blocks, start=1):
@@ -459,29 +477,30 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def project_(self):
-        """After every step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
+        """After every step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu
+        move."""
         for block in self.blocks:
             block.project_()
         for module in self.modules():
             if isinstance(module, PowerNorm):
                 module.update_()
             elif isinstance(module, nn.Embedding) and self.sphere:
-                self.blocks[0].constrain_(module.weight, dim=1)                   # a row is a token's or a place's
+                self.blocks[0].constrain_(module.weight, dim=1)  # a row is a token's or a place's
         if self.sphere:
             self.blocks[0].constrain_(self.lm_head.weight, dim=1)
 
     def logits(self, h):
         """(B, T, d) -> (B, T, V)"""
-        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)   # (1, 3)
+        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)  # (1, 3)
 
     def nats(self, h, targets):
         """The sum of cross-entropies of h (B, T, d); targets of -1 do not count."""
-        logits = wide(self.logits(h)).flatten(0, 1)                               # (B T, V)
+        logits = wide(self.logits(h)).flatten(0, 1)  # (B T, V)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
 
     def loss(self, h, targets):
-        """Mean cross-entropy. Where the logits of all T positions would outweigh all else, they are taken in pieces
-        along T, which the backward makes anew."""
+        """Mean cross-entropy. Where the logits of all T positions would outweigh all else, they are
+        taken in pieces along T, which the backward makes anew."""
         at_once = max(1, self.logits_at_once // (len(h) * self.config.vocab_size))
         if at_once >= h.shape[1]:
             total = self.nats(h, targets)
@@ -492,13 +511,14 @@ class GPT(nn.Module):
         return total / (targets >= 0).sum()
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
-        """idx, targets (B, T) token ids -> logits (B, T, V), mean cross-entropy in nats (targets of -1 do not count).
-        Without targets: the last position's logits (B, 1, V), None. caches, one a layer, hold what came before idx."""
+        """idx, targets (B, T) token ids -> logits (B, T, V), mean cross-entropy in nats (targets of
+        -1 do not count). Without targets: the last position's logits (B, 1, V), None. caches, one a
+        layer, hold what came before idx."""
         start = caches[0].length if caches else 0
         stop = start + idx.shape[1]
         if stop > self.config.block_size:
             raise ValueError(f"{stop} tokens given to a model whose block_size is {self.config.block_size}")
-        h = self.wte(idx)                                                         # (B, T, d)
+        h = self.wte(idx)  # (B, T, d)
         if self.config.pos == "learned":
             h = h + self.wpe.weight[start:stop]
         h = F.dropout(h, self.config.dropout, self.training)
@@ -512,8 +532,8 @@ class GPT(nn.Module):
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
-        """Continues idx (B, T): yields (B,) token ids, at temperature 0 the likeliest, else drawn, among the top_k.
-        When block_size tokens are there, the older half is dropped."""
+        """Continues idx (B, T): yields (B,) token ids, at temperature 0 the likeliest, else drawn,
+        among the top_k. When block_size tokens are there, the older half is dropped."""
         size = self.config.block_size
         was_training = self.training
         new = idx[:, -size:]
@@ -524,12 +544,12 @@ class GPT(nn.Module):
                 if caches[0].length == size:
                     new = idx[:, -max(1, size // 2):]
                     caches = [Cache() for _ in self.blocks]
-                logits = wide(self(new, caches=caches)[0][:, -1])                 # (B, V)
+                logits = wide(self(new, caches=caches)[0][:, -1])  # (B, V)
                 if top_k is not None:
                     best = logits.topk(min(top_k, logits.shape[-1]))
                     logits = torch.full_like(logits, -math.inf).scatter(-1, best.indices, best.values)
                 if temperature == 0:
-                    new = logits.argmax(-1, keepdim=True)                         # (B, 1)
+                    new = logits.argmax(-1, keepdim=True)  # (B, 1)
                 else:
                     p = (logits / temperature).softmax(-1)
                     new = torch.multinomial(p, 1, generator=generator)

@@ -75,7 +75,8 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass
 class Option:
-    """A field of a config class as the command line sees it. The comment behind the field is its help."""
+    """A field of a config class as the command line sees it. The comment behind the field is its
+    help."""
     name: str
     kind: type
     choices: tuple
@@ -89,7 +90,8 @@ class Option:
         return self.kind is bool or "true" in self.choices
 
 def read_type(annotation):
-    """(int, float, bool or str; choices; Limit or None) of int, Literal[...], Annotated[int, Limit(...)], each | None."""
+    """(int, float, bool or str; choices; Limit or None) of int, Literal[...], Annotated[int,
+    Limit(...)], each | None."""
     if type(None) in get_args(annotation):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
@@ -120,7 +122,8 @@ def choose(name, given, valid, hint=""):
         raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{hint}{meant}")
 
 def check(config):
-    """Raises ConfigError unless every option is one of its choices and within its limit; None is not set yet."""
+    """Raises ConfigError unless every option is one of its choices and within its limit; None is
+    not set yet."""
     for name, option in options_of(type(config)).items():
         value = getattr(config, name)
         if value is not None and option.choices:
@@ -146,7 +149,8 @@ ALSO_CALLED = {"lr": "learning_rate", "epochs": "max_steps", "iterations": "max_
                "context": "block_size", "dataset": "data", "text": "prompt", "file": "source", "input": "source"}
 
 def unknown_option(word, names):
-    """The ConfigError for a word that no option takes; of names the first is what a lone word most likely means."""
+    """The ConfigError for a word that no option takes; of names the first is what a lone word most
+    likely means."""
     if not word.startswith("-"):
         return ConfigError(f"{word}: expected --option=value; did you mean --{names[0]}={word}?")
     key = word.split("=")[0].lstrip("-")
@@ -160,9 +164,10 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 def typed(argv, description, *classes, without=()):
-    """A dict for each dataclass of what the command line's words give of its fields: --key=value, --key value, or --key
-    alone for true. A field that an earlier class has, or one of `without`, is no option of a later one.
-    Raises ConfigError, one line, for what it can't take; --help prints `description` and the options, and exits."""
+    """A dict for each dataclass of what the command line's words give of its fields: --key=value,
+    --key value, or --key alone for true. A field that an earlier class has, or one of `without`, is
+    no option of a later one. Raises ConfigError, one line, for what it can't take; --help prints
+    `description` and the options, and exits."""
     parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     groups = {}
@@ -194,12 +199,13 @@ def parse(cls, argv, description):
     return cls(**given)
 
 def run_script(main):
-    """Calls main with the command line's words. What a user can mend ends in one line on stderr and exit code 2, or the
-    exception's own `exit_code`; Ctrl-C in 130. Only other exceptions, which are bugs, show a traceback."""
+    """Calls main with the command line's words. What a user can mend ends in one line on stderr and
+    exit code 2, or the exception's own `exit_code`; Ctrl-C in 130. Only other exceptions, which are
+    bugs, show a traceback."""
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:          # the reader, such as `| head`, has had enough; at its exit Python would flush again
+    except BrokenPipeError:  # the reader, such as `| head`, has had enough; at its exit Python would flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         fail("stopped; saved work is intact", 130)
@@ -224,11 +230,12 @@ MAGIC = 20240520
 VERSION = 1
 HEADER = 256                         # int32 numbers before the tokens
 PIECE = 900_000                      # bytes of a text that are encoded at a time; tiktoken can't take a million spaces
-TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"      # tiktoken's others do not fit in uint16
+TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # tiktoken's others do not fit in uint16
 
 def get_tokenizer(name):
-    """The tiktoken.Encoding of that name; "bytes" is a token for each byte, and end-of-text = 256."""
-    if name == "bytes":              # nothing is ever merged, so the pattern only sets the speed
+    """The tiktoken.Encoding of that name; "bytes" is a token for each byte, and end-of-text =
+    256."""
+    if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
         return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
     with blame(f"tokenizer={name}: unknown, or not to be downloaded; TIKTOKEN_CACHE_DIR may point at a local copy"):
@@ -242,7 +249,8 @@ def bytes_per_token(tokenizer):
     return lengths
 
 def encode(tokenizer, data, new=True):
-    """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; an "<|endoftext|>" inside it is mere text."""
+    """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; an "<|endoftext|>" inside
+    it is mere text."""
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
@@ -278,7 +286,8 @@ def write_shard(path, tokens):
         file.write(np.ascontiguousarray(tokens, "<u2"))
 
 def read_shard(path):
-    """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is whole."""
+    """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is
+    whole."""
     header = np.fromfile(path, "<i4", count=3).tolist()
     count = header[2] if len(header) == 3 else 0
     size = os.path.getsize(path)
@@ -288,7 +297,8 @@ def read_shard(path):
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
-    """meta.json of a whole corpus. Shards that others made, for llm.c, have none: they are taken to be GPT-2's."""
+    """meta.json of a whole corpus. Shards that others made, for llm.c, have none: they are taken to
+    be GPT-2's."""
     folder = Path(folder)
     hint = "python prepare.py --source=... makes a corpus"
     if folder.is_file():
@@ -305,7 +315,8 @@ def read_meta(folder):
     return meta
 
 def token_lengths(meta):
-    """(vocab_size,) bytes of each token's text, from meta.json, which has them as hexadecimal digits, or the tokenizer."""
+    """(vocab_size,) bytes of each token's text, from meta.json, which has them as hexadecimal
+    digits, or the tokenizer."""
     if "token_bytes" in meta:
         with blame("meta.json: token_bytes are no hexadecimal digits"):
             return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
@@ -316,17 +327,17 @@ def token_lengths(meta):
 @dataclass
 class PrepareConfig:
     """Options."""
-    source: str = "stdlib"              # stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob
-    name: str | None = None             # of the corpus (from the source)
-    data_dir: str = "data"              # folder of all corpora
-    tokenizer: str | None = None        # bytes | gpt2 | r50k_base | p50k_base | p50k_edit (bytes; for fineweb gpt2)
-    subset: str = "sample-10BT"         # of fineweb
-    tokens: Count | None = None         # stop after that many to train on (all)
-    val_tokens: Count | None = None     # hold out at most that many (5% of the text, 10M)
-    shard_tokens: Count = 100_000_000   # in a file, about
-    workers: Count = os.cpu_count()     # threads that encode
-    seed: WholeNumber = 1337                   # of the order of files
-    force: bool = False                 # start over, replacing what is there
+    source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob
+    name: str | None = None            # of the corpus (from the source)
+    data_dir: str = "data"             # folder of all corpora
+    tokenizer: str | None = None       # bytes | gpt2 | r50k_base | p50k_base | p50k_edit (bytes; for fineweb gpt2)
+    subset: str = "sample-10BT"        # of fineweb
+    tokens: Count | None = None        # stop after that many to train on (all)
+    val_tokens: Count | None = None    # hold out at most that many (5% of the text, 10M)
+    shard_tokens: Count = 100_000_000  # in a file, about
+    workers: Count = os.cpu_count()    # threads that encode
+    seed: WholeNumber = 1337           # of the order of files
+    force: bool = False                # start over, replacing what is there
 
     def __post_init__(self):
         check(self)
@@ -338,11 +349,11 @@ class PrepareConfig:
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
-    if source == "stdlib":           # without test folders, which some installations lack
+    if source == "stdlib":  # without test folders, which some installations lack
         root = Path(os.__file__).parent
         left_out = {"site-packages", "dist-packages", "test", "tests"}
         found = [path for path in sorted(root.rglob("*.py")) if left_out.isdisjoint(path.relative_to(root).parts)]
-        found = {path.read_bytes(): path for path in found}.values()                             # each text once
+        found = {path.read_bytes(): path for path in found}.values()  # each text once
     else:
         paths = list(Path(source).rglob("*")) or [Path(name) for name in glob.glob(source, recursive=True) or [source]]
         found = [path for path in paths if path.suffix.lower() in (".txt", ".jsonl", ".parquet")]
@@ -369,8 +380,8 @@ def rows_of(path):
                     yield text.encode()
 
 def read_file(path, start=0, stop=None):
-    """Yields (bytes, begins a document?): rows start to stop of .jsonl and .parquet files; of a text its bytes from start
-    to stop, in pieces of whole lines, unless those are overlong."""
+    """Yields (bytes, begins a document?): rows start to stop of .jsonl and .parquet files; of a
+    text its bytes from start to stop, in pieces of whole lines, unless those are overlong."""
     if has_rows(path):
         for row in itertools.islice(rows_of(path), start, stop):
             yield row, True
@@ -384,7 +395,8 @@ def read_file(path, start=0, stop=None):
             yield data + file.readline(min(50_000, stop - file.tell())), first
 
 def end_of(path, size):
-    """Where the last `size` bytes of a file begin: the number of a row, or of a byte, that of a line if one begins near."""
+    """Where the last `size` bytes of a file begin: the number of a row, or of a byte, that of a
+    line if one begins near."""
     whole = path.stat().st_size
     if has_rows(path):
         rows = sum(1 for _ in rows_of(path))
@@ -395,8 +407,9 @@ def end_of(path, size):
         return file.tell() if file.tell() < whole else whole - size
 
 def hold_out(paths, size):
-    """Two lists of (path, start, stop): about `size` bytes to hold out, and the rest to train on. Whole files are held
-    out in their order; of one that would make it twice the size, or more than a tenth of all, the end."""
+    """Two lists of (path, start, stop): about `size` bytes to hold out, and the rest to train on.
+    Whole files are held out in their order; of one that would make it twice the size, or more than
+    a tenth of all, the end."""
     most = min(2 * size, sum(path.stat().st_size for path in paths) / 10)
     held, rest = [], []
     done = 0
@@ -414,18 +427,20 @@ def hold_out(paths, size):
     return held, rest
 
 class ShardWriter:
-    """Encodes pieces of text in threads, which suffice as tiktoken releases Python's lock, and writes them as shards."""
+    """Encodes pieces of text in threads, which suffice as tiktoken releases Python's lock, and
+    writes them as shards."""
 
     def __init__(self, folder, options, tokenizer, pool, bar):
         self.folder, self.options, self.tokenizer, self.pool, self.bar = folder, options, tokenizer, pool, bar
-        self.bytes_per_token = 1 if options.tokenizer == "bytes" else 5                          # more than most have
+        self.bytes_per_token = 1 if options.tokenizer == "bytes" else 5  # more than most have
 
     def path(self, number):
         return self.folder / f"{self.options.name}_{'train' if number else 'val'}_{number:06d}.bin"
 
     def write(self, number, pieces, most_bytes, most_tokens):
-        """Takes the next pieces up to a number of bytes; writes a shard of them unless it is there. How many tokens it
-        has: 0 if no pieces were left. As bytes decide, where a shard ends is known without encoding those before."""
+        """Takes the next pieces up to a number of bytes; writes a shard of them unless it is there.
+        How many tokens it has: 0 if no pieces were left. As bytes decide, where a shard ends is
+        known without encoding those before."""
         path = self.path(number)
         is_there = path.exists()
         shard, waiting = bytearray(), []
@@ -443,13 +458,14 @@ class ShardWriter:
         return len(read_shard(path)) if path.exists() else 0
 
     def write_training(self, pieces, first=1, after_shard=lambda number: None):
-        """Shards to train on, from number `first`, until --tokens are there or no pieces are left."""
+        """Shards to train on, from number `first`, until --tokens are there or no pieces are
+        left."""
         left = self.options.tokens or math.inf
         for number in range(1, first):
             left -= len(read_shard(self.path(number)))
         number = first
         while left > 0:
-            at_once = min(left, self.options.shard_tokens, 400_000_000)                          # counts are int32
+            at_once = min(left, self.options.shard_tokens, 400_000_000)  # counts are int32
             count = self.write(number, pieces, self.bytes_per_token * at_once, left)
             if count == 0:
                 break
@@ -476,7 +492,8 @@ def tokenize_files(paths, folder, options, tokenizer):
         writer.write_training(pieces(rest))
 
 def tokenize_fineweb(folder, options, tokenizer):
-    """The same of FineWeb, streamed. rows.json says how many shards are whole, and where the stream goes on."""
+    """The same of FineWeb, streamed. rows.json says how many shards are whole, and where the stream
+    goes on."""
     import datasets
     progress = folder / "rows.json"
     saved = read_json(progress) if progress.exists() else {"shards": 0}
@@ -504,7 +521,8 @@ def tokenize_fineweb(folder, options, tokenizer):
         writer.write_training(pieces, max(1, saved["shards"]), after_shard)
 
 def fetch_shards(folder, options):
-    """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are theirs."""
+    """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
+    theirs."""
     import huggingface_hub
     count = 103 if options.tokens is None else math.ceil(options.tokens / 10 ** 8)
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, min(count, 103) + 1)]
@@ -522,7 +540,8 @@ def state_of(paths):
     return f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest} UTC"
 
 def check_folder(folder, made, files):
-    """Raises DataError if shards in the folder were made with other options, or of files that have changed since."""
+    """Raises DataError if shards in the folder were made with other options, or of files that have
+    changed since."""
     if not shards_of(folder):
         return
     earlier = {"options": {"source": "unknown"}}
@@ -538,7 +557,8 @@ def check_folder(folder, made, files):
                                                   "--force makes it anew, another --name keeps both")
 
 def prepare(source="stdlib", **options):
-    """What the command does, with the same options; returns the corpus's folder. Raises ConfigError and DataError."""
+    """What the command does, with the same options; returns the corpus's folder. Raises ConfigError
+    and DataError."""
     options = PrepareConfig(source, **options)
     made = {key: value for key, value in asdict(options).items() if key not in ("data_dir", "workers", "force")}
     folder = Path(options.data_dir, options.name)

@@ -33,8 +33,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # threads that wait in a loop slow down whatever else runs here
-if platform.machine() == "x86_64":                   # else GCC 12 may compile bfloat16 to NaN (torch 2.13 heeds it)
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that wait in a loop slow down whatever else runs here
+if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN (torch 2.13 heeds it)
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
@@ -63,9 +63,9 @@ PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2, embed_st
 SPHERE = dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02)
 RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
-    "rmsnorm": PRE_NORM,                                                          # and GPT+
+    "rmsnorm": PRE_NORM,                          # and GPT+
     "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
-    "normformer": dict(PRE_NORM, embed_std=1.0),     # beside its branches' LayerNorms smaller tokens would drown
+    "normformer": dict(PRE_NORM, embed_std=1.0),  # beside its branches' LayerNorms smaller tokens would drown
     "ngpt": dict(SPHERE, learning_rate=8e-3),
     "angpt": SPHERE,
 }
@@ -73,13 +73,14 @@ RECIPES = {
 def recipe(arch, n_embd, tie):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
-    found["learning_rate"] *= (128 / n_embd) ** 0.5                               # a guess at other widths
+    found["learning_rate"] *= (128 / n_embd) ** 0.5  # a guess at other widths
     if tie:
-        found["embed_std"] = 0.02                                                 # README, choice 8
+        found["embed_std"] = 0.02                    # README, choice 8
     return found
 
 def load_arch(arch):
-    """Runs the file of an arch like "mine.py:scalenorm", which registers scalenorm in ARCHS. Raises DataError."""
+    """Runs the file of an arch like "mine.py:scalenorm", which registers scalenorm in ARCHS. Raises
+    DataError."""
     file, _, name = arch.rpartition(":")
     if not file or arch in ARCHS:
         return
@@ -87,7 +88,7 @@ def load_arch(arch):
     spec = importlib.util.spec_from_file_location(file, file)
     expect(spec, f"arch={arch}: {file} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file] = module                       # where inspect and the compiler look for a class's source
+    sys.modules[file] = module  # where inspect and the compiler look for a class's source
     with blame(f"arch={arch}: {file} cannot be run"):
         spec.loader.exec_module(module)
     choose(f"arch={arch}: what {file} registers", name, ARCHS)
@@ -98,7 +99,7 @@ class RunConfig:
     """This run, here: never taken from a checkpoint."""
     out_dir: str | None = None        # folder for results (out/<arch>; with init_from out/tuned)
     init_from: str | None = None      # weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)
-    resume: Literal["true", "false", "auto"] = "false"     # go on from out_dir/ckpt.pt; auto: if there is one
+    resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
     batch_size: Count = 8             # sequences in a micro-step of one process (by size)
     device: Device = "auto"           # auto: the fastest that torch sees
@@ -121,8 +122,8 @@ class TrainConfig(RunConfig, GPTConfig):
     eps: Positive = 1e-9              # of Adam
     grad_clip: NotNegative = 1.0      # largest norm of the gradient; 0 for no limit
     seed: WholeNumber = 1337                 # of weights, order of the data, and dropout
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"       # autocast; weights stay float32
-    compile: Literal["auto", "true", "false"] = "auto"           # torch.compile of blocks and loss; auto: in long runs
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # autocast; weights stay float32
+    compile: Literal["auto", "true", "false"] = "auto"      # torch.compile of blocks and loss; auto: in long runs
     eval_tokens: Count = 2 ** 14      # held-out tokens in a validation (by size; fewer in short runs)
     eval_interval: Count | None = None           # steps between validations (ten a run, or more)
     checkpoint_interval: Count | None = None     # steps between checkpoints (eval_interval, or 100)
@@ -130,7 +131,8 @@ class TrainConfig(RunConfig, GPTConfig):
     keep_best: bool = False           # keep the weights of the best validation, too, as best.pt
 
     def __init__(self, **given):
-        """What is given, else the arch's recipe, else what the size says, else the defaults above."""
+        """What is given, else the arch's recipe, else what the size says, else the defaults
+        above."""
         names = {f.name: f.default for f in fields(self)}
         for name in given:
             choose("option", name, names)
@@ -141,11 +143,11 @@ class TrainConfig(RunConfig, GPTConfig):
         choose("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
         sized = names | SIZES[size] | self.given
         vars(self).update(sized | recipe(arch, sized["n_embd"], tie) | self.given)
-        self.resume = str(self.resume).lower()                                    # True and False from Python
+        self.resume = str(self.resume).lower()  # True and False from Python
         self.compile = str(self.compile).lower()
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{arch.split(':')[-1]}")
         check(self)
-        self.model_config()                                                       # raises where options do not fit
+        self.model_config()  # raises where options do not fit
         if self.init_from and self.resume == "true":
             raise ConfigError(f"init_from={self.init_from} starts a run, resume=true goes on with one: choose")
 
@@ -159,7 +161,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     c.vocab_size = c.vocab_size or corpus_vocab
     if c.vocab_size < corpus_vocab:
         raise ConfigError(f"vocab_size={c.vocab_size}: expected at least the corpus's {corpus_vocab}")
-    sequences = max(1, round(c.total_batch_size / (c.block_size * world_size)))              # of a process, a step
+    sequences = max(1, round(c.total_batch_size / (c.block_size * world_size)))  # of a process, a step
     if "batch_size" not in c.given:
         c.batch_size = max(n for n in range(1, min(sequences, c.batch_size) + 1) if sequences % n == 0)
     micro_step = c.batch_size * c.block_size * world_size
@@ -175,7 +177,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
     if "eval_tokens" not in c.given:
         c.eval_tokens = min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
-    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)    # ten take some 2% of the time
+    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)  # ten take some 2% of the time
     c.checkpoint_interval = c.checkpoint_interval or max(100, c.eval_interval)
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
@@ -184,7 +186,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
 # ---- Data ------------------------------------------------------------------------------------------------------------
 
 class Tokens:
-    """One split of a corpus as one long sequence, cut into windows of `length` tokens, each followed by its target."""
+    """One split of a corpus as one long sequence, cut into windows of `length` tokens, each
+    followed by its target."""
     def __init__(self, folder, split, length, vocab_size):
         self.paths = sorted(Path(folder).glob(f"*_{split}_[0-9]*.bin"))
         self.shards = [read_shard(path) for path in self.paths]
@@ -208,7 +211,7 @@ class Tokens:
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
-        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))      # (len(indices), length + 1)
+        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))  # (len(indices), length + 1)
         if device.type == "cuda":
             rows = rows.pin_memory()
         rows = rows.to(device, non_blocking=True)
@@ -219,17 +222,18 @@ class Corpus:
     def __init__(self, folder, block_size):
         meta = read_meta(folder)
         self.tokenizer = meta["tokenizer"]
-        self.token_bytes = torch.from_numpy(token_lengths(meta).astype(np.int64))                # (vocab_size,)
+        self.token_bytes = torch.from_numpy(token_lengths(meta).astype(np.int64))  # (vocab_size,)
         self.vocab_size = len(self.token_bytes)
         self.train = Tokens(folder, "train", block_size, self.vocab_size)
         self.val = Tokens(folder, "val", block_size, self.vocab_size)
 
 @functools.lru_cache(2)
-def epoch_order(seed, epoch, windows):               # an epoch visits every window once
+def epoch_order(seed, epoch, windows):  # an epoch visits every window once
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 def batches(tokens, step, config, machine):
-    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of (seed, step) alone."""
+    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of
+    (seed, step) alone."""
     sequences = config.total_batch_size // config.block_size
     mine = []
     for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
@@ -243,11 +247,12 @@ def all_batches(tokens, begun, config, machine):
         yield from batches(tokens, step, config, machine)
 
 def read_ahead(tokens, begun, config, machine):
-    """The micro-batches of all steps from `begun` on; a thread reads the next one while this one is computed."""
+    """The micro-batches of all steps from `begun` on; a thread reads the next one while this one is
+    computed."""
     coming = all_batches(tokens, begun, config, machine)
     with ThreadPoolExecutor(1) as reader:
         if machine.device.type == "cuda":
-            reader.submit(torch.cuda.set_device, machine.device)                  # a thread's own; else it is the first
+            reader.submit(torch.cuda.set_device, machine.device)  # a thread's own; else it is the first
         next_one = reader.submit(next, coming, None)
         while True:
             batch = next_one.result()
@@ -258,16 +263,17 @@ def read_ahead(tokens, begun, config, machine):
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine, received=()):
-    """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or the arch."""
+    """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or
+    the arch."""
     model.eval()
     tokens = corpus.val
     count = max(1, min(tokens.windows, config.eval_tokens // config.block_size))
-    total = torch.zeros(3, dtype=torch.float64)                                   # nats, tokens, bytes
+    total = torch.zeros(3, dtype=torch.float64)                             # nats, tokens, bytes
     for first in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
         if received:                                 # a signal
             break
         x, y = tokens.batch(range(first, min(first + config.batch_size, count)), machine.device)
-        with machine.autocast(), torch.compiler.set_stance("force_eager"):        # compiled for training only
+        with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training only
             loss = model(x, y, loss_only=True)[1].item()
         total += torch.tensor([loss * y.numel(), y.numel(), corpus.token_bytes[y.cpu()].sum()])
     model.train()
@@ -291,7 +297,8 @@ def find_device(name="auto"):
 
 @dataclass
 class Machine:
-    """This process's place among those that train together, its device and the dtype that it computes in."""
+    """This process's place among those that train together, its device and the dtype that it
+    computes in."""
     device: torch.device
     dtype: torch.dtype = torch.float32
     rank: int = 0
@@ -314,17 +321,18 @@ class Machine:
         self.any(False)
 
 def join_machine(device):
-    """This process's Machine, as torchrun's environment has it; sets up what training on it is faster with."""
+    """This process's Machine, as torchrun's environment has it; sets up what training on it is
+    faster with."""
     machine = Machine(find_device(device), rank=int(os.environ.get("RANK", 0)),
                       world_size=int(os.environ.get("WORLD_SIZE", 1)))
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)
-        torch.set_float32_matmul_precision("high")                                # TF32
-    elif sys.platform == "linux":                    # malloc keeps freed memory: 20 to 40% of a CPU's step
+        torch.set_float32_matmul_precision("high")  # TF32
+    elif sys.platform == "linux":                   # malloc keeps freed memory: 20 to 40% of a CPU's step
         libc = ctypes.CDLL(None)
-        if not libc.mallopt(-3, 2 ** 30):                                         # M_MMAP_THRESHOLD
-            libc.mallopt(-3, 2 ** 25)                                             # old ones take no more
-        libc.mallopt(-1, 2 ** 31 - 1)                                             # M_TRIM_THRESHOLD
+        if not libc.mallopt(-3, 2 ** 30):           # M_MMAP_THRESHOLD
+            libc.mallopt(-3, 2 ** 25)               # old ones take no more
+        libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
     if machine.world_size > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if machine.device.type == "cuda" else "gloo")
     return machine
@@ -345,7 +353,7 @@ def find_dtype(name, machine):
         slower = not torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         slower = matmul_flops(machine.device, torch.bfloat16) < 1.5 * matmul_flops(machine.device, torch.float32)
-    return torch.float32 if machine.any(slower) else torch.bfloat16               # all ranks agree
+    return torch.float32 if machine.any(slower) else torch.bfloat16  # all ranks agree
 
 # Dense bfloat16 operations a second, from the data sheets; the first name that fits the GPU's counts
 DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12,
@@ -363,7 +371,8 @@ def peak_flops(machine):
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 def make_optimizer(model, config):
-    """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which do not."""
+    """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which
+    do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     assert len(matrices) + len(others) == len(set(model.parameters()))
@@ -371,7 +380,8 @@ def make_optimizer(model, config):
     return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps, fused=True)
 
 def learning_rate(config, step):
-    """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last step."""
+    """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last
+    step."""
     warmup = round(config.warmup_ratio * config.max_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -380,22 +390,24 @@ def learning_rate(config, step):
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 def flops_per_token(model):
-    """6 for each weight of a matrix product; in each layer 12 d for each position looked at, half of block_size."""
+    """6 for each weight of a matrix product; in each layer 12 d for each position looked at, half
+    of block_size."""
     used = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     return 6 * (used + model.config.n_layer * model.config.n_embd * model.config.block_size)
 
 class Diverged(Exception):
-    exit_code = 3                                    # after a loss that is no longer finite, or worse than guessing
+    exit_code = 3  # after a loss that is no longer finite, or worse than guessing
 
 def optimizer_step(step, forward, model, optimizer, micro_batches, config, machine):
-    """A step on this rank's next micro-batches: (mean loss, norm of the gradient). Raises Diverged before the update."""
+    """A step on this rank's next micro-batches: (mean loss, norm of the gradient). Raises Diverged
+    before the update."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config, step)
-    torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))    # dropout
+    torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))  # dropout
     micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
     for i, (x, y) in zip(range(1, micro_steps + 1), micro_batches):
-        forward.require_backward_grad_sync = i == micro_steps                     # for DistributedDataParallel
+        forward.require_backward_grad_sync = i == micro_steps  # for DistributedDataParallel
         with machine.autocast():
             part = forward(x, y, loss_only=True)[1] / micro_steps
         part.backward()
@@ -409,7 +421,8 @@ def optimizer_step(step, forward, model, optimizer, micro_batches, config, machi
     return loss, norm
 
 def find_compile(config, model, machine):
-    """What --compile means: auto is true in long runs. It saves a third of the time, and costs a quarter of a minute."""
+    """What --compile means: auto is true in long runs. It saves a third of the time, and costs a
+    quarter of a minute."""
     if config.compile != "auto":
         return config.compile
     flops = flops_per_token(model) * config.max_steps * config.total_batch_size
@@ -418,30 +431,33 @@ def find_compile(config, model, machine):
     return "false" if machine.any(is_short or not is_able) else "true"
 
 def for_training(model, config, machine):
-    """What to call in place of the model: blocks and loss may be compiled, gradients are averaged over all processes."""
-    torch.compiler.reset()                           # models of earlier calls would count towards its limit
-    torch._dynamo.config.optimize_ddp = False        # it would cut blocks where DistributedDataParallel's buckets end
+    """What to call in place of the model: blocks and loss may be compiled, gradients are averaged
+    over all processes."""
+    torch.compiler.reset()                     # models of earlier calls would count towards its limit
+    torch._dynamo.config.optimize_ddp = False  # it would cut blocks where DistributedDataParallel's buckets end
     if config.compile == "true":
         for block in model.blocks:
             block.compile()
-        model.nats = torch.compile(model.nats)       # head and loss: half of a step if the vocabulary is large
+        model.nats = torch.compile(model.nats)  # head and loss: half of a step if the vocabulary is large
     if machine.world_size == 1:
         return model
     options = {"gradient_as_bucket_view": True, "forward_sync_buffers": False}
     if "forward_sync_buffers" not in inspect.signature(DistributedDataParallel).parameters:
-        options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}   # torch before 2.13
+        options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}  # torch before 2.13
     return DistributedDataParallel(model, **options)
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 def save_checkpoint(path, model, optimizer, config, **state):
-    """Replaces the file at path in one step: a crash leaves the old or the new one. Raises DataError."""
+    """Replaces the file at path in one step: a crash leaves the old or the new one. Raises
+    DataError."""
     with blame(f"{path}: cannot be written"), atomic(path) as file:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
                     "source": source_digest(config.arch), **state}, file)
 
 def read_checkpoint(source, device="cpu"):
-    """The dict that `save_checkpoint` wrote to a run's folder or a .pt file; of GPT-2 one like it. Raises DataError."""
+    """The dict that `save_checkpoint` wrote to a run's folder or a .pt file; of GPT-2 one like it.
+    Raises DataError."""
     path = Path(source)
     if (path / "config.json").exists() or str(source) in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
         from lessons.gpt2 import read_gpt2
@@ -455,7 +471,8 @@ def read_checkpoint(source, device="cpu"):
         return state
 
 def load_weights(model, state, source):
-    """A checkpoint's weights into a model; of learned positions as many as it has. Raises DataError."""
+    """A checkpoint's weights into a model; of learned positions as many as it has. Raises
+    DataError."""
     weights = dict(state["model"])
     if "wpe.weight" in weights:
         weights["wpe.weight"] = weights["wpe.weight"][:model.config.block_size]
@@ -463,8 +480,8 @@ def load_weights(model, state, source):
         model.load_state_dict(weights)
 
 def load_model(source, device="cpu", arch=None):
-    """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads; arch, if it is one of a file, says
-    where that file is now. Raises DataError."""
+    """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads; arch, if it
+    is one of a file, says where that file is now. Raises DataError."""
     state = read_checkpoint(source, device)
     names = {f.name for f in fields(GPTConfig)}
     options = {name: value for name, value in state["config"].items() if name in names}
@@ -477,8 +494,8 @@ def load_model(source, device="cpu", arch=None):
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
 def arch_of(state, source, given=None):
-    """A checkpoint's arch or, if it is the same of another file, the one given. A checkpoint alone makes no file run that
-    is not of this folder. Raises DataError."""
+    """A checkpoint's arch or, if it is the same of another file, the one given. A checkpoint alone
+    makes no file run that is not of this folder. Raises DataError."""
     saved = state["config"]["arch"]
     if given:
         expect(given.split(":")[-1] == saved.split(":")[-1], f"{source}: made with arch={saved}, now arch={given}")
@@ -488,11 +505,11 @@ def arch_of(state, source, given=None):
     expect(is_ours or saved in ARCHS, f"{source}: made with code that is not of this folder; to run it: --arch={saved}")
     return saved
 
-MODEL_SOURCE = inspect.getsource(model_py)           # as imported: who waits for a run may edit the file
+MODEL_SOURCE = inspect.getsource(model_py)  # as imported: who waits for a run may edit the file
 
 def source_digest(arch):
-    """A digest of what an arch computes with: the classes and functions of model.py except other archs' blocks, and its
-    own file if it has one; comments do not count."""
+    """A digest of what an arch computes with: the classes and functions of model.py except other
+    archs' blocks, and its own file if it has one; comments do not count."""
     block = ARCHS[arch]
     blocks = [x for x in vars(model_py).values() if inspect.isclass(x) and issubclass(x, model_py.Block)]
     others = {other.__name__ for other in blocks if other not in block.__mro__}
@@ -501,7 +518,7 @@ def source_digest(arch):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name not in others:
             code.append(ast.unparse(node))
     if block.__module__ != model_py.__name__:
-        with contextlib.suppress(OSError, TypeError):                             # a class in a notebook has no file
+        with contextlib.suppress(OSError, TypeError):  # a class in a notebook has no file
             code.append(ast.unparse(ast.parse(Path(inspect.getfile(block)).read_text())))
     return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
 
@@ -515,10 +532,11 @@ MAY_CHANGE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warm
               "max_steps", "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
 
 def with_checkpoint(config, state, source):
-    """config, and what was not given as in a checkpoint: of the run's own all of its training, of another the model."""
+    """config, and what was not given as in a checkpoint: of the run's own all of its training, of
+    another the model."""
     names = {f.name for f in fields(GPTConfig)}
     may_change = MAY_CHANGE | {"block_size"}
-    if source != config.init_from:                   # the run's own
+    if source != config.init_from:  # the run's own
         names = {f.name for f in fields(TrainConfig)} - {f.name for f in fields(RunConfig)}
         may_change = MAY_CHANGE
     saved = {name: value for name, value in state["config"].items() if name in names}
@@ -537,10 +555,11 @@ def source_of(config):
     return config.init_from
 
 def go_on_from(config, machine):
-    """(config, checkpoint's dict): what was not given is as in the checkpoint that the run begins with; None without one."""
+    """(config, checkpoint's dict): what was not given is as in the checkpoint that the run begins
+    with; None without one."""
     config = copy.copy(config)                       # the caller's stays as it is
     if config.resume == "auto":
-        is_there = machine.rank == 0 and Path(config.out_dir, "ckpt.pt").exists()                # others may see it later
+        is_there = machine.rank == 0 and Path(config.out_dir, "ckpt.pt").exists()  # others may see it later
         config.resume = "true" if machine.any(is_there) else "false"
     source = source_of(config)
     if source is None:
@@ -552,7 +571,8 @@ def go_on_from(config, machine):
     return config, state
 
 def open_corpus(config, machine, state):
-    """The Corpus of config.data, whose tokens must be the checkpoint's; the default one is made if it is missing."""
+    """The Corpus of config.data, whose tokens must be the checkpoint's; the default one is made if
+    it is missing."""
     if config.data == TrainConfig.data and machine.rank == 0 and not Path(config.data, "meta.json").exists():
         prepare()
     machine.wait()
@@ -603,7 +623,8 @@ def move_earlier_run(folder, say):
         folder.mkdir(parents=True, exist_ok=True)
 
 def read_log(folder):
-    """The records of folder/log.jsonl up to the first that cannot be read: the last line of a killed run may be cut."""
+    """The records of folder/log.jsonl up to the first that cannot be read: the last line of a
+    killed run may be cut."""
     records = []
     with contextlib.suppress(OSError, ValueError):
         for line in Path(folder, "log.jsonl").open("rb"):
@@ -621,13 +642,13 @@ def draw_losses(records, path):
     axes.figure.savefig(path, dpi=110)
 
 class Log:
-    """A run's records, as a list and as log.jsonl; one that goes on keeps those up to `step`. Tells those with a
-    validation, or one in ten seconds, and draws loss.png."""
+    """A run's records, as a list and as log.jsonl; one that goes on keeps those up to `step`. Tells
+    those with a validation, or one in ten seconds, and draws loss.png."""
     def __init__(self, config, step, machine, say):
         self.config, self.say = config, say
         self.folder = Path(config.out_dir)
         self.writes = machine.rank == 0
-        self.told = self.drawn = 0.0                 # when
+        self.told = self.drawn = 0.0  # when
         if self.writes and config.resume != "true":
             move_earlier_run(self.folder, say)
         self.records = []
@@ -639,7 +660,8 @@ class Log:
                     file.write(json.dumps(record).encode() + b"\n")
 
     def lacks_validation(self, step):
-        """Whether one is due; of a run that goes on it may be there, unless a signal came in between."""
+        """Whether one is due; of a run that goes on it may be there, unless a signal came in
+        between."""
         is_due = step == self.config.max_steps or step % self.config.eval_interval == 0
         return is_due and not any("val_loss" in r for r in self.records if r["step"] == step)
 
@@ -659,7 +681,7 @@ class Log:
             self.say(progress_line(record, self.config))
             self.told = now
         ends = record["step"] == self.config.max_steps
-        if "val_loss" in record and (ends or now > self.drawn + 2):               # a picture takes 0.2 s
+        if "val_loss" in record and (ends or now > self.drawn + 2):  # a picture takes 0.2 s
             draw_losses(self.records, self.folder / "loss.png")
             self.drawn = now
 
@@ -684,12 +706,13 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def interrupts():
-    """Yields a dict in which SIGINT and SIGTERM leave their time, so that a step can end and be saved."""
+    """Yields a dict in which SIGINT and SIGTERM leave their time, so that a step can end and be
+    saved."""
     received = {}
 
     def receive(number, frame):                      # two within 0.2 s are one, as `timeout` sends them
         is_second = signal.SIGINT in received and time.monotonic() > received[signal.SIGINT] + 0.2
-        if number == signal.SIGINT and is_second and "RANK" not in os.environ:                   # torchrun's do not count
+        if number == signal.SIGINT and is_second and "RANK" not in os.environ:  # torchrun's do not count
             raise KeyboardInterrupt
         if not received:
             os.write(2, b"\nStopping after this step; Ctrl-C again: at once, unsaved\n")
@@ -703,7 +726,7 @@ def interrupts():
             signal.signal(number, handler)
 
 def tell(text):
-    with contextlib.suppress(BrokenPipeError):       # somebody's `| head` has read enough; the run goes on
+    with contextlib.suppress(BrokenPipeError):  # somebody's `| head` has read enough; the run goes on
         print(text, flush=True)
 
 def silent(text):
@@ -743,7 +766,7 @@ def summary(config, model, corpus, machine, begun):
 
 def measure(step, loss, norm, durations, model, config, machine):
     """What log.jsonl says of training."""
-    rate = config.total_batch_size / float(np.median(durations))                  # the first one compiles
+    rate = config.total_batch_size / float(np.median(durations))  # the first one compiles
     peak = machine.world_size * peak_flops(machine)[0]
     record = {"loss": machine.sum(loss).item() / machine.world_size, "grad_norm": norm, "tokens_per_s": rate,
               "lr": learning_rate(config, step - 1), "mfu": rate * flops_per_token(model) / peak}
@@ -784,10 +807,11 @@ def stop_exception(step, received, machine):
     return kind(f"Stopped and saved at step {step}.")
 
 def train(config, watch=None, say=tell):
-    """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl holds.
-    watch(model, optimizer, step) is called at each validation; the dict that it returns joins the record. say=None is
-    quiet. Raises ConfigError for options, DataError for files, Diverged for a loss that is not finite or far worse than
-    guessing's; stopped by a signal it saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
+    """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl
+    holds. watch(model, optimizer, step) is called at each validation; the dict that it returns
+    joins the record. say=None is quiet. Raises ConfigError for options, DataError for files,
+    Diverged for a loss that is not finite or far worse than guessing's; stopped by a signal it
+    saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
     if config.eval_only:
         return [evaluate_only(config, say)]
     machine = join_machine(config.device)
@@ -802,7 +826,7 @@ def train(config, watch=None, say=tell):
         model = make_model(config, machine, state)
         optimizer = make_optimizer(model, config)
         progress = take_up(config, state, optimizer)
-        del state                                    # gigabytes, of a large model
+        del state  # gigabytes, of a large model
         config.compile = find_compile(config, model, machine)
         forward = for_training(model, config, machine)
         log = Log(config, progress["step"], machine, say)
@@ -865,9 +889,9 @@ def print_sample(config):
         return
     start = torch.tensor([[tokenizer.eot_token]])
     tokens = [token.item() for token in model.generate(start, 400, temperature=0.8)]
-    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))                # it may be padded
+    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))  # it may be padded
 
 if __name__ == "__main__":
     run_script(main)
-    if "RANK" in os.environ:                         # a thread of torch's that still runs would abort the usual way out
+    if "RANK" in os.environ:  # a thread of torch's that still runs would abort the usual way out
         os._exit(0)
