@@ -912,6 +912,7 @@ def test_names_are_paths_from_what_they_share(tmp_path, monkeypatch):
     names = grade_class.names_of(["a/01.ipynb", f"{tmp_path}/b/c/01.ipynb", "d.ipynb"])
     assert names == ["a/01.ipynb", "b/c/01.ipynb", "d.ipynb"]
     assert grade_class.names_of(["a/b/01.ipynb", "a/b/02.ipynb"]) == ["01.ipynb", "02.ipynb"]
+    assert grade_class.names_of(["a/b/01.ipynb"]) == ["01.ipynb"]
 
 
 def test_copies_for_students_have_no_solutions(tmp_path):
