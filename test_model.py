@@ -17,7 +17,7 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -2107,248 +2107,338 @@ def test_two_processes_equal_one(tiny, tmp_path):
 # =====================================================================================================================
 # sample.py and bench.py
 
-BENCH_TINY = "--n_layer=1 --n_head=2 --n_embd=16 --block_size=16 --batch_size=4 --device=cpu --dtype=float32".split()
-BENCH_RACE = [*BENCH_TINY, "--total_batch_size=64", "--eval_tokens=99", "--workers=1"]
+TINY_RUN = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=64,
+                eval_tokens=128, device="cpu", dtype="float32", compile="false")
 
-@pytest.fixture(autouse=True)
-def bench_quick(monkeypatch, request):
-    monkeypatch.setattr(trainer, "matmul_flops", lambda *_: 1e11)
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(trainer, "Figure", type("Blank", (Figure,), {"savefig": lambda *_, **__: None}))
+def benchmark(name, *files, **options):
+    words = [name]
+    for file in files:
+        words.append(str(file))
+    for key, value in options.items():
+        words.append(f"--{key}={value}")
+    bench.main(words)
+
+class InThisProcess:
+    """A pool of processes that needs none: what is submitted runs at once."""
+    def __init__(self, *arguments):
+        self.shutdown = lambda **options: None
+
+    def submit(self, function, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+@pytest.fixture
+def bench_quick(quick, monkeypatch):
+    """Races run in this process; what benchmarks change of it is as before in the end."""
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", InThisProcess)
+    before = signal.getsignal(signal.SIGTERM)
     with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):
         yield
-
-@pytest.fixture(scope="session")
-def bench_corpus(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("bench"), np.random.default_rng(0)
-    (folder / "sums.txt").write_text("".join(f"{a}+{b}={a + b}é\n" for a, b in rng.integers(0, 20, (2000, 2))))
-    return str(prepare(str(folder / "sums.txt"), data_dir=str(folder)))
-
-@pytest.fixture(scope="session")
-def bench_trained(tmp_path_factory, bench_corpus):
-    folder = tmp_path_factory.mktemp("trained")
-    for arch in "ngpt", "rmsnorm":
-        words = [f"--arch={arch}", f"--data={bench_corpus}", f"--out_dir={folder / arch}", "--max_steps=40"]
-        trainer.train(parse(TrainConfig, [*BENCH_RACE[:-1], *words, "--vocab_size=300"], ""), say=None)
-    return folder
+    signal.signal(signal.SIGTERM, before)
 
 @pytest.fixture
-def bench_json(tmp_path, bench_corpus):
-    def run(name, *options):
-        bench.main([name, f"--out_dir={tmp_path}", f"--data={bench_corpus}", *BENCH_TINY, *options])
-        return json.loads((tmp_path / f"{name}.json").read_text())
+def run_race(corpus, tmp_path, bench_quick):
+    """A function that races at tiny size; returns the JSON."""
+    def run(**options):
+        places = dict(data=corpus, out_dir=tmp_path, results=tmp_path / "race.json")
+        short = dict(archs="rmsnorm+qk_norm,angpt", tokens_per_parameter="0.02,0.05", seeds=2)       # 4 and 9 steps
+        benchmark("race", **TINY_RUN | places | short | options)
+        return json.loads((tmp_path / "race.json").read_text())
     return run
 
+# ---- sample.py
+
 @pytest.fixture
-def bench_inside(monkeypatch):
-    ran = []                                         # a race's runs, which happen in this process
-    def run(command, text, env, capture_output):
-        ran.append((parse(TrainConfig, command[2:], ""), env))
-        with contextlib.suppress(trainer.Diverged):
-            return trainer.train(ran[-1][0], say=None) and SimpleNamespace(returncode=0, stderr="")
-        return SimpleNamespace(returncode=3, stderr="")
-    monkeypatch.setattr(bench.subprocess, "run", run)
-    monkeypatch.setattr(trainer, "interrupts", lambda: contextlib.nullcontext([]))   # signals are for main threads
-    return ran
+def folders(tiny, tmp_path):
+    """Two short runs, of ngpt and rmsnorm, whose vocabulary is padded."""
+    for arch in ("ngpt", "rmsnorm"):
+        train(tiny(arch=arch, out_dir=f"{tmp_path}/{arch}", vocab_size=300), say=None)
+    return [f"{tmp_path}/ngpt", f"{tmp_path}/rmsnorm"]
 
-def test_sample_streams_what_the_model_writes(bench_trained, monkeypatch):
-    def text(prompt="1+1=2é\n", **options):
-        return "".join(sampler.stream(model, tokenizer, prompt, **{"max_new_tokens": 40, **options}))
-    model, tokenizer, _ = trainer.load_model(bench_trained / "ngpt/ckpt.pt")
-    first = next(model.generate(torch.tensor([[256, *"1+1=2é\n".encode()]]), 1, temperature=0)).item()
-    assert text(temperature=0) == text(top_k=1) and text(temperature=0).encode()[0] == first and text("x" * 99)
-    assert text() == text() == text(b"1+1=2\xc3\xa9\n") and len({text(seed=s) for s in range(5)}) > 1
-    wrote = [65, 0xC3, 0xA9, 299, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3, 256, 67]         # 299 is padding, 256 the end
-    monkeypatch.setattr(model, "generate", lambda *_: (torch.tensor([t]) for t in wrote))
-    pieces = list(sampler.stream(model, tokenizer, "abc"))
-    assert "".join(pieces) == "Aé�日B�" and len(pieces) > 5
-
-def test_sample_command(bench_trained, tmp_path, capsys):
-    def say(folders, *options):
-        sampler.main([f"--out_dir={folders}", "--max_new_tokens=20", "--device=cpu", *options])
+@pytest.fixture
+def say(capsys):
+    """A function that runs sample.py; returns what it prints."""
+    def run(*words):
+        capsys.readouterr()
+        sampler.main(["--max_new_tokens=20", "--device=cpu", *words])
         return capsys.readouterr().out
-    one, other = bench_trained / "ngpt", bench_trained / "rmsnorm"
-    (tmp_path / "story.txt").write_bytes(b"3+4=")
-    both, second = say(f"{one},{other}", "--prompt=3+4=", "--num_samples=2"), say(other, "--prompt=3+4=", "--seed=1338")
-    assert say(one, f"--prompt=FILE:{tmp_path}/story.txt") == say(one, "--prompt=3+4=")
-    heads = re.findall(r"--- (.*): (\w+), step 40, best held-out loss \d\.\d+\n", both)
-    assert heads == [(str(one), "ngpt"), (str(other), "rmsnorm")] and both.endswith(f"---\n{second}")
+    return run
 
-def test_bench_ratios_are_taken_within_a_round():
-    assert bench.spread([4, 6, 8], [4, 2, 4]) == pytest.approx({"median": 2, "p10": 1.2, "p90": 2.8})
-    calls, x = [], itertools.count(1)
-    jobs = dict(a=lambda: calls.append("a") or dict(x=next(x), y=5), b=lambda: calls.append("b") or dict(x=8, y=7))
-    found = bench.compare(SimpleNamespace(rounds=4, seed=1), jobs)
-    assert found["a"]["values"] == {"x": [4, 5, 6, 7], "y": [5] * 4} and found["a"]["ratio"]["p90"] == 1
-    assert found["b"]["ratio"] == bench.spread([2, 8 / 5, 8 / 6, 8 / 7]) and found["b"]["spread"]["median"] == 8
-    assert {"".join(calls[i:i + 2]) for i in range(0, 14, 2)} == {"ab", "ba"}
+def test_sample_streams_what_the_model_writes(folders, monkeypatch):
+    model, tokenizer, _ = load_model(folders[0])
+    def text(prompt="1+1é", **options):
+        return "".join(sampler.stream(model, tokenizer, prompt, max_new_tokens=20, **options))
+    start = torch.tensor([[256, *"1+1é".encode()]])
+    tokens = [token.item() for token in model.generate(start, 20, temperature=0)]
+    assert text(temperature=0) == bytes(tokens).decode(errors="replace")
+    assert text() == text("1+1é".encode())
+    assert text(seed=1) != text(seed=2)
+    padding, end = 299, 256
+    wrote = [65, 0xC3, 0xA9, padding, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3, end, 67]
+    monkeypatch.setattr(model, "generate", lambda *_: map(torch.tensor, wrote))
+    assert text() == "Aé\ufffd日B\ufffd"
 
-@pytest.mark.parametrize("compiles", ["false", "true"])
-def test_bench_speed_takes_whole_training_steps(bench_json, monkeypatch, compiles):
-    def step(number, forward, model, optimizer, pairs, config, machine):
-        before, ((x, y),) = model.lm_head.weight.detach().clone(), pairs
-        result = original(number, forward, model, optimizer, pairs, config, machine)
-        assert x[:, 1:].equal(y[:, :-1]) and x.shape == (4, 16) and not model.lm_head.weight.equal(before)
-        assert model.lm_head.weight.norm(dim=1).max() < 1 + 1e-5 or config.arch != "ngpt"        # project_ was there
-        return steps.append(config.arch) or result
-    steps, original, compiled, inputs = [], bench.optimizer_step, torch.compile, []
-    monkeypatch.setattr(bench, "optimizer_step", step)
-    monkeypatch.setattr(torch, "compile", lambda f: compiled(f, backend=lambda g, x: inputs.extend(x) or g.forward))
-    found = bench_json("speed", "--archs=rmsnorm+qk_norm,layernorm,ngpt", "--rounds=2", f"--compile={compiles}")
-    assert sorted(steps) == sorted(["rmsnorm", "layernorm", "ngpt"] * 5) and bool(inputs) == (compiles == "true")
-    assert all(isinstance(x, torch.Tensor) and (x.dim() or x.requires_grad) for x in inputs)     # constants are none
-    for r in found["archs"].values():
-        v, work = r["values"], 6 * (16 * 48 + 16 * 16 + 16 * 128 + 64 * 16 + 16 * 257) + 12 * 16 * 8
-        assert all(0 < p < ms for p, ms in zip(v["project_ ms"], v["ms/step"]))
-        assert v["MFU"] == pytest.approx([64e3 / ms * work / 1e11 for ms in v["ms/step"]])
+def test_a_prompt_may_stand_in_a_file(folders, say, tmp_path):
+    (tmp_path / "story.txt").write_bytes("3+4=é".encode())
+    one = f"--out_dir={folders[0]}"
+    assert say(one, f"--prompt=FILE:{tmp_path}/story.txt") == say(one, "--prompt=3+4=é")
 
-def test_bench_sample_decodes(bench_json):
-    found = bench_json("sample", "--block_size=32", "--archs=layernorm,angpt", "--batch_sizes=1,2", "--new_tokens=5")
-    assert list(found["batch_sizes"]) == ["1", "2"] and list(found["batch_sizes"]["2"]) == ["layernorm", "angpt"]
-    model = SimpleNamespace(generate=lambda prompt, n, temperature: (time.sleep(0.2 * (i == 0)) for i in range(n)))
-    assert bench.decoding(model, torch.zeros(3, 2), 6)["tokens/s"] > 3 * 5 / 0.1     # without the first
+def test_sample_writes_of_several_runs_and_several_seeds(folders, say):
+    both = say(f"--out_dir={','.join(folders)}", "--prompt=ab", "--num_samples=2")
+    heads = re.findall(r"--- (.*): (\w+), step 6, best held-out loss \d\.\d+\n", both)
+    assert heads == [(folders[0], "ngpt"), (folders[1], "rmsnorm")]
+    assert both.endswith("---\n" + say(f"--out_dir={folders[1]}", "--prompt=ab", "--seed=1338"))
 
-def test_bench_curves(tmp_path, monkeypatch):
-    log = [dict(step=i, tokens=100 * i, seconds=i, val_loss=2 / (i + 1)) for i in range(4)]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, log)))
-    drawn, original, folders = [], bench.draw_lines, [f"{tmp_path}/none", str(tmp_path), f"{tmp_path}/."]
-    monkeypatch.setattr(bench, "draw_lines", lambda axes, lines: drawn.append(lines) or original(axes, lines))
-    monkeypatch.setattr(bench.time, "sleep", lambda _: signal.raise_signal(signal.SIGINT) if len(drawn) > 1 else None)
-    with pytest.raises(KeyboardInterrupt):
-        bench.main(["curves", "--follow", *folders, f"--out_dir={tmp_path}/new"])
-    assert list(drawn[0]) == folders[1:] and (tmp_path / "new/curves.png").stat().st_size > 5000
-    assert list(drawn[0][folders[2]])[:2] == [[1e-4, 2e-4, 3e-4], [[1, 2 / 3, 1 / 2]]]
+def test_sample_takes_an_arch_of_a_file_that_has_moved(tiny, archs, say, tmp_path):
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text("from model import ARCHS, NGPTBlock\n\nclass Mine(NGPTBlock):\n    pass\n\nARCHS['mine'] = Mine\n")
+    config = tiny(arch=f"{old}:mine")
+    train(config, say=None)
+    old.rename(new)
+    del archs[f"{old}:mine"]
+    with pytest.raises(DataError, match="--arch="):
+        say(f"--out_dir={config.out_dir}")
+    assert say(f"--out_dir={config.out_dir}", f"--arch={new}:mine", "--prompt=abc").startswith("abc")
+
+# ---- Errors
 
 @pytest.mark.parametrize("words, says", [
-    ("sped", "did you mean speed?"), ("speed --archs=rmsnorm,ngtp", "did you mean ngpt?"), ("speed now", "option now"),
-    ("speed --archs=rmsnorm+qknorm", "mean qk_norm?"), ("speed --arch=ngpt", "arch=ngpt"), ("curves", "no folders"),
-    ("sample --new_tokens=300", "2 to block_size - 16 = 240"), ("sample --batch_sizes=1,x", "batch_sizes=1,x"),
-    ("race --seeds=0", "seeds=0"), ("race --data=nowhere", "nowhere"), ("race --tokens=10 --data={}", "at least 8192"),
-    ("hellaswag --file=no", "file=no: HellaSwag's questions cannot be read"),
-    ("--prompt=FILE:no", "no: cannot be read"), ("--top_k=0", "top_k=0"), ("--out_dir=no", "no/ckpt.pt")])
-def test_bench_errors_are_one_line(words, says, bench_corpus):
+    ("sped", "did you mean speed?"),
+    ("speed --archs=rmsnorm+qknorm", "did you mean qk_norm?"),
+    ("speed --arch=ngpt", "unknown option --arch"),
+    ("sample --new_tokens=300", "2 to block_size - 16 = 240"),
+    ("sample --batch_sizes=1,x", "batch_sizes=1,x"),
+    ("race --tokens_per_parameter=5,-1", "numbers above 0"),
+    ("curves", "no folders"),
+    ("curves nowhere", "nowhere: no such folder"),
+    ("law nowhere", "nowhere: expected a race's JSON"),
+    ("hellaswag --file=no", "file=no: HellaSwag's questions"),
+    ("--prompt=FILE:no", "no: cannot be read"),
+    ("--out_dir=no", "no/ckpt.pt"),
+])
+def test_errors_of_bench_and_sample_are_one_line(words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = sampler if words.startswith("--") else bench
     with pytest.raises((ConfigError, DataError), match=re.escape(says)) as error:
-        (sampler if words.startswith("--") else bench).main(words.format(bench_corpus).split())
+        script.main(words.split())
     assert "\n" not in str(error.value)
 
-def test_race_reads_known_speed_ups_off_power_laws():
-    tokens, law, reach = np.array([1e6, 2e6, 4e6]), lambda n: 3 * n ** -0.1, bench.tokens_to_reach
-    for factor in (0.4, 1, 1.7, 3, 20):              # within the lengths, and beyond them on both sides
-        assert reach(law(4e6), tokens, law(factor * tokens)) == pytest.approx(4e6 / factor)
-    assert reach(1.5, [1, 2, 4, 8], [2, 1, 3, 1]) == pytest.approx(4 / 3)            # the first crossing
-    assert reach(1, [1, 2, 4], [3, 2, 2]) == reach(2, [1, 2, 4], [3, math.inf, 1]) == math.inf
-    luck, every = np.random.default_rng(0).uniform(0.99, 1.01, (2, 3, 3)), []
-    a, b = law(tokens)[:, None] * luck[0], law(1.4 * tokens)[:, None] * luck[1]      # (lengths, seeds)
-    for draw in itertools.product(range(3), repeat=3):                               # each more likely than 2.5%
-        target, mean = a[-1, list(draw)].mean(), b[:, list(draw)].mean(1)
-        i = next((i for i in (0, 1) if mean[i + 1] <= target), 1)
-        every.append(4e6 / tokens[i] / 2 ** (math.log(target / mean[i]) / math.log(mean[i + 1] / mean[i])))
-    got = bench.speedup(tokens, a, b, seed=1)
-    assert [got["low"], got["high"]] == pytest.approx([min(every), max(every)]) and got["low"] < got["factor"]
-    assert math.isnan(bench.speedup(tokens, a[:, :2], b[:, :2], seed=1)["low"])
+def test_a_lone_word_is_taken_for_a_prompt():
+    with pytest.raises(ConfigError, match="did you mean --prompt=hello"):
+        sampler.main(["hello"])
 
-def test_race_basin():
-    losses = {0.01 * 2.0 ** k: 1 + 0.008 * abs(k) for k in (3, -3, 0, 1, -1, 2, -2)}
-    assert bench.basin(losses) == pytest.approx(dict(low=0.01 / 2 ** 2.5, high=0.01 * 2 ** 2.5, factor=32, at_least=0))
-    assert bench.basin(losses | {0.04: math.inf})["high"] == pytest.approx(0.02)     # it may diverge right behind
+# ---- Speed
 
-def test_race_searches_rates_then_starts():
-    def search(loss, starts=(0.02,)):
-        def measure(points, turn):
-            asked[turn] += [(math.log2(rate / 0.003), std) for rate, std in points]
-            return [loss(math.log2(rate / 0.003), std, turn) for rate, std in points]
-        asked = {0: [], 1: []}
-        rate, std = bench.search(0.003, 0.02, list(starts), measure)
-        return (math.log2(rate / 0.003), std), sorted(k for k, _ in asked[0]), asked
-    assert search(lambda k, *_: abs(k - 3))[:2] == ((3, 0.02), [-1, 0, 1, 2, 3, 4])
-    assert search(lambda *_: math.inf)[:2] == ((-5, 0.02), [-5, -4, -3, -2, -1, 0, 1])           # down, in vain
-    best, _, asked = search(lambda k, std, _: abs(k - (std == 0.3)) + abs(math.log(std / 0.3)), bench.STARTS)
-    others = [(k, std) for std in (0.1, 0.3, 1.0) for k in (-1, 0, 1)]
-    assert best == (1, 0.3) and asked == {0: [(-1, 0.02), (0, 0.02), (1, 0.02), *others, (2, 0.3)], 1: []}
-    for wanted, more in (0.02, [0.007]), (1.0, [3]), (0.007, [0.007, 0.002]):        # beyond an edge
-        best, _, asked = search(lambda k, std, _: abs(k) + abs(math.log(std / wanted)), bench.STARTS)
-        assert list(dict.fromkeys(std for _, std in asked[0]))[4:] == more and best == (0, wanted)
-    best, _, asked = search(lambda k, std, turn: 2 + {-1: 0.009, 0: 0, 1: 0.02}[k] + turn * (k == 0) / 50)
-    assert best == (-1, 0.02) and asked[1] == [(-1, 0.02), (0, 0.02)]                # the second seed decides
+def test_ratios_are_taken_within_a_round(capsys):
+    found = bench.compare({
+        "a": [{"ms": 4}, {"ms": 2}, {"ms": 4}],
+        "b": [{"ms": 4}, {"ms": 6}, {"ms": 8}],
+    })
+    assert found["b"]["ratio"] == pytest.approx(dict(median=2, p10=1.2, p90=2.8))
+    assert found["b"]["spread"]["median"] == 6
+    assert "2.000 (1.200-2.800)" in capsys.readouterr().out
 
-def test_race_reports_what_its_runs_logged(bench_json, bench_inside, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "STARTS", [0.02, 0.1])
-    search, archs = bench.search, "--archs=rmsnorm+qk_norm,angpt"
-    monkeypatch.setattr(bench, "search", lambda rate, std, _, run: run([(rate, std)], 1) and search(rate, std, _, run))
-    options = [*BENCH_RACE, f"--runs_dir={tmp_path}/runs", "--tokens=640", "--lengths=2", "--seeds=2", archs]
-    found, table, logs = bench_json("race", *options)["archs"], capsys.readouterr().out, {}
-    for c, env in bench_inside:
-        log = logs[c.arch, c.learning_rate, c.embed_std, c.max_steps, c.seed] = read_log(c.out_dir)
-        assert env["OMP_NUM_THREADS"] == "1" and c.qk_norm == (c.arch == "rmsnorm") and c.resume == "auto"
-        assert [r["step"] for r in log if "val_loss" in r] == (list(range(11)) if c.max_steps == 10 else [0, 5])
-    assert len(logs) == len(bench_inside) and not list(tmp_path.glob("runs/*/ckpt.pt"))
-    for name, r in found.items():
-        run = name.split("+")[0], r["learning_rate"], r["embed_std"]
-        assert r["losses"] == [[logs[*run, n, seed][-1]["val_loss"] for seed in (1337, 1338)] for n in (5, 10)]
-        assert r["curve"]["val_loss"] == [[x["val_loss"] for x in logs[*run, 10, seed]] for seed in (1337, 1338)]
-        assert all(logs[run[0], rate, std, 10, seed][-1]["val_loss"] == loss for rate, std, seed, loss in r["sweep"])
-        assert {seed for *_, seed, _ in r["sweep"]} == {1337, 1338}
-        assert f"{np.mean(r['losses'][1]):.4f} +- {np.std(r['losses'][1], ddof=1):.4f}" in table
-        both = (np.array(found[x]["losses"]) for x in ("rmsnorm+qk_norm", name))
-        assert r["speedup"]["factor"] == bench.speedup([320, 640], *both, 1337)["factor"]
-    assert bench_json("race", *options)["archs"] == found and len(bench_inside) == len(logs)
-    monkeypatch.setitem(trainer.RECIPES, "layernorm", dict(trainer.RECIPES["layernorm"], learning_rate=1e30))
-    few = [*options, "--archs=angpt,layernorm", "--lengths=1", "--seeds=1", "--sweep=false", "--beta1=0.8"]
-    for _ in range(2):                               # a divergence is remembered, too
-        archs = bench_json("race", *few)["archs"]
-        assert len(bench_inside) == len(logs) + 2 and archs["layernorm"]["losses"] == [[None]]
-    monkeypatch.setattr(bench.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2, stderr="disk full"))
-    with pytest.raises(DataError, match="exit code 2: disk full"):
-        bench_json("race", *few, "--seed=9")
+def test_speed_takes_whole_training_steps(bench_quick, monkeypatch, tmp_path, capsys):
+    steps = []
+    def step(number, forward, model, *others):
+        before = model.lm_head.weight.detach().clone()
+        result = optimizer_step(number, forward, model, *others)
+        assert not model.lm_head.weight.equal(before)
+        steps.append(model.config.arch)
+        return result
+    monkeypatch.setattr(bench, "optimizer_step", step)
+    benchmark("speed", **TINY_RUN, archs="rmsnorm,ngpt", rounds=2, out_dir=tmp_path)
+    found = json.loads((tmp_path / "speed.json").read_text())["archs"]
+    assert sorted(steps) == ["ngpt"] * 5 + ["rmsnorm"] * 5
+    assert found["rmsnorm"]["ratio"] == dict(median=1, p10=1, p90=1)
+    work = 6 * (16 * 48 + 16 * 16 + 16 * 128 + 64 * 16 + 16 * 257) + 12 * 16 * 8
+    values = found["ngpt"]["values"]
+    assert values["tokens/s"] == pytest.approx([64e3 / ms for ms in values["ms/step"]])
+    assert values["MFU"] == pytest.approx([rate * work / 1e11 for rate in values["tokens/s"]])
+    assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\) .*\nngpt ", capsys.readouterr().out)
 
-def test_race_goes_on_where_ctrl_c_stopped_it(bench_corpus, bench_inside, tmp_path):
-    words = ["race", *BENCH_RACE, f"--data={bench_corpus}", f"--out_dir={tmp_path}", f"--runs_dir={tmp_path}/runs",
-             "--archs=angpt", f"--tokens={100 * 64}", "--lengths=1", "--seeds=2", "--sweep=false"]
-    race = subprocess.Popen([sys.executable, bench.__file__, *words], stderr=subprocess.PIPE, start_new_session=True)
-    while race.poll() is None and not any(len(read_log(log.parent)) > 1 for log in tmp_path.glob("runs/*/log.jsonl")):
-        time.sleep(0.005)
-    os.killpg(race.pid, signal.SIGINT)               # as a terminal does: to the runs too
-    assert b"stopped" in race.communicate()[1] and race.returncode == 130
-    folder, = tmp_path.glob("runs/*")                # the second was not begun
-    begun = (folder / "log.jsonl").read_text()
-    bench.main(words)
-    assert (folder / "log.jsonl").read_text().startswith(begun) and len(list(tmp_path.glob("runs/*"))) == 2
+def test_decoding_is_measured_at_every_batch_size(bench_quick, tmp_path):
+    changes = dict(block_size=32, batch_size=2, archs="layernorm,angpt", rounds=2)
+    benchmark("sample", **TINY_RUN | changes, batch_sizes="1,2", new_tokens=5, out_dir=tmp_path)
+    found = json.loads((tmp_path / "sample.json").read_text())["batch_sizes"]
+    assert list(found) == ["1", "2"]
+    assert list(found["2"]) == ["layernorm", "angpt"]
+    assert min(found["2"]["angpt"]["values"]["tokens/s"]) > 0
 
-def write_questions(path, rows, keys="ctx_a ctx_b activity_label endings label".split()):
+# ---- Race
+
+@pytest.mark.parametrize("seed", range(20))
+def test_climbing_finds_the_least_loss_of_convex_tables(seed):
+    chance = random.Random(seed)
+    p, q = chance.uniform(-5, 5), chance.uniform(-5, 5)
+    steepness = chance.uniform(0.1, 9)
+    def loss(place):
+        return steepness * (place[0] - p) ** 2 + abs(place[1] - q)
+    known = {}
+    unknown = [(0, 0)]
+    while unknown:
+        for place in unknown:
+            known[place] = loss(place)
+        best, unknown = bench.climb(known.get, (0, 0), [(-1, 0), (1, 0), (0, -1), (0, 1)])
+    assert best == min(itertools.product(range(-9, 10), repeat=2), key=loss)
+    assert len(known) <= 5 + 3 * (abs(best[0]) + abs(best[1]))       # what lies beside the way
+
+@pytest.mark.parametrize("name", ["rmsnorm+qk_norm", "angpt"])
+def test_a_race_s_runs_are_train_s_at_the_best_point(run_race, tiny, tmp_path, name):
+    found = run_race()
+    parameters = found["archs"]["rmsnorm+qk_norm"]["parameters"]
+    runs = {}
+    for row in found["runs"]:
+        runs[bench.Run(*[row[key] for key in bench.Run._fields])] = row["loss"]
+    for length in found["archs"][name]["lengths"]:
+        assert length["steps"] == round(length["tokens_per_parameter"] * parameters / 64)
+        here = [run for run in runs if run.arch == name and run.steps == length["steps"]]
+        best = min((run for run in here if run.seed == 1), key=runs.get)
+        assert (best.learning_rate, best.embed_std) == (length["learning_rate"], length["embed_std"])
+        assert [run for run in here if run.seed == 2] == [best._replace(seed=2)]
+        assert length["losses"] == [runs[best], runs[best._replace(seed=2)]]
+    options = dict(arch=name.split("+")[0], qk_norm="+" in name, max_steps=best.steps, seed=1,
+                   learning_rate=best.learning_rate, embed_std=best.embed_std)
+    log = train(tiny(**TINY_RUN | options), say=None)
+    assert log[-1]["val_loss"] == pytest.approx(runs[best], rel=1e-6)
+
+def test_a_race_goes_on_from_its_json_and_is_drawn(run_race, tmp_path, monkeypatch):
+    few = dict(sweep="false", seeds=1)
+    found = run_race(**few)
+    assert len(found["runs"]) == 4
+    assert (tmp_path / "race.png").stat().st_size > 5000
+    monkeypatch.setattr(bench, "train_alone", None)      # no run is made twice
+    assert run_race(**few) == found
+    with pytest.raises(DataError, match="made with beta1=0.9, now 0.8; give the same"):
+        run_race(**few, beta1=0.8)
+
+def test_a_run_that_diverged_is_remembered(run_race, monkeypatch):
+    monkeypatch.setitem(RECIPES, "layernorm", dict(RECIPES["layernorm"], learning_rate=1e30))
+    options = dict(archs="layernorm", sweep="false", seeds=1)
+    found = run_race(**options)
+    assert found["archs"]["layernorm"]["lengths"][0]["losses"] == [None]
+    monkeypatch.setattr(bench, "train_alone", None)
+    assert run_race(**options) == found
+
+def test_tokens_to_reach_a_loss_lie_on_straight_lines():
+    reach = bench.tokens_to_reach
+    assert reach(3.5, [1, 4], [4, 3]) == pytest.approx(2)
+    assert reach(2, [1, 4], [4, 3]) == pytest.approx(16)             # beyond the longest
+    assert reach(5, [1, 4], [4, 3]) == pytest.approx(1 / 4)          # before the shortest
+    assert reach(1.5, [1, 2, 4, 8], [2, 1, 3, 1]) == pytest.approx(2 ** 0.5)         # the first that falls
+    assert reach(1, [1, 2, 4], [3, 2, 2]) == math.inf
+    assert reach(2, [1, 2, 4], [3, math.inf, 1]) == math.inf
+
+def test_fewer_tokens_is_a_factor_at_the_baseline_s_last_loss():
+    tokens = [1, 4]
+    baseline = np.array([[4, 4, 4], [3.4, 2.6, 3]])
+    losses = np.array([[3.5, 3.5, 3.5], [2.5, 2.5, 2.5]])
+    assert bench.fewer_tokens(tokens, baseline, losses) == pytest.approx(2)
+    assert math.isnan(bench.fewer_tokens([4], baseline[1:], losses[1:]))
+    assert math.isnan(bench.fewer_tokens(tokens, baseline * math.inf, losses))
+    low, high = bench.interval_of_factor(tokens, baseline, losses)
+    assert (low, high) == pytest.approx((4 ** 0.1, 4 ** 0.9))        # where seed 1 or seed 2 is drawn thrice
+    assert math.isnan(bench.interval_of_factor(tokens, baseline[:, :2], losses[:, :2])[0])
+
+# ---- Laws and curves
+
+SIZES_OF_LAW = [10_000, 40_000, 160_000, 640_000]
+
+def write_races(folder, sizes, val_tokens=1000):
+    """Races' JSONs whose losses are 2 (N / 10,000)^-0.3 + 1.5; returns their paths."""
+    paths = []
+    for size in sizes:
+        loss = 2 * (size / 10_000) ** -0.3 + 1.5
+        length = dict(tokens_per_parameter=20.0, losses=[loss, loss])
+        common = dict(data="tiny", val_tokens=val_tokens, eval_tokens=128, vocab_size=257)
+        paths.append(folder / f"{size}.json")
+        write_json(paths[-1], dict(common=common, archs=dict(angpt=dict(parameters=size, lengths=[length]))))
+    return paths
+
+def test_a_law_is_recovered():
+    sizes = np.array(SIZES_OF_LAW)
+    assert bench.fit_law(sizes, 2 * (sizes / 10_000) ** -0.3 + 1.5) == pytest.approx((2, 0.3, 1.5), rel=0.02)
+    assert bench.fit_law(sizes, 2 * (sizes / 10_000) ** -0.3 - 0.2)[2] >= 0
+
+def test_a_law_is_told_and_drawn(tmp_path, capsys):
+    benchmark("law", *write_races(tmp_path, SIZES_OF_LAW), at=2_560_000, out_dir=tmp_path)
+    name, *numbers = capsys.readouterr().out.splitlines()[1].split()
+    assert name == "angpt"
+    assert [float(number) for number in numbers[::2]] == pytest.approx([0.3, 1.5, 2 * 256 ** -0.3 + 1.5], rel=0.02)
+    assert (tmp_path / "law.png").stat().st_size > 5000
+
+def test_a_law_takes_four_sizes_of_one_text(tmp_path):
+    with pytest.raises(DataError, match="no arch has four sizes"):
+        benchmark("law", *write_races(tmp_path, SIZES_OF_LAW[:3]), out_dir=tmp_path)
+    others = write_races(tmp_path, [5000], val_tokens=999)
+    with pytest.raises(DataError, match="5000.json: held out .*999.* do not compare"):
+        benchmark("law", *write_races(tmp_path, SIZES_OF_LAW), *others, out_dir=tmp_path)
+
+def test_curves_are_drawn_until_ctrl_c(tmp_path, monkeypatch):
+    with (tmp_path / "log.jsonl").open("w") as file:
+        for i in range(3):
+            print(json.dumps(dict(step=i, tokens=100 * i, seconds=i, val_loss=2 / (i + 1))), file=file)
+    drawn = []
+    def draw(axes, lines):
+        drawn.append(lines)
+        draw_lines(axes, lines)
+    def sleep(seconds):
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+    draw_lines = bench.draw_lines
+    monkeypatch.setattr(bench, "draw_lines", draw)
+    monkeypatch.setattr(bench.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["curves", f"{tmp_path}/none", str(tmp_path), "--follow", f"--out_dir={tmp_path}/new"])
+    assert list(drawn[1]) == [str(tmp_path)]
+    assert drawn[1][str(tmp_path)][:2] == ([1e-4, 2e-4], [[1, 2 / 3]])
+    assert (tmp_path / "new/curves.png").stat().st_size > 5000
+
+# ---- HellaSwag
+
+def write_questions(path, rows):
+    keys = "ctx_a", "ctx_b", "activity_label", "endings", "label"
     path.write_text("".join(json.dumps(dict(zip(keys, row))) + "\n" for row in rows))
 
-def test_hellaswag_scores_an_ending_as_if_it_were_alone(bench_trained, tmp_path):
-    write_questions(tmp_path / "q", [
-        ("A [title] man [step] sits", "there", "Do", ["eats [step] soup", "b", "x" * 30, "é日"], 1),
-        ("b [step]", "", "A", ["1+", "aa", "[title] Ø", "2"], "3")])
-    read = [("Do: A. man sits There", ["eats soup", "b", "x" * 30, "é日"], 1), ("A: b ", ["1+", "aa", " Ø", "2"], 3)]
-    assert [*bench.questions(tmp_path / "q")] == read
-    (model, tokenizer, _), wanted = trainer.load_model(bench_trained / "ngpt"), []       # its block_size is 16
-    pairs = [(context, ending) for context, endings, _ in read for ending in endings]
-    for context, text in ((context, f"{context} {ending}".encode()) for context, ending in pairs):
-        row = torch.tensor([*text][-17:])
-        losses = F.cross_entropy(model(row[None, :-1], row[None, 1:])[0][0], row[1:], reduction="none")
-        wanted.append(losses[len(context.rstrip()) - len(text):].sum().item())           # with the space before it
-    for size in 1, 3, 8:
-        found = [x for i in range(0, 8, size) for x in bench.nats(model, tokenizer, pairs[i:i + size]).tolist()]
-        assert found == pytest.approx(wanted, rel=1e-5)
+def test_questions_are_read_without_wikihow_s_marks(tmp_path):
+    endings = ["eats [step] soup", "b", "[title] Ø", "é日"]
+    write_questions(tmp_path / "q", [("A [title] man [step] sits", "there", "Do", endings, "1")] * 2)
+    assert bench.questions(tmp_path / "q")[0] == ("Do: A. man sits There", ["eats soup", "b", " Ø", "é日"], 1)
 
-def test_hellaswag_counts_right_answers_with_their_standard_error(tmp_path, monkeypatch):
-    class LikesA(torch.nn.Linear):
-        config = SimpleNamespace(block_size=99)
-        def forward(self, x, targets):
-            return 2.0 * F.one_hot(torch.full_like(x, 97), 257), None
+def test_an_ending_is_scored_as_if_it_were_alone(folders):
+    model, tokenizer, _ = load_model(folders[0])
+    pairs = [("Do: A. man sits", "soup"), ("A: b ", "é日"), ("b", "x" * 30)]
+    wanted = []
+    for context, ending in pairs:
+        text = f"{context} {ending}".encode()
+        row = torch.tensor(list(text)[-17:])             # block_size is 16
+        logits = model(row[None, :-1], row[None, 1:])[0][0]
+        losses = F.cross_entropy(logits, row[1:], reduction="none")
+        new = len(text) - len(context.rstrip())          # with the space before it
+        wanted.append(losses[-new:].sum().item())
+    assert bench.nats(model, tokenizer, pairs).tolist() == pytest.approx(wanted, rel=1e-5)
+
+class LikesA(torch.nn.Linear):
+    """A model to which every next byte is most likely an a."""
+    config = SimpleNamespace(block_size=99)
+
+    def forward(self, x, targets):
+        return 2.0 * F.one_hot(torch.full_like(x, 97), 257), None
+
+def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "load_model", lambda *_: (LikesA(1, 1), prep.get_tokenizer("bytes"), {}))
-    endings = ["bb", "aab", 6 * "日", "cccc"]        # the likeliest; the likeliest a letter; that a byte
+    endings = ["bb", "aab", 6 * "日", "cccc"]            # the likeliest; the likeliest a letter; that a byte
     write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
-    bench.main(["hellaswag", f"--file={tmp_path}/q", f"--results_dir={tmp_path}", "--batch_size=3"])
-    assert json.loads((tmp_path / "hellaswag.json").read_text())["runs"]["out/angpt"] == pytest.approx(
-        dict(acc=0.4, acc_stderr=(0.4 * 0.6 / 4) ** 0.5, acc_norm=0.2, acc_norm_stderr=(0.2 * 0.8 / 4) ** 0.5))
+    benchmark("hellaswag", file=tmp_path / "q", results_dir=tmp_path, batch_size=3, device="cpu")
+    found = json.loads((tmp_path / "hellaswag.json").read_text())["runs"]["out/angpt"]
+    assert found == pytest.approx(dict(acc=0.4, acc_stderr=(0.4 * 0.6 / 4) ** 0.5,
+                                       acc_norm=0.2, acc_norm_stderr=(0.2 * 0.8 / 4) ** 0.5))
 
 @pytest.mark.parametrize("text, says", [
-    ("", "0 questions"), ("oops", "row 1: expected JSON"), ('{"ctx_a": "", "label": 1}', "row 1: expected JSON"),
-    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], "label": 7}', "row 1: not f")])
-def test_hellaswag_s_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
+    ("", "0 questions"), ("oops", "cannot be read"), ('{"ctx_a": "", "label": 1}', "row 1: expected ctx_a"),
+    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], "label": 7}', "label from 0")])
+def test_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
     (tmp_path / "q").write_text(text)
-    with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):        # run_script makes exit code 2 of it
-        bench.main(["hellaswag", f"--file={tmp_path}/q"])
+    with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):
+        benchmark("hellaswag", file=tmp_path / "q")
