@@ -683,7 +683,7 @@ def law(options, *paths):
         a, b, c = np.array(fits).T[:, :, None]                    # (1001, 1) each
         x = np.geomspace(sizes[0], options.at, 50)
         lines = a * (x / sizes[0]) ** -b + c                      # (1001, 50)
-        table.append([label(name), with_interval(b), with_interval(c), with_interval(lines[:, -1])])
+        table.append([label(name), with_interval(b[:, 0]), with_interval(c[:, 0]), with_interval(lines[:, -1])])
         color = color_of(name, i)
         axes.plot(sizes, means, "o", color=color)
         axes.plot(x, lines[0], color=color, label=label(name))
