@@ -595,7 +595,8 @@ def draw_lines(axes, lines):
     for i, name in enumerate(sorted(ends, key=heights.get)):
         color = lines[name][2]
         axes.annotate(label(name), ends[name], (1.1, lowest + distance * i), "data", "axes fraction", color=color,
-                      va="center", annotation_clip=False, arrowprops=dict(arrowstyle="-", color=color, lw=0.6))
+                      va="center", annotation_clip=False,
+                      arrowprops=dict(arrowstyle="-", color=color, lw=0.6, relpos=(0, 0.5)))
     axes.grid(alpha=0.3)
 
 def draw_race(race, path):
