@@ -3,6 +3,7 @@ Measure what normalization costs, and what it gains.
 
     python bench.py speed                                       # a training step of every arch, at laptop size
     python bench.py speed --size=0.5b --batch_size=8 --archs=rmsnorm+qk_norm,ngpt,angpt       # anGPT's Table 2
+    python bench.py memory --size=0.5b --batch_size=8           # what a step keeps on a GPU, without one
     OMP_NUM_THREADS=1 python bench.py sample                    # decoding with the KV cache
     python bench.py race --n_layer=3 --n_embd=64 --block_size=128 --batch_size=16             # who learns most: hours
     python bench.py law small.json middle.json large.json       # of races at several sizes: loss against parameters
@@ -16,6 +17,10 @@ cancels. Brackets go from the 10th to the 90th percentile of the rounds.
 speed   train.py's optimizer_step (forward, backward, clipping, AdamW, project_) on one batch of random tokens, compiled
         unless --compile=false; compiling takes a quarter of a minute an arch. Memory, on CUDA alone: weights, AdamW's
         state, what a step adds.
+memory  the most that a training step holds: weights, gradients of an earlier micro-step, AdamW's moments, activations,
+        head. Counted with torch's fake tensors in models of one and two layers and sequences, all else by straight
+        lines. Compiled (unless --compile=false): what the compiler's partitioner keeps of a block for its backward. GB
+        are 10^9 bytes; the largest batch_size, a power of two, leaves a tenth of the card free.
 sample  model.generate, greedy, float32, not compiled; the first token, with the reading of the prompt, is left out.
 race    complete runs, each with a cosine of its own, of so many tokens for each parameter of the first arch. At every
         length a search with the first seed, separately for each arch: on a grid of rates, a factor 2 apart, and in
@@ -31,6 +36,7 @@ hellaswag  how often the right one of four endings is the likeliest, by log-like
         and tokens as in lm-evaluation-harness 0.4 (task hellaswag 1.0), which gives GPT-2 124M 0.2892 and 0.3114 (not
         run here). Chance: 0.25; +-: a standard error. Rows of --file: ctx_a, ctx_b, activity_label, endings, label.
 """
+import copy
 import functools
 import itertools
 import json
@@ -55,6 +61,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
@@ -98,6 +105,12 @@ class DecodeConfig(SpeedConfig):
     """The benchmark."""
     batch_sizes: Counts = "1,4,16"       # sequences decoded side by side
     new_tokens: Count = 65               # tokens generated after 16 of a prompt; the first is not measured
+
+@dataclass
+class MemoryConfig:
+    """The benchmark."""
+    archs: str = ",".join(COLORS)        # what to count; +qk_norm turns that on
+    out_dir: str = "out/bench"           # folder for the table
 
 @dataclass
 class RaceConfig(Checked):
@@ -247,6 +260,93 @@ def speed(options, given):
     print(f"MFU is of {flops / 1e12:.3g} TFLOP/s, {source}")
     save("speed", options, given, machine, peak_flops=flops, archs=results)
 
+# ---- Memory ----------------------------------------------------------------------------------------------------------
+
+class AsCompiled(torch.nn.Module):
+    """A block that keeps for its backward what it would if it were compiled."""
+    def __init__(self, block):
+        from functorch.compile import aot_function, min_cut_rematerialization_partition, nop  # they take two seconds
+        from torch._inductor.decomposition import select_decomp_table
+        super().__init__()
+        self.block = block
+        self.traced = aot_function(self.call, fw_compiler=nop, partition_fn=min_cut_rematerialization_partition,
+                                   decompositions=select_decomp_table())
+
+    def call(self, tensors, *inputs):
+        return torch.func.functional_call(self.block, tensors, inputs)
+
+    def forward(self, h, cos, sin, cache):
+        tensors = dict(self.block.named_parameters()) | dict(self.block.named_buffers())
+        return self.traced(tensors, h, cos, sin)
+
+def peak_bytes(config):
+    """The most that a training step holds at once, the last of several micro-steps. Nothing is
+    computed, no memory taken: the tensors have shapes alone."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+    dtype = getattr(torch, config.dtype)
+    with FakeTensorMode():
+        model = GPT(config.model_config())
+        optimizer = make_optimizer(model, config)
+        if config.compile == "true":
+            model.blocks = torch.nn.ModuleList([AsCompiled(block) for block in model.blocks])
+        idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.long)
+
+        def micro_step():
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                loss = model(idx, idx, loss_only=True)[1]
+            loss.backward()
+
+        micro_step()
+        optimizer.step()  # AdamW's moments are there from now on, and gradients
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+        with tracker:
+            micro_step()
+            optimizer.step()
+    [parts] = tracker.get_tracker_snapshot("peak").values()
+    return parts["Total"]
+
+def memory_of(config):
+    """(bytes that a step holds whatever its batch, bytes for each sequence of a micro-step)"""
+    by_batch = []
+    for batch_size in (1, 2):
+        by_layers = []
+        for layers in (1, 2):
+            small = copy.copy(config)
+            small.n_layer = layers
+            small.batch_size = batch_size
+            by_layers.append(peak_bytes(small))
+        one, two = by_layers
+        by_batch.append(one + (config.n_layer - 1) * (two - one))
+    one, two = by_batch
+    return one - (two - one), two - one
+
+CARDS = (24, 40, 80, 141)  # GB
+
+def memory(options, given):
+    """The peak memory of a training step of every arch, and the batch that fits a GPU, without a
+    GPU."""
+    given = {"compile": "true", "dtype": "bfloat16", **given}
+    found = {}
+    for name in tqdm(options.archs.split(","), leave=False, disable=None):
+        config = resolve(train_config(name, given))
+        fixed, sequence = memory_of(config)
+        largest = {}
+        for card in CARDS:
+            fitting = (0.9e9 * card - fixed) / sequence
+            largest[card] = 2 ** int(math.log2(fitting)) if fitting >= 1 else 0
+        found[name] = {"fixed": fixed, "sequence": sequence, "batch_size": config.batch_size,
+                       "peak": fixed + config.batch_size * sequence, "largest": largest}
+    lines = [["GB", "fixed", "a sequence", f"batch_size={config.batch_size}", *(f"{card} GB" for card in CARDS)]]
+    for name, parts in found.items():
+        sizes = [f"{parts[key] / 1e9:.2f}" for key in ("fixed", "sequence", "peak")]
+        lines.append([label(name), *sizes, *(str(size) for size in parts["largest"].values())])
+    print_table(lines)
+    write_text(Path(options.out_dir, "memory.json"),
+               json.dumps({"options": asdict(options) | given, "torch": str(torch.__version__), "archs": found}))
+
+# ---- Decoding --------------------------------------------------------------------------------------------------------
+
 def decoding(model, prompt, new_tokens):
     """The rate of one greedy continuation of `prompt` (B, T), from the first new token to the
     last."""
@@ -315,8 +415,8 @@ def climb(loss_at, place, directions):
 
 # What differs between the runs of a race, or decides no loss; recipes and data are told in other words
 NOT_COMMON = {"arch", "qk_norm", "learning_rate", "embed_std", "max_steps", "seed", "weight_decay", "warmup_ratio",
-              "pn_warmup", "size", "data", "out_dir", "init_from", "resume", "eval_only", "device", "eval_interval",
-              "checkpoint_interval", "log_interval", "keep_best"}
+              "pn_warmup", "checkpoint_blocks", "size", "data", "out_dir", "init_from", "resume", "eval_only", "device",
+              "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
 
 def common_options(config, corpus):
     """What decides the losses of a race beside what tells its runs apart."""
@@ -798,9 +898,10 @@ def hellaswag(options):
 
 # ---- Command line ----------------------------------------------------------------------------------------------------
 
-# name -> function, class of its options; the first three take train.py's besides
+# name -> function, class of its options; the first four take train.py's besides
 BENCHMARKS = {
     "speed": (speed, SpeedConfig, TrainConfig),
+    "memory": (memory, MemoryConfig, TrainConfig),
     "sample": (sample, DecodeConfig, TrainConfig),
     "race": (race, RaceConfig, TrainConfig),
     "law": (law, LawConfig),

@@ -52,6 +52,7 @@ class GPTConfig:
     tie: bool = False           # one matrix for token embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1
     resid_scale: bool = False   # normformer: a learned scale on the second residual
+    checkpoint_blocks: bool = False  # keep no block's activations: the backward computes them anew; not for powernorm
     pn_warmup: int = 4000       # powernorm: steps that normalize with the batch's own statistics
 
     def __post_init__(self):
@@ -73,6 +74,8 @@ class GPTConfig:
             self.expect("bias", not self.bias, "False")
             self.expect("tie", not self.tie, "False")
         self.expect("resid_scale", not self.resid_scale or issubclass(block, NormFormerBlock), "False")
+        recounts = issubclass(block, PowerNormBlock)  # its running sums, with everything else
+        self.expect("checkpoint_blocks", not (self.checkpoint_blocks and recounts), "False")
 
     def expect(self, name, holds, expected):
         if not holds:
@@ -523,7 +526,8 @@ class GPT(nn.Module):
             h = h + self.wpe.weight[start:stop]
         h = F.dropout(h, self.config.dropout, self.training)
         for i, block in enumerate(self.blocks):
-            h = block(h, self.cos[start:stop], self.sin[start:stop], caches[i] if caches else None)
+            given = h, self.cos[start:stop], self.sin[start:stop], caches[i] if caches else None
+            h = checkpoint(block, *given, use_reentrant=False) if self.config.checkpoint_blocks else block(*given)
         h = h if self.sphere else self.norm_f(h)
         if targets is None:
             return self.logits(h[:, -1:]), None

@@ -482,6 +482,19 @@ def test_loss_in_pieces_is_the_whole_loss_and_powernorm_counts_once(arch, at_onc
     pieces.project_()
     assert_same_state(pieces, whole.state_dict(), 1e-11)
 
+@pytest.mark.parametrize("arch", [arch for arch in SEVEN if arch != "powernorm"])
+def test_checkpointed_blocks_run_twice_and_change_nothing(arch, monkeypatch):
+    runs = []
+    plain = roughened(tiny_gpt(arch, dropout=0.3)).train()
+    anew = tiny_gpt(arch, dropout=0.3, checkpoint_blocks=True).train()
+    anew.load_state_dict(plain.state_dict())
+    for model in (plain, anew):
+        torch.manual_seed(7)                       # of dropout
+        model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(model))
+        model(IDX, TARGETS)[1].backward()
+    assert runs == [plain, anew, anew]
+    assert_same_gradients(plain, anew)
+
 @torch.no_grad()
 @pytest.mark.parametrize("arch, options", [
     *[(arch, {}) for arch in SEVEN],
@@ -681,6 +694,7 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
     (dict(rope_fraction=-1), "rope_fraction=-1: expected from 0 to 1"),
     (dict(n_embd=130, n_head=4), "n_embd=130: expected a multiple of n_head=4, such as 128, or n_head one of 1, 2, 5, "),
     (dict(resid_scale=True), "resid_scale=True: expected False with arch=rmsnorm"),
+    (dict(arch="powernorm", checkpoint_blocks=True), "checkpoint_blocks=True: expected False with arch=powernorm"),
     (dict(arch="ngpt", mlp="gelu"), "mlp=gelu: expected swiglu with arch=ngpt"),
     (dict(arch="angpt", bias=True), "bias=True: expected False with arch=angpt"),
     (dict(arch="ngpt", tie=True), "tie=True: expected False with arch=ngpt")])
@@ -1613,6 +1627,20 @@ def test_losses_are_drawn_as_a_picture(tmp_path):
     train_py.draw_losses(records, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
+@pytest.mark.parametrize("arch", [*PRE_NORM, *SPHERE, "rmsnorm+qk_norm"])
+def test_a_run_with_nothing_but_the_arch_given_has_usual_losses_beside_it(arch):
+    name, plus, _ = arch.partition("+")
+    usual = resolve(TrainConfig(arch=name, qk_norm=bool(plus)), 257)
+    runs = train_py.usual_losses(asdict(usual))
+    assert len(runs) == 2
+    for losses in runs.values():
+        assert [int(tokens) // 2048 for tokens in losses] == list(range(0, 1601, 200))
+        assert list(losses.values()) == sorted(losses.values(), reverse=True)
+    like_it = TrainConfig(arch=name, qk_norm=bool(plus), seed=3, out_dir="elsewhere", eval_interval=50)
+    assert train_py.usual_losses(asdict(resolve(like_it, 257))) == runs
+    other = TrainConfig(arch=name, qk_norm=bool(plus), dropout=0.1)
+    assert train_py.usual_losses(asdict(resolve(other, 257))) == {}
+
 def test_watch_sees_each_validation_and_joins_the_record(tiny):
     seen = []
     def watch(model, optimizer, step):
@@ -2257,6 +2285,37 @@ def test_speed_takes_whole_training_steps(bench_quick, monkeypatch, tmp_path, ca
     assert values["tokens/s"] == pytest.approx([64e3 / ms for ms in values["ms/step"]])
     assert values["MFU"] == pytest.approx([rate * work / 1e11 for rate in values["tokens/s"]])
     assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\) .*\nngpt ", capsys.readouterr().out)
+
+# ---- Memory
+
+def memory_config(**options):
+    sizes = dict(TINY_RUN, n_layer=3, n_embd=64, block_size=1024, batch_size=5, total_batch_size=5120, dtype="float32")
+    return resolve(TrainConfig(**sizes | options))
+
+@pytest.mark.parametrize("arch, compiled", [("powernorm", "true"), ("angpt", "false")])
+def test_memory_counted_in_small_models_is_the_large_one_s(arch, compiled):
+    config = memory_config(arch=arch, compile=compiled)
+    fixed, sequence = bench.memory_of(config)
+    assert fixed + 5 * sequence == pytest.approx(bench.peak_bytes(config), rel=0.005)
+    kept = 16 * sum(p.numel() for p in GPT(config.model_config()).parameters())   # weights, gradients, two moments
+    logits = 4 * 1024 * 257
+    assert kept <= fixed < 1.1 * kept
+    assert 3 * logits < sequence
+
+def test_memory_falls_where_less_is_kept():
+    counted = {}
+    for name, options in {"plain": {}, "compiled": dict(compile="true"), "anew": dict(checkpoint_blocks=True)}.items():
+        config = memory_config(**dict(arch="ngpt", n_layer=12, compile="false") | options)
+        fixed, counted[name] = bench.memory_of(config)
+    assert counted["anew"] < counted["compiled"] < counted["plain"]
+
+def test_memory_says_which_batch_fits_a_card(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "memory_of", lambda config: (10e9, 2.3e9))
+    benchmark("memory", **TINY_RUN | dict(batch_size=2), archs="ngpt,rmsnorm+qk_norm", out_dir=tmp_path)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1:] == [["ngpt", "10.00", "2.30", "14.60", "4", "8", "16", "32"],
+                        ["GPT+", "10.00", "2.30", "14.60", "4", "8", "16", "32"]]
+    assert json.loads((tmp_path / "memory.json").read_text())["archs"]["ngpt"]["peak"] == 14.6e9
 
 def test_decoding_is_measured_at_every_batch_size(bench_quick, tmp_path):
     changes = dict(block_size=32, batch_size=2, archs="layernorm,angpt", rounds=2)

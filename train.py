@@ -528,8 +528,8 @@ def warn_of_other_source(state, source, arch):
         print(f"{source}: the code of {arch} has changed since; it may now be another function", file=sys.stderr)
 
 # What may be given otherwise than in the checkpoint that a run goes on from; of a RunConfig, everything
-MAY_CHANGE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "eval_tokens",
-              "max_steps", "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
+MAY_CHANGE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "checkpoint_blocks",
+              "eval_tokens", "max_steps", "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
 
 def with_checkpoint(config, state, source):
     """config, and what was not given as in a checkpoint: of the run's own all of its training, of
@@ -631,9 +631,29 @@ def read_log(folder):
             records.append(json.loads(line))
     return [r for r in records if isinstance(r, dict) and {"step", "tokens", "seconds"} <= r.keys()]
 
+# Options that change nothing of what a run learns, or hardly
+ASIDE = {f.name for f in fields(RunConfig)} | {"seed", "dtype", "compile", "checkpoint_blocks", "eval_tokens",
+                                               "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
+
+def usual_losses(config):
+    """Of `python train.py --arch=...`: {seed: {tokens: held-out loss}}. Empty if config, a dict, is of
+    another run."""
+    file = Path(__file__).with_name("assets") / "usual.json"
+    name = config["arch"] + "+qk_norm" * config["qk_norm"]
+    runs = json.loads(file.read_text())["runs"].get(name) if file.exists() else None
+    if runs is None:
+        return {}
+    plain = asdict(resolve(TrainConfig(arch=config["arch"], qk_norm=config["qk_norm"]), config["vocab_size"]))
+    differs = any(config[option] != plain[option] for option in plain.keys() - ASIDE)
+    return {} if differs else runs
+
 def draw_losses(records, path):
-    """Losses against tokens."""
+    """Losses against tokens; in grey those of other seeds, if this run is a usual one."""
     axes = Figure(figsize=(8, 5), layout="constrained").subplots()
+    if "config" in records[0]:
+        for seed, losses in usual_losses(records[0]["config"]).items():
+            tokens = [int(n) / 1e6 for n in losses]
+            axes.plot(tokens, losses.values(), label=f"held out, seed {seed}", color="0.8", lw=4)
     for key, label, marker in (("loss", "training", None), ("val_loss", "held out", "o")):
         shown = [r for r in records if key in r]
         axes.plot([r["tokens"] / 1e6 for r in shown], [r[key] for r in shown], label=label, marker=marker, lw=1)
