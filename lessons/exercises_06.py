@@ -1,8 +1,8 @@
 """
 Lesson 6, the race: what a speed-up is, what it is worth, how sure it is, and what a scaling law says of it.
 
-Sources: anGPT sections 5.1-5.3, Table 2, Appendices G, H and I; nGPT section 3.1 and A.5. See grader.py for the form.
-The references use elementary operations only and nothing of bench.py.
+Sources: anGPT sections 5.1-5.3, Table 2, Appendices G, H and I; nGPT section 3.1 and A.5. See grader.py for the
+form. The references use elementary operations only and nothing of bench.py.
 """
 import math
 from functools import partial
@@ -26,7 +26,7 @@ def plain(value):
     return value
 
 
-# 6.1 ------------------------------------------------------------------------------------------------------------------
+# 6.1 --------------------------------------------------------------------------------------------------------
 
 def budget_inputs(generator):
     yield "0.5B, 20 tokens a parameter", 505.73e6, 20.0
@@ -69,7 +69,7 @@ BUDGET = Exercise(reference=budget, inputs=budget_inputs, parts=("tokens", "FLOP
 ])
 
 
-# 6.2 ------------------------------------------------------------------------------------------------------------------
+# 6.2 --------------------------------------------------------------------------------------------------------
 
 def reach_inputs(generator):
     tokens = numbers(1e6, 2e6, 4e6, 8e6)
@@ -165,16 +165,16 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions=[
 ])
 
 
-# 6.3 ------------------------------------------------------------------------------------------------------------------
+# 6.3 --------------------------------------------------------------------------------------------------------
 
 ARCH, PLANNED, DONE, LOSS = range(4)                    # the columns
 
 
 def log_rows(generator, plans, gain=1.05, wave=0.1, early=False):
-    """Rows (arch, planned, so far, loss) in any order, of runs (arch, planned, stopped after, steps between rows).
+    """Rows (arch, planned, so far, loss) in any order; plans: (arch, planned, stopped after, from row to row).
 
-    Arch 1 is lower by the factor `gain`; on its way a run is above its line by up to `wave`; with `early` its lowest loss
-    is one before the end.
+    Arch 1 is lower by the factor `gain`; on its way a run is above its line by up to `wave`; with `early`
+    its lowest loss is one before the end.
     """
     rows = []
     for arch, planned, end, every in plans:
@@ -215,13 +215,12 @@ def means(rows, by, of=torch.mean):
     return budgets, torch.stack(losses)
 
 
-def reproduced(rows, *, keep=ends, mine=None, by=PLANNED, of=torch.mean, seconds=tokens_for):
-    """keep: of the baseline's rows; mine: of the other's, as the baseline's unless given."""
-    base = rows[rows[:, ARCH] == 0]
-    other = rows[rows[:, ARCH] == 1]
-    budgets, losses = means(keep(base), by, of)
-    tokens, reached = means((mine or keep)(other), by, of)
-    return float(budgets[-1]) / float(seconds(float(losses[-1]), tokens, reached))
+def reproduced(rows, *, keep=ends, by=PLANNED, of=torch.mean, reach=tokens_for):
+    base = keep(rows[rows[:, ARCH] == 0])
+    other = keep(rows[rows[:, ARCH] == 1])
+    budgets, targets = means(base, by, of)
+    tokens, losses = means(other, by, of)
+    return float(budgets[-1]) / float(reach(float(targets[-1]), tokens, losses))
 
 
 def longest(rows):
@@ -229,10 +228,10 @@ def longest(rows):
     return rows[rows[:, PLANNED] == ends(rows)[:, PLANNED].max()]
 
 
-def on_the_way(rows):
-    tokens, losses = means(longest(rows[rows[:, ARCH] == 1]), DONE)
-    budgets, base = means(ends(rows[rows[:, ARCH] == 0]), PLANNED)
-    return float(budgets[-1]) / float(tokens_for(float(base[-1]), tokens, losses))
+def furthest(rows):
+    """For each number of tokens that was planned, the rows that got furthest."""
+    reached = [rows[rows[:, PLANNED] == n, DONE].max() for n in rows[:, PLANNED]]
+    return rows[rows[:, DONE] == torch.stack(reached)]
 
 
 def near_the_end(rows):
@@ -273,11 +272,11 @@ def first_of(losses):
 
 
 REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
-    (on_the_way,
-     "You read the other architecture in mid-cosine: on its longest run's way the rate is still high, at a run's own end "
-     "it is not."),
     (partial(reproduced, keep=longest, by=DONE),
-     "All that you use is the longest runs: the shorter ones ended, too, each with a rate that had fallen."),
+     "You read the other architecture in mid-cosine: on its longest run's way the rate is still high, at a"
+     " run's own end it is not."),
+    (partial(reproduced, keep=furthest),
+     "A run that was stopped before its end counts in yours."),
     (at_equal_steps,
      "You compare at equal steps: a ratio of losses. How many tokens apart are equal losses?"),
     (partial(at_equal_steps, worth=True),
@@ -290,9 +289,9 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
      "The better of two seeds is luck: all of them count."),
     (partial(reproduced, of=first_of),
      "One seed of several is left in yours."),
-    (partial(reproduced, seconds=by_ends),
+    (partial(reproduced, reach=by_ends),
      "One line from the first budget to the last: those between count, too."),
-    (partial(reproduced, seconds=first_below),
+    (partial(reproduced, reach=first_below),
      "You take a budget at which somebody ran. `tokens_for` finds what lies between two."),
     (upside_down,
      "Yours is below 1 where the other architecture needs fewer tokens."),
@@ -303,7 +302,7 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
 ])
 
 
-# 6.4 ------------------------------------------------------------------------------------------------------------------
+# 6.4 --------------------------------------------------------------------------------------------------------
 
 def time_inputs(generator):
     for factor, percent in ((1.4, 2.75), (1.29, 9.6), (10.0, 80.0), (20.0, 60.0), (1.05, 9.6), (1.3, 0.0)):
@@ -341,7 +340,8 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
     (partial(in_time, both=lambda factor, each: factor - (each - 1)),
      "You subtract percents of two different things: tokens, and the time of each."),
     (partial(in_time, each=lost_share),
-     "A step that takes a quarter longer is not one of which a quarter is lost: with 100% nothing would be left."),
+     "A step that takes a quarter longer is not one of which a quarter is lost: with 100% nothing would be"
+     " left."),
     (partial(in_time, both=lambda factor, each: factor * each),
      "A dearer step makes yours faster."),
     (partial(in_time, each=lambda percent: 1 + percent),
@@ -351,7 +351,8 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
     (partial(in_time, saved=lambda speed, factor: 100 * (1 - 1 / factor)),
      "You have the share of the tokens that is saved. The time is asked for."),
     (percents_subtracted,
-     "The factor is right. From the tokens saved you took the step's percents: those are percents of what is left."),
+     "The factor is right. From the tokens saved you took the step's percents: those are percents of what "
+     "is left."),
     (partial(in_time, saved=lambda speed, factor: 1 - 1 / speed),
      "What is saved should be in percent."),
     (partial(in_time, saved=lambda speed, factor: 100 / speed),
@@ -361,7 +362,7 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
 ])
 
 
-# 6.5 ------------------------------------------------------------------------------------------------------------------
+# 6.5 --------------------------------------------------------------------------------------------------------
 
 def share_inputs(generator):
     for weak, strong in ((2.0, 1.4), (1.8, 1.29), (4.0, 1.0), (1.5, 1.5), (1.2, 0.9), (10.0, 3.0)):
@@ -410,7 +411,7 @@ SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", 
 ])
 
 
-# 6.6 ------------------------------------------------------------------------------------------------------------------
+# 6.6 --------------------------------------------------------------------------------------------------------
 
 def rate_inputs(generator):
     rates = numbers(5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
@@ -434,7 +435,8 @@ def vertex(x, y):
     return low, level
 
 
-def best_rate(rates, losses, *, to=math.log, back=math.exp, edges=False, finite=False, level=True, moved=True):
+def best_rate(rates, losses, *, to=math.log, back=math.exp, edges=False, finite=False, level=True,
+              moved=True):
     points = []
     for rate, loss in zip(rates, losses):
         if not finite or math.isfinite(loss):
@@ -477,7 +479,8 @@ RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"),
     (through_all,
      "Your parabola goes near all points: steep ends pull it away from the lowest three."),
     (partial(best_rate, edges=True),
-     "At an edge you go on with the parabola of the last three. It may open downwards, or end far from any run."),
+     "At an edge you go on with the parabola of the last three. It may open downwards, or end far from any"
+     " run."),
     (partial(best_rate, finite=True),
      "You leave out what diverged; beside the best rate it is an edge, too."),
     (partial(best_rate, level=False),
@@ -487,10 +490,10 @@ RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"),
 ])
 
 
-# 6.7 ------------------------------------------------------------------------------------------------------------------
+# 6.7 --------------------------------------------------------------------------------------------------------
 
 def table_of(first, **seeds):
-    """Losses (rates, 3): the first seed's at all rates, the others' in the rows given, as r1=(.., ..); else nan."""
+    """Losses (rates, 3): the first seed's at all rates, the others' in rows given as r1=(.., ..), else nan."""
     losses = torch.full((len(first), 3), math.nan, dtype=torch.float64)
     losses[:, 0] = numbers(*first)
     for name, others in seeds.items():
@@ -571,9 +574,11 @@ LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "search
     (at_one_rate,
      "You give the other architecture the baseline's best rate. It has one of its own."),
     (partial(leads, best=lowest_run, of=lowest_of),
-     "The lowest of many runs is partly luck, and who ran more has more of it: choose with the first seed, then average."),
+     "The lowest of many runs is partly luck, and who ran more has more of it: choose with the first seed,"
+     " then average."),
     (partial(leads, of=lambda row: row[0]),
-     "The seed that chose the rate is the only one in yours, and it was lucky there: average over all seeds."),
+     "The seed that chose the rate is the only one in yours, and it was lucky there: average over all "
+     "seeds."),
     (partial(leads, of=torch.mean),
      "nan stands where no run was made: average over those that are there."),
     (partial(leads, best=lowest_mean),
@@ -587,7 +592,7 @@ LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "search
 ])
 
 
-# 6.8 ------------------------------------------------------------------------------------------------------------------
+# 6.8 --------------------------------------------------------------------------------------------------------
 
 def law_inputs(generator):
     def noisy(c, level, power, spread):
@@ -644,8 +649,8 @@ def a_of_a_run(c, losses):
 
 LAW = Exercise(reference=power_law, inputs=law_inputs, parts=("A", "a"), misconceptions=[
     (in_linear_space,
-     "You let the errors of the losses themselves decide: the short runs, with large ones, then weigh most. Least "
-     "squares in the logarithm were asked for."),
+     "You let the errors of the losses themselves decide: the short runs, with large ones, then weigh "
+     "most. Least squares in the logarithm were asked for."),
     (straight,
      "That is a straight line through the losses as they are."),
     (partial(straight, x=torch.log),
@@ -669,7 +674,7 @@ LAW = Exercise(reference=power_law, inputs=law_inputs, parts=("A", "a"), misconc
 ])
 
 
-# 6.9 ------------------------------------------------------------------------------------------------------------------
+# 6.9 --------------------------------------------------------------------------------------------------------
 
 def table_inputs(generator):
     yield "GPT+ at 1e21 FLOPs", 13.408079, 0.466271, 0.336617, 0.465600, 1e21
@@ -731,7 +736,7 @@ TABLE = Exercise(reference=table, inputs=table_inputs, parts=("sum", "6ND/C", "D
 ])
 
 
-# 6.10 -----------------------------------------------------------------------------------------------------------------
+# 6.10 -------------------------------------------------------------------------------------------------------
 
 def exponent_inputs(generator):
     yield "Table I.1's for D", 0.466271, 0.473190, 1.08e-6, 1.11e-6, 0.01
@@ -775,8 +780,8 @@ def b_over_a(a, b):
     return b - a
 
 
-def compare(a, b, var_a, var_b, margin, *, width=1.96, middle=b_over_a, sign=plain, error=root_of_sum, p=two_sided,
-            equal=inside):
+def compare(a, b, var_a, var_b, margin, *, width=1.96, middle=b_over_a, sign=plain, error=root_of_sum,
+            p=two_sided, equal=inside):
     s = error(var_a, var_b)
     z = sign((b - a) / s)
     low = middle(a, b) - width * s
@@ -825,7 +830,7 @@ COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=PARTS, misco
 ])
 
 
-# 6.11 -----------------------------------------------------------------------------------------------------------------
+# 6.11 -------------------------------------------------------------------------------------------------------
 
 def draw_inputs(generator):
     def case(runs, seeds, gain):
@@ -895,8 +900,8 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
     (partial(bootstrap, base=False),
      "The baseline has seeds, too; in yours it is known exactly."),
     (partial(bootstrap, mine=False),
-     "Only the baseline's seeds are drawn in yours; the other architecture has as many that might have come out "
-     "differently."),
+     "Only the baseline's seeds are drawn in yours; the other architecture has as many that might have "
+     "come out differently."),
     (factors_of_seeds,
      "You draw factors that each rest on one seed. Average the losses first, then one factor."),
     (partial(factors_of_seeds, power=-1),
@@ -920,7 +925,7 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
 ])
 
 
-# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+# What holds of every right answer: said where none of the known mistakes fits -------------------------------
 
 def never(y, *arguments):
     return False
@@ -1076,8 +1081,8 @@ PROPERTIES = {
         (which_is_faster,
          "Which of the two needs fewer tokens? Above 1 is for architecture 1."),
         (never,
-         "First the ends of each architecture's runs, a mean for each budget; then the baseline's last loss, and tokens_for "
-         "once.")],
+         "First the ends of each architecture's runs, a mean for each budget; then the baseline's last "
+         "loss, and tokens_for once.")],
     "6.4": [
         (same_price,
          "Where a step costs as much, the factor in time is the one in tokens."),
@@ -1087,15 +1092,16 @@ PROPERTIES = {
          "What is saved does not fit your factor: who is twice as fast needs half the time, and saves 50%.")],
     "6.5": [
         (multiply_to_weak,
-         "The two steps, from the weak baseline to the strong one and on to the architecture, multiply to `weak`. Yours "
-         "do not."),
+         "The two steps, from the weak baseline to the strong one and on to the architecture, multiply to "
+         "`weak`. Yours do not."),
         (all_the_baselines,
-         "Where the architecture gains nothing on the strong baseline, all is the baseline's. Your share is not 1."),
+         "Where the architecture gains nothing on the strong baseline, all is the baseline's. Your share "
+         "is not 1."),
         (nothing_the_baselines,
          "Where both baselines are as good, nothing is the baseline's. Your share is not 0."),
         (never,
-         "The two ends, 0 and 1, are right. But your share and that of the other step do not add up to 1 where factors "
-         "multiply.")],
+         "The two ends, 0 and 1, are right. But your share and that of the other step do not add up to 1 "
+         "where factors multiply.")],
     "6.6": [
         (nan_at_an_edge,
          "The lowest loss at an edge: the search is not finished, so nan."),
@@ -1104,16 +1110,19 @@ PROPERTIES = {
         (between_neighbours,
          "The lowest point lies between the two neighbours. Your rate does not."),
         (a_little_below,
-         "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does not."),
+         "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does"
+         " not."),
         (never,
          "Over which axis does the parabola stand, and through which points does it go?")],
     "6.7": [
         (built_in_first,
          "The first: both at the built-in rate, a mean over the seeds that ran there, baseline minus other."),
         (nothing_to_search,
-         "Where the built-in rate is the best of both, the search changes nothing. Your two numbers differ there."),
+         "Where the built-in rate is the best of both, the search changes nothing. Your two numbers differ"
+         " there."),
         (never,
-         "The first number is right. Which row has each side's lowest loss with the first seed, and which runs are there?")],
+         "The first number is right. Which row has each side's lowest loss with the first seed, and which "
+         "runs are there?")],
     "6.8": [
         (falls,
          "Losses fall with C, so a is positive in L = A C^-a."),
@@ -1129,7 +1138,8 @@ PROPERTIES = {
         (one_where_laws_fit,
          "The second: there is a pair of laws that fits; there it should be 1. Yours is not."),
         (constant_ratio,
-         "The third: where both exponents are alike D / N does not depend on C. Yours does, or is no ratio of the two."),
+         "The third: where both exponents are alike D / N does not depend on C. Yours does, or is no ratio"
+         " of the two."),
         (never,
          "Where the laws fit yours is right: does C stand with the exponents that were given?")],
     "6.10": [
