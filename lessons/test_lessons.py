@@ -590,10 +590,20 @@ def one_split(sizes):
     return cache_is_right
 
 
-def nearly_complete(rows):
-    ends = rows[rows[:, 2] >= 0.9 * rows[:, 1]]
-    budgets = ends[:, 1].unique()
-    return budgets, torch.stack([ends[ends[:, 1] == n, 3].mean() for n in budgets])
+def of_nearly_complete_runs(rows):
+    found = []
+    for arch in (0, 1):
+        late = rows[(rows[:, 0] == arch) & (rows[:, 2] >= 0.9 * rows[:, 1])]
+        budgets = late[:, 1].unique()
+        found.append((budgets, torch.stack([late[late[:, 1] == n, 3].mean() for n in budgets])))
+    (tokens, losses), (other, reached) = found
+    return float(tokens[-1]) / EXERCISES["6.2"].reference(float(losses[-1]), other, reached)
+
+
+def of_the_mean_at_any_rate(baseline, other, built_in):
+    rows = [int(losses.nanmean(1).argmin()) for losses in (baseline, other)]
+    searched = baseline[rows[0]].nanmean() - other[rows[1]].nanmean()
+    return baseline[built_in].nanmean() - other[built_in].nanmean(), searched
 
 
 def slerp_or_a(a, b, alpha):
@@ -628,7 +638,7 @@ def clamped(least):
     *(("3.7", lambda n, slow, cut=cut: (cut(n / (1 + slow)), slow / (1 + slow))) for cut in (round, int, math.ceil)),
     ("3.9", lambda test, step: (step * 5e-5, step // 2) if test == "Fig. 5" else (step * 1e-4, step * 2)),
     ("4.2", lambda d: 0.8 / d ** 0.5), ("4.2", lambda d: (2 / math.pi / d) ** 0.5), ("4.3", slerp_or_a),
-    ("6.3", nearly_complete), ("8.7", of_first_sequence),
+    ("6.3", of_nearly_complete_runs), ("6.7", of_the_mean_at_any_rate), ("8.7", of_first_sequence),
     *(("8.8", one_split(sizes)) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2], [1, 2, 3], [2, 4], [4, 1, 1]))])
 def test_a_task_that_is_half_done_does_not_pass(number, answer, capsys):
     assert grader.grade(number, answer) is EXERCISES[number].reference
