@@ -32,6 +32,15 @@ def drift_inputs(generator):
     yield "blocks that only shift", 12, 1.0, 1.0, 0.0, 1.0
 
 
+def one_block_short(blocks, shift, scale, mean, variance):
+    done = max(blocks - 1, 0)
+    return mean + done * shift, variance * scale ** done
+
+
+def times_the_blocks(blocks, shift, scale, mean, variance):
+    return mean + blocks * shift, variance * scale * blocks
+
+
 def stretching(new_mean):
     """A wrong drift, in which the factor acts on the mean: new_mean(mean, shift, scale)."""
     def drift(blocks, shift, scale, mean, variance):
@@ -52,6 +61,9 @@ drift = Exercise(
          "Every block multiplies the variance that it is given. You added the same amount each time."),
         (lambda n, shift, scale, mean, variance: (mean + (n + 1) * shift, variance * scale ** (n + 1)),
          "One block too many: after no block nothing has happened yet."),
+        (one_block_short, "One block too few: after one block mean and variance have changed already."),
+        (times_the_blocks,
+         "You multiply the variance by the number of blocks. Each block multiplies by scale once more."),
         (lambda n, shift, scale, mean, variance: (
             mean * scale ** (n / 2) + shift * sum(scale ** (k / 2) for k in range(n)), variance * scale ** n),
          "In yours the values themselves are stretched, mean and all. In this picture the mean is only shifted."),
@@ -90,6 +102,13 @@ def mean_of_squares(x, eps):
     return (x - mean) / (variance + eps).sqrt()
 
 
+def eps_as_least(x, eps):
+    """The variance held at eps or more, in place of a sum."""
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    return (x - mean) / variance.clamp(min=eps).sqrt()
+
+
 def layer_norm_as(x, eps, *, correction=0, outside=False, axis=-1, no_eps=False, power=0.5):
     """LayerNorm, and what becomes of it with one thing done otherwise."""
     axes = tuple(range(x.dim())) if axis is None else axis
@@ -116,6 +135,7 @@ layer_norm = Exercise(
         (partial(layer_norm_as, power=1.0), "You divide by the variance. LayerNorm divides by its root."),
         (lambda x, eps: layer_norm_as(x, eps, axis=1),
          "You normalized along axis 1, the last one of a matrix. Is it the last one of a batch of matrices?"),
+        (eps_as_least, "You take the larger of the variance and eps. eps is added to the variance, however large that is."),
         (mean_of_squares,
          "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the digits of their "
          "difference: subtract the mean first, then square."),
@@ -151,6 +171,11 @@ def rms_norm_as(x, eps, *, count=None, outside=False, axis=-1, no_eps=False, pow
     return x / (square ** power + eps if outside else (square + eps) ** power)
 
 
+def eps_as_least_square(x, eps):
+    square = x.square().mean(-1, keepdim=True)
+    return x / square.clamp(min=eps).sqrt()
+
+
 rms_norm = Exercise(
     reference=lambda x, eps: x / ((x ** 2).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt(),
     inputs=norm_inputs,
@@ -166,6 +191,8 @@ rms_norm = Exercise(
         (partial(rms_norm_as, axis=None),
          "You took the mean square of the whole tensor. Every row has its own: give dim."),
         (partial(rms_norm_as, power=1.0), "You divide by the mean square. RMSNorm divides by its root."),
+        (eps_as_least_square,
+         "You take the larger of the mean square and eps. eps is added to the mean square, however large that is."),
     ], without=("rms_norm", "RMSNorm"))
 
 
@@ -236,6 +263,12 @@ writes_to_stream = Exercise(
          "lm_head reads the last state of the stream, through norm_f; its output is the logits."),
         (writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
          "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it."),
+        (writers("w_qkv", "w_up", "lm_head"),
+         "Those are the matrices that read the stream. Asked for are those whose output is added to it, and what it "
+         "begins with."),
+        (writers("w_qkv", "w_o", "w_up", "w_down", "norm1", "norm2", "wte", "wpe"),
+         "You take all of a block's parameters for writers. Only what the last map of a branch gives is added to h; "
+         "what comes before it stays inside the branch."),
     ], about={
         "wte.weight": "The stream begins with something. wte gives a vector for each token: where does it go?",
         "wpe.weight": "Learned positions: look at what GPT.forward does with wpe before the first block.",
@@ -263,6 +296,13 @@ def jacobian_as(x, eps, *, mean_term=True, y_term=True, y_over_n=True, y_over_ro
     mean_term = 0 if rms else mean_term
     J = torch.eye(n, dtype=x.dtype) - mean_term / n - y_term * yy / (n if y_over_n else 1)
     return J / root if over_root else J
+
+
+def jacobian_with(x, eps, y):
+    """The Jacobian with another y in its last term."""
+    root = standardize(x, eps)[1]
+    n = len(x)
+    return (torch.eye(n, dtype=x.dtype) - 1 / n - torch.outer(y, y) / n) / root
 
 
 def jacobian_inputs(generator):
@@ -295,6 +335,8 @@ jacobian = Exercise(
          "Your diagonal is right. But every entry of y depends on every entry of x, through mean and s."),
         (lambda x, eps: jacobian_as(x, eps).diagonal(),
          "That is the diagonal. All n x n derivatives are asked for, and the others are not 0."),
+        (lambda x, eps: jacobian_with(x, eps, standardize(x, 0 * eps)[0]),
+         "The y of your last term was divided by a root without eps. It is LayerNorm's output, eps and all."),
         (partial(jacobian_as, y_term=-1), "A sign: when s grows, y shrinks. The term with y twice is taken away."),
         (partial(jacobian_as, mean_term=-1), "A sign: the mean is subtracted from x, and so is its derivative, 1/n."),
     ], without=AUTOGRAD)
@@ -309,6 +351,14 @@ def backward_as(g, x, weight, eps, *, use_weight=True, through_mean=True, throug
     last = y if y_for_x else y * root
     dx = u - through_mean * row(u, -1, keepdim=True) - through_root * last * row(u * last, -1, keepdim=True)
     return dx / (root if over_root else 1), down(g * (y if y_for_weight else y * root), 0), down(g, 0)
+
+
+def backward_with(g, x, weight, eps, mean_of, product_of):
+    """The backward pass with other things in dx's two row means."""
+    y, root = standardize(x, eps)
+    mean = mean_of.mean(-1, keepdim=True)
+    product = (product_of * y).mean(-1, keepdim=True)
+    return (g * weight - mean - y * product) / root, (g * y).sum(0), g.sum(0)
 
 
 def backward_inputs(generator):
@@ -333,6 +383,12 @@ layer_norm_backward = Exercise(
         (lambda g, x, w, eps: (w * backward_as(g, x, torch.ones_like(w), eps)[0], *backward_as(g, x, w, eps)[1:]),
          "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it comes first: the "
          "two row means are of g times weight."),
+        (lambda g, x, w, eps: backward_with(g, x, w, eps, mean_of=g * w, product_of=g),
+         "dx: in the mean that goes with y you have g without weight. Both row means are of g times weight."),
+        (lambda g, x, w, eps: backward_with(g, x, w, eps, mean_of=g, product_of=g * w),
+         "dx: the first row mean is of g without weight. Both row means are of g times weight."),
+        (lambda g, x, w, eps: backward_with(g, x, w, eps, mean_of=g, product_of=g),
+         "dx: only the first g is multiplied by weight. The two row means are of g times weight as well."),
         (lambda g, x, w, eps: (backward_as(g, x, w, eps)[0], (g * x).sum(0), g.sum(0)),
          "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x."),
         (partial(backward_as, y_for_weight=False),
@@ -370,6 +426,11 @@ def residual_inputs(generator):
     yield "a norm that does nothing", randn(generator, 2, 6), lambda x: x @ W, lambda x: x
 
 
+def one_after_the_other(h, branch, norm):
+    before = h + branch(norm(h))
+    return before, norm(before + branch(before))
+
+
 residuals = Exercise(
     reference=lambda h, branch, norm: (h + branch(norm(h)), norm(h + branch(h))),
     inputs=residual_inputs,
@@ -384,6 +445,8 @@ residuals = Exercise(
          "Post-LN has one norm a branch, after the sum; the branch is given h as it is."),
         (lambda h, branch, norm: (norm(h + branch(h)), h + branch(norm(h))),
          "You have both, in the other order: Pre-LN first."),
+        (one_after_the_other,
+         "Your Post-LN starts from what Pre-LN has made of h. Both start from the same h: is h written over?"),
         (lambda h, branch, norm: (norm(h) + branch(h), norm(h + branch(h))),
          "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way round."),
     ], parts=("Pre-LN", "Post-LN"))

@@ -249,6 +249,16 @@ def derivative(norm, x):
     return torch.stack([row.abs().amax((0, 2)) > 1e-9 for row in rows])
 
 
+def looking_elsewhere(norm, x):
+    """One sequence changed, and another looked at."""
+    y, columns = norm(x), []
+    for t in range(x.shape[1]):
+        other = x.clone()
+        other[0, t] = another(x[0, t])
+        columns.append((norm(other) - y)[-1].abs().amax(-1) > 1e-9)
+    return torch.stack(columns, dim=1)
+
+
 def piling(norm, x):
     """The same tensor changed for each t, so that what was changed before stays so."""
     y, columns = norm(x), []
@@ -281,6 +291,7 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
      "You ask whether all numbers of a position change (`all`). One of them is enough."),
     (partial(reach, change=one_channel), "You change one channel of a token. What if another one matters?"),
     (partial(reach, sequences=0), "You change the token of one sequence. It is that of all sequences which is asked."),
+    (looking_elsewhere, "You change a token of one sequence and look at another one. Change and look at all of them."),
 ])
 
 
@@ -311,6 +322,10 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
     (partial(exact, mean=lambda p: p.sum(ALL)), "A mean over the tokens, not their sum."),
     (partial(exact, mean=lambda p: p / (p.shape[0] * p.shape[1])),
      "You take only what an entry does to its own output (i = j). It moves those of the other tokens too: sum over j."),
+    (partial(exact, mean=lambda p: p.sum(ALL) / p.shape[0]),
+     "You divide the sum by the number of sequences. It is a mean over all N = B T tokens."),
+    (partial(exact, mean=lambda p: p.sum(ALL) / p.shape[1]),
+     "You divide the sum by the length of a sequence. It is a mean over all N = B T tokens."),
     (partial(exact, part=-1.0), "The sign: what x does to the statistic *reduces* the gradient along xhat."),
     (partial(exact, part=2.0),
      "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root."),
@@ -562,7 +577,8 @@ PROPERTIES = {
         (lambda y, m, d: len(m) < 2 or near(y[0][1], d + (1 - d) * m[0]),
          "The second step uses what one update has made of the start, 1, and of the first moment. Look at your second "
          "row."),
-        (lambda y, m, d: len(m) > 1 or near(y[1], d), "After one update, how much of the start is left?"),
+        (lambda y, m, d: len(m) > 1 or near(y[1], d),
+         "The share is a weight, the same whatever the moments are: which part of the start does one update leave?"),
         (lambda y, m, d: near(y[1], d ** len(m)), "The share: each update leaves the same part of what was there."),
         (lambda y, m, d: False, "Look at your third row: it is made of your second and of the second moment.")],
     "2.4": [

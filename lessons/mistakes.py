@@ -5,6 +5,7 @@ sentence contradicts a value that is right.
 """
 import dis
 import inspect
+import math
 import warnings
 from functools import partial
 from itertools import combinations
@@ -156,12 +157,18 @@ def broken_property(given, expected, exercise):
         for label, numbers in arguments(exercise).items():
             if isinstance(given[label], Exception):
                 continue
-            parts = aligned(given[label], expected[label], exercise.parts)[0]
+            parts, wanted = aligned(given[label], expected[label], exercise.parts)
+            if not_finite(parts) and not not_finite(wanted):
+                continue                                    # 0/0 keeps no property, whatever its cause
             found = has(holds, [part.double() for part in parts], numbers)
             if found is False and (all_known or not is_last):
                 return [sentence]
             all_known = all_known and found is not None
     return []
+
+
+def not_finite(parts):
+    return any(not part.isfinite().all() for part in parts)
 
 
 def has(holds, parts, numbers):
@@ -350,6 +357,14 @@ def alike(a, b):
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=least, equal_nan=True)
 
 
+FACTORS = {                                                 # and what makes them
+    "1/ln 2: bits where nats are asked, or a logarithm to base 2": 1 / math.log(2),
+    "ln 2: nats where bits are asked, or a natural logarithm for one to base 2": math.log(2),
+    "1/ln 10: a logarithm to base 10 for a natural one": 1 / math.log(10),
+    "ln 10: a natural logarithm for one to base 10": math.log(10),
+}
+
+
 def factor_or_shift(of, a, b, axis):
     """Whether one factor, or one number that was added, makes a of b along an axis, in words."""
     if b.numel() < 2:
@@ -361,6 +376,9 @@ def factor_or_shift(of, a, b, axis):
             words += ", percent where a share is asked"
         if close(factor, torch.full_like(factor, 0.01), 1e-5):
             words += ", a share where percent are asked"
+        for meaning, value in FACTORS.items():
+            if near(factor, value, 1e-4):
+                words += f", {meaning}"
         return words
     shift = (a - b).mean(axis, keepdim=True)
     if (a - b - shift).abs().max() < 1e-3 * shift.abs().max():
