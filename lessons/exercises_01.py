@@ -135,7 +135,8 @@ layer_norm = Exercise(
         (partial(layer_norm_as, power=1.0), "You divide by the variance. LayerNorm divides by its root."),
         (lambda x, eps: layer_norm_as(x, eps, axis=1),
          "You normalized along axis 1, the last one of a matrix. Is it the last one of a batch of matrices?"),
-        (eps_as_least, "You take the larger of the variance and eps. eps is added to the variance, however large that is."),
+        (eps_as_least,
+         "You take the larger of the variance and eps. eps is added to the variance, however large that is."),
         (mean_of_squares,
          "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the digits of their "
          "difference: subtract the mean first, then square."),

@@ -389,6 +389,11 @@ def death(test, step):
     return step * SLOPES[test], step * SLOPES[test] / SLOPES[other]
 
 
+def step_before(test, step):
+    rate, other_step = death(test, step - 1)
+    return rate, other_step + 1
+
+
 DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
                  parts=("rate", "step in the other test"), misconceptions=[
     (lambda test, step: (step * 5e-5, step),
@@ -402,6 +407,8 @@ DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
      "That number describes the test, not the step at which it ended. What is the rate at that step?"),
     (lambda test, step: (death(test, step)[1] * SLOPES[test], step / (death(test, step)[1] / step)),
      "You have the two tests' slopes exchanged."),
+    (lambda test, step: death(test, step - 1), "Your rate is that of the step before: at step n it has grown n times."),
+    (step_before, "You count the steps from 1, at rate 0. At step n the rate has grown n times, in both tests."),
     (lambda test, step: (death(test, step)[0],) * 2,
      "The second number is to be a step of the other test, not a rate."),
     (lambda test, step: (step / 1000, death(test, step)[1]),
@@ -506,6 +513,10 @@ def postln(h, attention, p):
     return block(a * p["norm_attn"], attention, p, attn=lambda y, p: 0.0)
 
 
+def norms_exchanged(h, attention, p):
+    return block(h, attention, {**p, "norm1": p["norm2"], "norm2": p["norm1"]})
+
+
 BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions=[
     (partial(block, heads=lambda y, p: join(y)), "HeadScale is missing."),
     (partial(block, attn=lambda y, p: y @ p["w_o"].T), "The LayerNorm behind attention is missing."),
@@ -529,6 +540,7 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
      "Your attention norm stands before w_o. Section 2.1 puts LN around all of HeadScaleMHA, W_o included."),
     (partial(block, attn=lambda y, p: standard(y @ p["w_o"].T)), "norm_attn's gain is missing."),
     (partial(block, around=lambda h, x, p: 0.0), "The first residual is missing."),
+    (norms_exchanged, "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward part."),
     (postln, "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch."),
     (partial(block, hidden=lambda a, p: standard(torch.relu(a)) * p["norm_ffn"]), "That is ReLU; use gelu."),
     (partial(block, hidden=lambda a, p: standard(gelu(a))), "norm_ffn's gain is missing."),

@@ -28,6 +28,7 @@ def cosine_inputs(generator):
     yield "one row each", a[:1], torch.randn(1, 5, generator=generator)
     yield "long and short rows", a * torch.tensor([[1e3], [1.0], [1e-3]]), torch.randn(5, 5, generator=generator)
     yield "a row of zeros", torch.cat((a, torch.zeros(1, 5))), a
+    yield "a row of zeros in b", a, torch.cat((a[:1], torch.zeros(1, 5)))
     yield "rows shorter than 0.00000001", 5e-9 * directions(generator, 3, 5), a
 
 
@@ -61,6 +62,10 @@ COSINE = Exercise(                                          # the tolerance lets
      "You divide by the norm of the whole matrix; each row has its own."),
     (lambda a, b: (a @ b.T) / (a.norm(dim=1)[:, None] * b.norm(dim=1)),
      "Right but for a row of zeros, which has no direction: 0/0 is NaN. Guard the division."),
+    (lambda a, b: cosines(a, b / b.norm(dim=1, keepdim=True)),
+     "You guard the rows of a only. b may have a row of zeros as well, and gets NaN from it."),
+    (lambda a, b: cosines(a / a.norm(dim=1, keepdim=True), b),
+     "You guard the rows of b only. a may have a row of zeros as well, and gets NaN from it."),
     (lambda a, b: cosines(a, b, lambda x: x.square().sum(-1, keepdim=True)),
      "You divide by the squared length: a root is missing."),
     (lambda a, b: cosines(a, torch.ones_like(b)) * 0 + cosines(a, b, lambda x: x.norm(dim=-1, keepdim=True)).acos(),
@@ -73,6 +78,11 @@ COSINE = Exercise(                                          # the tolerance lets
 def mean_abs_cosine(d):
     """Exact: the density of a cosine x is proportional to (1 - x^2)^((d - 3) / 2)."""
     return math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
+
+
+def whole_density(d):
+    """The integral of (1 - x^2)^((d - 3) / 2) from -1 to 1."""
+    return math.exp(math.lgamma((d - 1) / 2) - math.lgamma(d / 2)) * math.sqrt(math.pi)
 
 
 MEAN_ABS = Exercise(
@@ -88,6 +98,10 @@ MEAN_ABS = Exercise(
          "That is the formula as printed in A.1; check it against the number printed right after it."),
         (lambda d: 2 / math.pi, "That is the average for an angle that is uniform in a plane. In d dimensions almost "
                                 "all of the sphere is near the equator, so the mean shrinks as d grows."),
+        (lambda d: mean_abs_cosine(d) * whole_density(d),
+         "Your density is not divided by its own sum. It is only proportional to (1 - x^2)^((d-3)/2)."),
+        (lambda d: mean_abs_cosine(d) / 2, "You have half of it: negative cosines count too, with their size."),
+        (lambda d: 0.0, "The mean of the cosine itself is 0. Its size is asked for."),
         (lambda d: 1 / d, "That is the variance of the cosine, the mean of its square."),
         (lambda d: math.sqrt(2 / math.pi) / d, "The number is right. But cosines shrink like 1/sqrt(d), not like 1/d."),
     ])
@@ -174,6 +188,12 @@ def riemann_step(h, y, alpha):
     return moved(h, alpha * (y - along(h, y) * h))
 
 
+def strict_step(h, y, alpha):
+    """Projected on the tangent space after alpha, too."""
+    step = alpha * (y - along(h, y) * h)
+    return moved(h, step - along(h, step) * h)
+
+
 RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions=[
     (lambda h, y, alpha: moved(h, alpha * (y - h)), "You step along y - h (eq. 10); take out its part along h first."),
     (lambda h, y, alpha: riemann_step(h, y, -alpha), "You walk away from y: a step goes against the gradient."),
@@ -181,6 +201,9 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
      "The tangent step leaves the sphere: the retraction, Norm, is missing."),
     (lambda h, y, alpha: moved(h, alpha * (along(h, y) * y - h)),
      "You project on the plane perpendicular to y; the tangent space is the one at h."),
+    (lambda h, y, alpha: moved(h, alpha * (h - along(h, y) * y)),
+     "You exchanged h and y in the projection: eq. 28 has h (h . y) - y."),
+    (strict_step, "You project once more, after alpha. That would be strict; eq. 29 does without."),
     (lambda h, y, alpha: moved(h, alpha * F.normalize(y - along(h, y) * h, dim=-1)),
      "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to the step."),
     (lambda h, y, alpha: moved(h, alpha * (y - (h * y).sum() * h)),
@@ -235,6 +258,8 @@ SCALES = Exercise(
          "You divide by the variance; a factor acts on it squared, so divide by the standard deviation."),
         (lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
          "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of variance 1/d_k."),
+        (lambda d_k: (d_k ** -0.5, 1.0, 1.0),
+         "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to get variance 1."),
         (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
          "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large."),
         (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
@@ -302,6 +327,14 @@ def sphere_steps(w, gradients, lr, before=same, after=rows, view=same):
     return w, view(w).bfloat16()
 
 
+def all_in_bfloat16(w, gradients, lr):
+    """Each step and each norm in bfloat16."""
+    def after(w):
+        return rows(w.float()).bfloat16()
+    master, copy = sphere_steps(w.bfloat16(), gradients.bfloat16(), lr, after=after)
+    return master.float(), copy
+
+
 UPDATES = Exercise(                                                      # the tolerance is bfloat16's rounding
     reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, parts=("master", "copy"), misconceptions=[
     (lambda w, g, lr: sphere_steps(w, g, lr, after=same, view=rows),
@@ -323,6 +356,8 @@ UPDATES = Exercise(                                                      # the t
     (partial(sphere_steps, after=same), "Nothing is normalized: after the first step the rows are off the sphere."),
     (lambda w, g, lr: (sphere_steps(w.bfloat16(), g.bfloat16(), lr)[0].float(), sphere_steps(w, g, lr)[1]),
      "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the copy is rounded."),
+    (all_in_bfloat16,
+     "You do the steps on the bfloat16 copy, where small ones are lost. The float32 master takes the steps."),
 ])
 
 
@@ -445,12 +480,18 @@ BOTH = ("alpha_a", "alpha_m")                               # attention's step a
 
 def ngpt_block(h, p, n_head, cos, sin, *, scale=0.5, causal=True, qk_norm=True, s_qk_first=False, k_scaled=True,
                merged=True, branch_norm=BOTH, retract=BOTH, absolute=True, gate_scaled=True, swapped=False,
-               parallel=False, halves_swapped=False, rope_last=False, s_u=True, s_qk=True):
+               parallel=False, halves_swapped=False, rope_last=False, s_u=True, s_qk=True, neighbours=True,
+               hidden_from=1, nan=math.nan):
     (B, T, d), d_k = h.shape, h.shape[-1] // n_head
+
+    def cut(x):
+        if neighbours:
+            return x.view(B, T, n_head, d_k).transpose(1, 2)
+        return x.view(B, T, d_k, n_head).permute(0, 3, 1, 2)
 
     def step(h, y, which):
         alpha = p[which].abs() if absolute else p[which]
-        y = rows(y) if which in branch_norm else y
+        y = F.normalize(y, dim=-1) if which in branch_norm else y       # of zeros it makes zeros
         y = h + alpha * (y - h)
         return rows(y) if which in retract else y
 
@@ -463,13 +504,13 @@ def ngpt_block(h, p, n_head, cos, sin, *, scale=0.5, causal=True, qk_norm=True, 
         x = rows(x) if qk_norm else x
         return x if s_qk_first else x * s
 
-    q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1))
+    q, k, v = map(cut, (h @ p["w_qkv"].T).chunk(3, dim=-1))
     s_q = p["s_qk"].view(n_head, 1, d_k)
     s_k = s_q if k_scaled else torch.ones_like(s_q)
     scores = prepared(q, s_q) @ prepared(k, s_k).transpose(2, 3) * d_k ** scale
     if causal:
-        scores = scores + torch.full((T, T), -torch.inf).triu(1)
-    y = scores.softmax(-1) @ v
+        scores = scores + torch.full((T, T), -torch.inf).triu(hidden_from)
+    y = scores.softmax(-1).nan_to_num(nan) @ v
     y = (y.transpose(1, 2) if merged else y).reshape(B, T, d)
     start = h
     h = step(h, y @ p["w_o"].T, "alpha_a")
@@ -485,6 +526,12 @@ BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misc
     (partial(ngpt_block, scale=-0.5),
      "The softmax factor is the Transformer's. q and k are unit vectors here: see exercise 4.6."),
     (partial(ngpt_block, causal=False), "A token attends to later ones: the mask is missing."),
+    (partial(ngpt_block, hidden_from=0, nan=0.0),
+     "Your mask hides each token from itself, too. It sees itself and those before it."),
+    (partial(ngpt_block, hidden_from=0),
+     "Your mask hides each token from itself, so that the first sees nothing: a softmax of nothing is NaN."),
+    (partial(ngpt_block, neighbours=False),
+     "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one."),
     (partial(ngpt_block, qk_norm=False), "q and k are not normalized (eq. 15, 16)."),
     (partial(ngpt_block, s_qk_first=True), "s_qk is applied before the norm (or before rope): it comes last."),
     (partial(ngpt_block, k_scaled=False), "s_qk multiplies q only; eq. 16 has it on k too."),
@@ -527,7 +574,9 @@ PROPERTIES = {
         (lambda y, a, b: len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm()),
          "Even with one row each, yours is no cosine."),
         (lambda y, a, b: a[-1].any() or near(y[-1], 0), "A row of zeros has no direction: 0 is asked for."),
-        (lambda y, a, b: False, "Make a row ten times as long: no cosine may change.")],
+        (lambda y, a, b: (y * (a @ b.T) >= 0).all(),
+         "Where the dot product of two rows is below 0, so is their cosine. In yours it is not."),
+        (lambda y, a, b: False, "With one row each yours is right: which lengths is the dot product of two rows divided by?")],
     "4.2": [
         (lambda y, d: d != 3 or near(y, 0.5, 1e-4),
          "In 3 dimensions all cosines from -1 to 1 are as likely. What is the mean size of such a number? Yours is "

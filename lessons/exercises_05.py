@@ -194,6 +194,11 @@ def extra_per_layer(printed, digit, counted, layers):
     return ((printed - digit / 2 - counted) / layers).max(), ((printed + digit / 2 - counted) / layers).min()
 
 
+def none_below_0(printed, digit, counted, layers):
+    lowest, highest = extra_per_layer(printed, digit, counted, layers)
+    return lowest.clamp(min=0), highest
+
+
 def inputs_extra_per_layer(generator):
     def table(*columns):
         return tuple(torch.tensor(column, dtype=torch.float64) for column in zip(*columns))
@@ -221,15 +226,24 @@ def inputs_block(generator):
         yield label, h, p, n_head, angle.cos(), angle.sin()
 
 
+BOTH = ("alpha_a", "alpha_m")                               # attention's step and the MLP's
+
+
 def angpt_block(h, p, n_head, cos, sin, *, scale=0.0, causal=True, g_twice=False, nu_uz=True, sqrt_d=True,
-                swapped=False, branch_norm=True, residual=nu_residual, retract=False, absolute=True, parallel=False,
-                pre_norm=False, heads_back=True):
+                swapped=False, branch_norm=BOTH, residual=nu_residual, retract=False, absolute=True, parallel=False,
+                pre_norm=False, heads_back=True, neighbours=True):
     (B, T, d), d_k = h.shape, h.shape[-1] // n_head
 
-    def step(h, y, alpha):
-        alpha = alpha.abs() if absolute else alpha
-        y = (h + alpha * ((rows(y) if branch_norm else y) - h)) * residual(alpha)
+    def step(h, y, which):
+        alpha = p[which].abs() if absolute else p[which]
+        y = rows(y) if which in branch_norm else y
+        y = (h + alpha * (y - h)) * residual(alpha)
         return rows(y) if retract else y
+
+    def cut(x):
+        if neighbours:
+            return x.view(B, T, n_head, d_k).transpose(1, 2)
+        return x.view(B, T, d_k, n_head).permute(0, 3, 1, 2)
 
     def read(h):
         return rows(h) if pre_norm else h
@@ -238,17 +252,18 @@ def angpt_block(h, p, n_head, cos, sin, *, scale=0.0, causal=True, g_twice=False
         a, b = x.chunk(2, dim=-1)
         return rows(torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1))
 
-    q, k, v = (x.view(B, T, n_head, d_k).transpose(1, 2) for x in (read(h) @ p["w_qkv"].T).chunk(3, dim=-1))
+    q, k, v = map(cut, (read(h) @ p["w_qkv"].T).chunk(3, dim=-1))
     scores = turned(q) @ turned(k).transpose(2, 3) * p["g"] ** (2 if g_twice else 1) * d_k ** scale
     if causal:
         scores = scores + torch.full((T, T), -torch.inf).triu(1)
     y = scores.softmax(-1) @ v
     y = (y.transpose(1, 2) if heads_back else y).reshape(B, T, d)
-    start, h = h, step(h, y @ p["w_o"].T, p["alpha_a"])
+    start = h
+    h = step(h, y @ p["w_o"].T, "alpha_a")
     u, z = (read(start if parallel else h) @ p["w_up"].T).chunk(2, dim=-1)
     u, z = (z, u) if swapped else (u, z)
     z = z * (0.5 if nu_uz else 1) * (d ** 0.5 if sqrt_d else 1)
-    return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, p["alpha_m"])
+    return step(h, (u * z * torch.sigmoid(z)) @ p["w_down"].T, "alpha_m")
 
 
 # What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
@@ -287,10 +302,12 @@ PROPERTIES = {
     "5.5": [
         (lambda y, s: 1.4 < y * s < 2.01,
          "SiLU(t) is about t / 2 for small t, and t or 0 for large ones: nu times sigma lies between sqrt(2) and 2. "
-         "Yours does not."),
+         "Yours does not. Has your t the deviation sigma, and if it is on a grid, does that reach several sigma?"),
         (lambda y, s: s > 0.6 or y * s > 1.7,
          "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. Yours is smaller."),
-        (lambda y, s: False, "Is your grid wide enough, and fine enough, and weighted with the normal's density?")],
+        (lambda y, s: False,
+         "Is your grid wide enough, and fine enough, and weighted with the normal's density? Or, of random numbers, "
+         "have you a million?")],
     "5.6": [
         (lambda y, A: y.shape == A.shape[:-1], "There is one length for each row of A."),
         (lambda y, A: y.max() < 1.001, "A mean of unit vectors is not longer than 1. Yours is."),
@@ -360,6 +377,8 @@ EXERCISES = {
     "5.3": Exercise(nu_residual, inputs_nu_residual, [
         (lambda a: 1 - 2 * a + 2 * a ** 2,
          "This is the paper's printed line, the expected squared norm. What has to stand before a vector to undo it?"),
+        (torch.ones_like,
+         "1 - alpha and alpha add up to 1, but h and y stand at right angles: the sum is shorter than 1."),
         (lambda a: (1 - 2 * a + 2 * a ** 2) ** 0.5,
          "This is the expected norm. nu is what brings it back to 1."),
         (lambda a: 1 / (1 - 2 * a + 2 * a ** 2),
@@ -396,6 +415,9 @@ EXERCISES = {
          "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t)."),
         (lambda s: (mean_of(lambda t: F.silu(t) ** 2, s) - mean_of(F.silu, s) ** 2) ** -0.5,
          "You took the standard deviation, which leaves the mean out. A length counts the mean too."),
+        (lambda s: 1 / mean_of(lambda t: F.silu(t).abs(), s),
+         "You average sizes, E|f|. A length is made of squares: the root of E[f^2], which is larger."),
+        (lambda s: 2 / s, "2 / sigma is for small sigma, where SiLU is the straight line t / 2. It bends."),
         (lambda s: mean_of(lambda t: F.silu(t) ** 2, s) ** 0.5, "This is the expected norm; nu is what undoes it."),
     ], tolerance=3e-3),
     "5.6": Exercise(mixed_norms, inputs_mixed_norms, [
@@ -467,6 +489,8 @@ EXERCISES = {
          "You divide by the squared length: a row of length 5 gets length 0.2."),
         (lambda W: W / W.abs().sum(-1, keepdim=True).clamp(min=1),
          "You divide by the sum of the entries' sizes. A length is the root of the sum of their squares."),
+        (lambda W: W / W.norm(dim=-1).max().clamp(min=1),
+         "You divide all rows by the length of the longest, and so shorten some that may stay. Each row has its own."),
         (lambda W: W / W.norm().clamp(min=1),
          "You bounded the matrix as a whole. Each row has a bound of its own."),
         (lambda W: W / W.norm(dim=-1, keepdim=True).clamp(max=1),
@@ -484,6 +508,7 @@ EXERCISES = {
          "These are extras in the whole model; a deeper model has more layers to put them in."),
         (lambda p, digit, c, n: (((c - digit / 2 - p) / n).max(), ((c + digit / 2 - p) / n).min()),
          "Your sign is reversed: what we did not count is the printed number less ours."),
+        (none_below_0, "You cut the interval off at 0. It is asked for as it is, even where it begins below 0."),
         (lambda *a: tuple(sorted(extra_per_layer(*a))),
          "You sorted the two. When no e fits, lowest comes out above highest: that is the finding."),
     ], parts=("lowest", "highest")),
@@ -498,8 +523,12 @@ EXERCISES = {
          "The heads are put side by side in the wrong order: before (B, T, d), H and T have to change places again."),
         (partial(angpt_block, pre_norm=True),
          "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, k, h_a and h_m."),
-        (partial(angpt_block, branch_norm=False),
+        (partial(angpt_block, branch_norm=()),
          "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m."),
+        (partial(angpt_block, branch_norm=("alpha_a",)), "The MLP's output goes into its step without its norm."),
+        (partial(angpt_block, branch_norm=("alpha_m",)), "Attention's output goes into its step without its norm."),
+        (partial(angpt_block, neighbours=False),
+         "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one."),
         (partial(angpt_block, residual=lambda a: 1.0), "nu(alpha) is missing: h becomes shorter with each step."),
         (partial(angpt_block, residual=lambda a: 1 - 2 * a + 2 * a ** 2),
          "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3."),

@@ -133,7 +133,8 @@ def general(function, given, expected, exercise):
         return constant(pairs) or relation_everywhere(pairs) or named_factor(pairs, function, exercise)
 
     of_all = relations(pairs, count, exercise, of_every_input)
-    of_one = of_all or broken or relations(pairs, count, exercise, relation_of_one_input)
+    of_one = of_all or approximated(pairs) or broken
+    of_one = of_one or relations(pairs, count, exercise, relation_of_one_input)
     return never_used(function, exercise) + (of_one or nearly(pairs))
 
 
@@ -427,6 +428,34 @@ def argument_names(function, count):
     except (TypeError, ValueError):
         names = []
     return names + [f"argument {i + 1}" for i in range(len(names), count)]
+
+
+def approximated(pairs):
+    """Of an answer that is nearly right with most inputs, and exactly so with none of these, with
+    errors to both sides: a wrong formula is further off, or always too large or too small."""
+    nearly_right, far_off = [], []
+    errors = torch.cat([(a - b).flatten() for parts in pairs.values() for a, b in parts])
+    if not (errors > 0).any() or not (errors < 0).any():
+        return []
+    for label, parts in pairs.items():
+        off = max(relative_gap(a, b) for a, b in parts)
+        if 1e-5 < off < 0.01:
+            nearly_right.append(label)
+        elif not off < 0.01:
+            far_off.append(label)
+    if len(nearly_right) < 3 or len(nearly_right) < 2 * len(far_off):
+        return []
+    but = f", but not with {far_off[0]}" if far_off else ""
+    return [f"Nearly right with most inputs{but}: do you approximate, such as a derivative by a quotient of "
+            "differences, or a mean by random numbers?"]
+
+
+def relative_gap(a, b):
+    """The largest error, over the largest number that is expected."""
+    if not b.numel():
+        return 0.0
+    largest = b.abs().max().clamp(min=1e-12)
+    return ((a - b).abs().max() / largest).item()
 
 
 def nearly(pairs):
