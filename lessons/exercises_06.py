@@ -359,6 +359,10 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
      "That is the time that is left, not what is saved."),
     (partial(in_time, both=lambda factor, each: factor),
      "What a step costs does not enter."),
+    (partial(in_time, saved=lambda speed, factor: max(0.0, 100 * (1 - 1 / speed))),
+     "You cut what is saved off at 0. Who is slower saves less than nothing: a negative number."),
+    (partial(in_time, saved=lambda speed, factor: abs(100 * (1 - 1 / speed))),
+     "You give the size of what is saved. Who is slower saves less than nothing: a negative number."),
 ])
 
 
@@ -457,6 +461,12 @@ def best_rate(rates, losses, *, to=math.log, back=math.exp, edges=False, finite=
     return back(low), loss
 
 
+def nothing_may_diverge(rates, losses):
+    if not losses.isfinite().all():
+        return math.nan, math.nan
+    return best_rate(rates, losses)
+
+
 def on_the_grid(rates, losses):
     return rates[losses.argmin()], losses.min()
 
@@ -487,6 +497,8 @@ RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"),
      "The rate is right. The loss should be the parabola's there, not a run's."),
     (partial(best_rate, back=plain),
      "You have the logarithm of the rate."),
+    (nothing_may_diverge,
+     "You give nan as soon as any run has diverged. Only the lowest loss and its two neighbours count."),
 ])
 
 

@@ -366,6 +366,15 @@ def through(w_up, w_down, gain, f_u, f_z, c):
     return w_up * torch.cat((f_u, torch.ones_like(f_z)))[:, None] * gain, w_down * (c * f_z)
 
 
+def gain_in_half(u_has_it, z_has_it):
+    def half_folded(w_up, w_down, gain, f_u, f_z, c):
+        u, z = w_up.chunk(2)
+        u = u * gain if u_has_it else u
+        z = z * gain if z_has_it else z
+        return torch.cat((u * f_u[:, None], z * f_z[:, None])), w_down * c
+    return half_folded
+
+
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions=[
     (through, "You moved z's factors into w_down: SiLU(f z) is not f SiLU(z). Stop in front of the nonlinearity."),
     (lambda w_up, w_down, gain, f_u, f_z, c: (w_up * gain, w_down * (c * f_u * f_z)),
@@ -376,6 +385,8 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
      "The gain multiplies x, which w_up reads; you gave it to what w_down writes."),
     (lambda w_up, w_down, gain, f_u, f_z, c: (w_up * torch.cat((f_u, f_z))[:, None], w_down * c),
      "The gain of the norm in front is missing."),
+    (gain_in_half(True, False), "The gain is in u's rows alone; z's rows read the same x."),
+    (gain_in_half(False, True), "The gain is in z's rows alone; u's rows read the same x."),
     (lambda w_up, w_down, gain, f_u, f_z, c: (w_up / torch.cat((f_u, f_z))[:, None] / gain, w_down / c),
      "You divide. The new matrices have to do what the factors did, not undo it."),
     (lambda w_up, w_down, gain, f_u, f_z, c: (w_up * torch.cat((f_u, f_z))[:, None] * gain * c, w_down),
@@ -479,6 +490,9 @@ OPTIMIZER = Exercise(reference=optimizer, inputs=optimizer_inputs, parts=OPTIMIZ
     (partial(optimizer, per=2), "Forward and backward together take 6 FLOPs a parameter and token."),
     (partial(optimizer, of=lambda s, a, p: s), "The times are right. The share is one of the whole step, the "
                                                      "optimizer's own time included."),
+    (partial(optimizer, of=lambda s, a, p: a + p),
+     "The times are right. You take project_'s share of the optimizer; it is one of the whole step, forward and "
+     "backward included."),
     (partial(optimizer, share=lambda adam, project: adam + project),
      "The times are right. The share is project_'s alone."),
     (partial(optimizer, percent=1), "The times are right. The share is to be in percent."),
@@ -548,7 +562,9 @@ PROPERTIES = {
          "Where all times are equal, b takes 1 time as long."),
         (lambda y, a, b: y[1] <= y[0] <= y[2], "The median lies between the 10% and the 90% quantile. Yours does not, or "
                                                "the three come in another order."),
-        (lambda y, a, b: False, "First one ratio for each round, b over a; then three quantiles of these ratios.")],
+        (lambda y, a, b: False,
+         "First one ratio for each round, b over a; then three quantiles of these ratios, interpolated where one falls "
+         "between two of them.")],
     "7.10": [
         (lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
          "w_down: what is behind the nonlinearity, and has not been moved into w_up?"),

@@ -280,7 +280,7 @@ MIXERS = {                                         # (B, T, d) -> (B, T, d)
     "the mean square of the whole batch": lambda x: x / x.square().mean((0, 1)).sqrt(),
     "the same, detached as in PowerNorm": lambda x: x / x.detach().square().mean((0, 1)).sqrt(),
     "the mean square of each sequence": lambda x: x / x.square().mean((1, 2), keepdim=True).sqrt(),
-    "a glimpse of the next token": lambda x: x + 0.1 * ahead(x),
+    "a glimpse of the next token's direction": lambda x: x + 0.1 * ahead(rms(x)),
     "a glimpse, in the last sequence alone": glimpse_in(-1, 0),
     "a glimpse of the last channel, in the first sequence alone": glimpse_in(0, -1),
     "a mean over the sequences, place by place": lambda x: x - x.mean(0),
@@ -295,18 +295,18 @@ def mixer_inputs(generator):
         yield label, mixer, randn(generator, 3, 5, 4)
 
 
-def moved(f, x, sequences, t, channels=slice(None)):
+def moved(f, x, sequences, t, channels=slice(None), change=lambda token: token + 1):
     """Where f changes when token t of these sequences does: (B, T), True or False."""
     other = x.clone()
-    other[sequences, t, channels] += 1
+    other[sequences, t, channels] = change(x[sequences, t, channels])
     return (f(other) - f(x)).abs().amax(-1) > 1e-6
 
 
-def causal(f, x, sequences=None, channels=slice(None)):
+def causal(f, x, sequences=None, channels=slice(None), change=lambda token: token + 1):
     sequences = range(x.shape[0]) if sequences is None else sequences
     for b, t in itertools.product(sequences, range(x.shape[1])):
-        change = moved(f, x, b, t, channels)
-        if change[b, :t].any() or change[torch.arange(x.shape[0]) != b].any():
+        found = moved(f, x, b, t, channels, change)
+        if found[b, :t].any() or found[torch.arange(x.shape[0]) != b].any():
             return False
     return True
 
@@ -327,7 +327,8 @@ CAUSAL_ABOUT = {
     "the mean square of the whole batch": "A norm with the whole batch's mean square gets through.",
     "the same, detached as in PowerNorm": "Statistics of the whole batch, detached as in PowerNorm, get through.",
     "the mean square of each sequence": "A norm over all tokens of a sequence, later ones too, gets through.",
-    "a glimpse of the next token": "A glimpse of just the next token gets through.",
+    "a glimpse of the next token's direction":
+        "A glimpse of just the next token gets through, one that sees its direction and not its length.",
     "a glimpse, in the last sequence alone":
         "A glimpse of the next token gets through where it happens in the last sequence alone.",
     "a glimpse of the last channel, in the first sequence alone":
@@ -362,6 +363,9 @@ CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, mis
      "You change tokens of the first sequence only. What happens when another one's change?"),
     (lambda f, x: causal(f, x, sequences=[-1]),
      "You change tokens of the last sequence only. What happens when another one's change?"),
+    (partial(causal, change=lambda token: 2 * token),
+     "You make a token longer and do not turn it: who looks at its direction alone does not notice. Change it in "
+     "another way."),
     (lambda f, x: causal(f, x, channels=0), "You change the first channel of a token only."),
     (lambda f, x: not causal(f, x), "Every answer is the opposite of the right one: True is for those that are causal."),
 ])
@@ -415,7 +419,9 @@ FAULTS = {
     None: "You reject the one that is right.",
     "places from 0 again": "One that counts every piece's places from 0 again gets through.",
     "one place for a piece": "One that gives all tokens of a piece behind a filled cache the same place gets through.",
-    "no mask behind a cache": "One that has no mask within a piece behind a filled cache gets through.",
+    "no mask behind a cache":
+        "One that has no mask within a piece behind a filled cache gets through. Is there such a piece among yours, and "
+        "do you compare all of its outputs?",
     "no mask without a cache": "One that has no mask as long as the cache is empty gets through.",
     "mask at the wrong corner": "One whose queries see too few keys once the cache is filled gets through.",
     "forgets all but the last piece": "One that forgets all but the piece before gets through.",

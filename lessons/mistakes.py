@@ -237,8 +237,11 @@ def only_not_finite(pairs, exercise):
             seen += int((~lost).sum())
     if not inputs or not seen:
         return []
-    return [f"All numbers that you give are right, but with {inputs[0]} some are NaN or infinite: what "
-            "is divided by 0 there, or becomes too large?"]
+    right_but = f"All numbers that you give are right, but with {inputs[0]} "
+    nan_is_an_answer = any(b.isnan().any() for parts in pairs.values() for _, b in parts)
+    if nan_is_an_answer:
+        return [right_but + "you give NaN, where there is an answer: when is there none?"]
+    return [right_but + "some are NaN or infinite: what is divided by 0 there, or becomes too large?"]
 
 
 def used_names(code):
@@ -407,11 +410,15 @@ def named_factor(pairs, function, exercise):
     factors, given = [], []
     inputs = arguments(exercise)
     for label, (a, b) in pairs.items():
+        if not a.any() and not b.any():
+            continue                                        # any factor makes 0 of 0
         factor = (a * b).sum() / (b * b).sum()
         if not torch.allclose(a, factor * b, rtol=1e-4, atol=1e-9) or not b.any():
             return ""
         factors.append(factor.item())
         given.append(inputs[label])
+    if not given:
+        return ""
     names = argument_names(function, len(given[0]))
     for i, name in enumerate(names):
         numbers = [float(x[i]) for x in given if isinstance(x[i], (int, float))]

@@ -631,7 +631,27 @@ def clamped(least):
     return cosine_matrix
 
 
+def guarded_in_a_only(a, b):
+    lengths = a.norm(dim=1, keepdim=True)
+    lengths[lengths == 0] = 1
+    return (a / lengths) @ (b / b.norm(dim=1, keepdim=True)).T
+
+
+def of_longer_tokens(f, x):
+    before = f(x)
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            other = x.clone()
+            other[b, t] *= 2
+            moved = (f(other) - before).abs().amax(-1) > 1e-6
+            moved[b, t:] = False
+            if moved.any():
+                return False
+    return True
+
+
 @pytest.mark.parametrize("number, answer", [
+    ("4.1", guarded_in_a_only), ("8.7", of_longer_tokens),
     ("1.2", norm_by_squares), ("2.5", changing(over="all")), ("2.5", changing(sequences=0)),
     ("2.5", changing(sequences=-1)), ("2.5", changing(channels=0)), ("2.5", changing(channels=-1)),
     ("3.2", ffn_with(1e-6)), ("3.2", ffn_with(0.0)), ("4.1", clamped(1e-8)), ("4.1", clamped(1e-3)),
@@ -670,7 +690,28 @@ def dyt_in_place(w, alpha, gamma, beta):
     return w, w @ beta
 
 
+def jacobian_by_differences(x, eps):
+    def norm(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    steps = 1e-3 * torch.eye(len(x), dtype=x.dtype)
+    return ((norm(x + steps) - norm(x)) / 1e-3).T
+
+
+def scalings_of_a_layer(gpt_plus, angpt, ngpt, n_layer):
+    return 1e3 * (angpt - gpt_plus) / n_layer, 1e3 * (ngpt - angpt) / (2 * n_layer)
+
+
+def blind_to_itself(h, p, n_head, cos, sin):
+    return EXERCISES["4.11"].reference(h, p, n_head, cos, sin, hidden_from=0, nan=0.0)
+
+
 @pytest.mark.parametrize("number, answer, said, unsaid", [
+    ("1.7", jacobian_by_differences, "a quotient of differences", "sums to 0"),
+    ("4.1", lambda a, b: EXERCISES["4.1"].reference(a, b).abs(), "below 0", "ten times as long"),
+    ("4.11", blind_to_itself, "hides each token from itself", "Even with one token"),
+    ("7.6", scalings_of_a_layer, "1/n_layer times", "which two of the three models"),
+    ("6.8", lambda percent, a: EXERCISES["6.8"].reference(percent, a) / math.log(10), "to base 10", "bits"),
     ("4.3", slerp_guarded, "where b = a", "division by sin"),
     ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 everywhere"),
     ("1.6", inverted("1.6"), "the opposite of the right one", "wte gives"),
@@ -715,7 +756,8 @@ def test_an_error_cites_the_students_line(capsys):
     (lambda x: x, lambda x: torch.cat((x, x[:1])), "one too many, the last one"),
     (lambda x: 1.3 * x, lambda x: (1.3 * x).round(), "rounded to whole numbers"),
     (lambda x: x.sum(), lambda x: 7, "Yours is 7 everywhere"), (lambda x: x.abs(), lambda x: 1 - x.abs(), "1 minus"),
-    (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly: "), (lambda x: x, lambda x: x.half(), "(dtype) is not"),
+    (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly: "), (lambda x: x, lambda x: x / math.log(2), "bits where nats"),
+    (lambda x: x.where(x > 0, math.nan), lambda x: x.where(x > 0.5, math.nan), "where there is an answer"), (lambda x: x, lambda x: x.half(), "(dtype) is not"),
     (lambda x: x.sum(), lambda x: torch.ones(()), "Your function never looks at x."),
     (lambda x: x.abs().sum(), lambda x: 1 / 0, "divided by 0")])
 def test_what_can_be_said_of_any_exercise(reference, answer, words, monkeypatch, capsys):
