@@ -265,11 +265,11 @@ writes_to_stream = Exercise(
         (writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
          "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it."),
         (writers("w_qkv", "w_up", "lm_head"),
-         "Those are the matrices that read the stream. Asked for are those whose output is added to it, and what it "
-         "begins with."),
+         "Those are the matrices that read the stream. Asked for are those whose output is added to it, and "
+         "what it begins with."),
         (writers("w_qkv", "w_o", "w_up", "w_down", "norm1", "norm2", "wte", "wpe"),
-         "You take all of a block's parameters for writers. Only what the last map of a branch gives is added to h; "
-         "what comes before it stays inside the branch."),
+         "You take all of a block's parameters for writers. Only what the last map of a branch gives is added "
+         "to h; what comes before it stays inside the branch."),
     ], about={
         "wte.weight": "The stream begins with something. wte gives a vector for each token: where does it go?",
         "wpe.weight": "Learned positions: look at what GPT.forward does with wpe before the first block.",
@@ -306,6 +306,12 @@ def jacobian_with(x, eps, y):
     return (torch.eye(n, dtype=x.dtype) - 1 / n - torch.outer(y, y) / n) / root
 
 
+def last_term_whole(x, eps):
+    y, root = standardize(x, eps)
+    n = len(x)
+    return (torch.eye(n, dtype=x.dtype) - 1 / n) / root - torch.outer(y, y) / n
+
+
 def jacobian_inputs(generator):
     yield "five entries", randn(generator, 5), 1e-5
     yield "a long vector", 30 * randn(generator, 8) + 100, 1e-5
@@ -328,6 +334,8 @@ jacobian = Exercise(
         (partial(jacobian_as, y_over_n=False), "s is the root of a mean over n entries: its derivative carries a 1/n."),
         (partial(jacobian_as, y_over_root=False),
          "In the last term stands x - mean where y = (x - mean)/s belongs, twice."),
+        (last_term_whole,
+         "The last term is not divided by s as the others are. It has one more s than y twice brings."),
         (partial(jacobian_as, over_root=False), "The division by s itself is missing: y is (x - mean) over s."),
         (partial(jacobian_as, correction=1),
          "Your s has the sample variance, torch.var's default. LayerNorm's divides by n."),
@@ -360,6 +368,11 @@ def backward_with(g, x, weight, eps, mean_of, product_of):
     mean = mean_of.mean(-1, keepdim=True)
     product = (product_of * y).mean(-1, keepdim=True)
     return (g * weight - mean - y * product) / root, (g * y).sum(0), g.sum(0)
+
+
+def over_variance(g, x, weight, eps):
+    dx, dweight, dbias = backward_as(g, x, weight, eps)
+    return dx / standardize(x, eps)[1], dweight, dbias
 
 
 def backward_inputs(generator):
@@ -398,6 +411,8 @@ layer_norm_backward = Exercise(
          "In dx's last term stands x - mean where the normalized x belongs, twice."),
         (partial(backward_as, correction=1),
          "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n."),
+        (over_variance,
+         "You divide dx by s squared. The forward pass divided by s once, and so does the way back."),
         (partial(backward_as, over_root=False), "dx is not divided by s: the forward pass was."),
         (partial(backward_as, row=torch.sum),
          "dx has two means over the row. You took sums: a 1/n is missing in both."),

@@ -291,7 +291,8 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, misconceptions=[
      "You ask whether all numbers of a position change (`all`). One of them is enough."),
     (partial(reach, change=one_channel), "You change one channel of a token. What if another one matters?"),
     (partial(reach, sequences=0), "You change the token of one sequence. It is that of all sequences which is asked."),
-    (looking_elsewhere, "You change a token of one sequence and look at another one. Change and look at all of them."),
+    (looking_elsewhere,
+     "You change a token of one sequence and look at another one. Change and look at all of them."),
 ])
 
 
@@ -313,6 +314,12 @@ def exact(x, g, eps, *, mean=lambda p: p.mean(ALL), part=1.0, scale=True, small=
     return dx / psi if scale else dx
 
 
+def product_of_means(x, g, eps):
+    psi = (moment(x) + eps).sqrt()
+    xhat = x / psi
+    return (g - xhat * g.mean(ALL) * xhat.mean(ALL)) / psi
+
+
 EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
     (partial(exact, part=0.0),
      "You take the statistic for a constant. Each entry of x moves it too, and with it the outputs of all tokens."),
@@ -326,6 +333,8 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
      "You divide the sum by the number of sequences. It is a mean over all N = B T tokens."),
     (partial(exact, mean=lambda p: p.sum(ALL) / p.shape[1]),
      "You divide the sum by the length of a sequence. It is a mean over all N = B T tokens."),
+    (product_of_means,
+     "You multiply the mean of g by the mean of xhat. It is the mean of their product that is taken."),
     (partial(exact, part=-1.0), "The sign: what x does to the statistic *reduces* the gradient along xhat."),
     (partial(exact, part=2.0),
      "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root."),
@@ -447,6 +456,8 @@ STABLE = Exercise(
         (lambda decay: 20.0, "Right for 0.9. The answer depends on the decay."),
         (lambda decay: decay / (1 - decay),
          "That factor is 1 - decay, small and harmless. How large may its size become?"),
+        (lambda decay: 2 * decay / (1 - decay),
+         "There the factor is 1 - 2 decay, of a size below 1: nu shrinks still."),
         (lambda decay: (1 + decay) / (1 - decay), "There the factor is -decay: nu shrinks still. Go on."),
         (lambda decay: 1 - decay, "That is the rate at which nu learns. The question is how large G may be for it."),
         (lambda decay: 2 * (1 - decay), "Upside down: the smaller 1 - decay, the more may G be."),
@@ -578,7 +589,8 @@ PROPERTIES = {
          "The second step uses what one update has made of the start, 1, and of the first moment. Look at your second "
          "row."),
         (lambda y, m, d: len(m) > 1 or near(y[1], d),
-         "The share is a weight, the same whatever the moments are: which part of the start does one update leave?"),
+         "The share is a weight, the same whatever the moments are: which part of the start does one update "
+         "leave?"),
         (lambda y, m, d: near(y[1], d ** len(m)), "The share: each update leaves the same part of what was there."),
         (lambda y, m, d: False, "Look at your third row: it is made of your second and of the second moment.")],
     "2.4": [

@@ -407,7 +407,8 @@ DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
      "That number describes the test, not the step at which it ended. What is the rate at that step?"),
     (lambda test, step: (death(test, step)[1] * SLOPES[test], step / (death(test, step)[1] / step)),
      "You have the two tests' slopes exchanged."),
-    (lambda test, step: death(test, step - 1), "Your rate is that of the step before: at step n it has grown n times."),
+    (lambda test, step: death(test, step - 1),
+     "Your rate is that of the step before: at step n it has grown n times."),
     (step_before, "You count the steps from 1, at rate 0. At step n the rate has grown n times, in both tests."),
     (lambda test, step: (death(test, step)[0],) * 2,
      "The second number is to be a step of the other test, not a rate."),
@@ -433,6 +434,11 @@ def stream_share(s, layers, d, *, attention=1.0, ffn=lambda layers, d: 4 * d * 0
     return size(variance), cosine(s / math.sqrt(variance))
 
 
+def without_embedding(s, layers, d):
+    whole = math.sqrt(stream_share(s, layers, d)[0] ** 2 - s ** 2)
+    return whole, s / whole
+
+
 def summed(s, layers, d):
     std = s + layers * (1 + math.sqrt(4 * d * 0.02 ** 2 / (2 * layers)))
     return std, s / std
@@ -448,6 +454,7 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
     (partial(stream_share, ffn=lambda L, d: 0.0),
      "Only attention's branches are counted, or W_2 as if it read one entry. The feed-forward ones are small here, but "
      "not nothing."),
+    (without_embedding, "The embedding itself is missing in your whole: its variance, s^2, counts as well."),
     (summed, "You add standard deviations. For independent vectors it is the variances that add up."),
     (partial(stream_share, ffn=lambda L, d: 4 * d * 0.02 ** 2),
      "W_2 starts smaller than the other matrices: see init_weights in model.py."),
@@ -486,6 +493,9 @@ def block_inputs(generator):
             v = (x @ w_v).cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
             return torch.stack(v.chunk(n_head, dim=-1), dim=1)
         yield label, normal(generator, 2, 5, d), attention, p
+    for label, name in (("w_o of zeros: the feed-forward branch alone", "w_o"),
+                        ("w_down of zeros: attention alone", "w_down")):
+        yield label, normal(generator, 2, 5, d), attention, {**p, name: 0 * p[name]}
     small = {name: 0.01 * x if name in ("w_o", "w_up") else x for name, x in p.items()}
     yield "small matrices, where eps counts", 0.01 * normal(generator, 2, 5, d), attention, small
 
@@ -540,7 +550,8 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
      "Your attention norm stands before w_o. Section 2.1 puts LN around all of HeadScaleMHA, W_o included."),
     (partial(block, attn=lambda y, p: standard(y @ p["w_o"].T)), "norm_attn's gain is missing."),
     (partial(block, around=lambda h, x, p: 0.0), "The first residual is missing."),
-    (norms_exchanged, "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward part."),
+    (norms_exchanged,
+     "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward part."),
     (postln, "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch."),
     (partial(block, hidden=lambda a, p: standard(torch.relu(a)) * p["norm_ffn"]), "That is ReLU; use gelu."),
     (partial(block, hidden=lambda a, p: standard(gelu(a))), "norm_ffn's gain is missing."),
@@ -620,9 +631,15 @@ PROPERTIES = {
         (lambda y, *_: False, "Attention's part is there, and too much or too little from the feed-forward branch: its "
                               "width, the start of W_2, and how often it is added.")],
     "3.11": [
+        (lambda y, h, attention, p: p["w_o"].any() or near(y, block(h, attention, p), 5e-3),
+         "With w_o of zeros, where attention adds nothing, yours is off: look at norm2, the feed-forward "
+         "branch and resid_scale."),
+        (lambda y, h, attention, p: p["w_down"].any() or near(y, block(h, attention, p), 5e-3),
+         "With w_down of zeros, where the feed-forward branch adds nothing, yours is off: look at norm1, "
+         "HeadScale, w_o, norm_attn and resid_scale."),
         (lambda y, h, attention, p: False,
-         "To find the place, compare in parts: with w_o and w_down of zeros the block gives resid_scale * h; with "
-         "w_down alone of zeros, resid_scale times the stream behind attention. Which is the first that yours misses?")],
+         "Each of the two branches alone is right. Does the second one read what the first has made of the "
+         "stream?")],
 }
 
 

@@ -146,6 +146,8 @@ SLERP = Exercise(reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconcep
     (lambda a, b, alpha: slerp(b, a, alpha), "The weights are the wrong way round: alpha = 0 has to give a."),
     (lambda a, b, alpha: slerp_by(angle(a, b), a, b, alpha, over=torch.ones_like),
      "The division by sin(theta) is missing."),
+    (lambda a, b, alpha: slerp_by(180 / math.pi * angle(a, b), a, b, alpha),
+     "Your theta is in degrees. torch's sine takes radians."),
     (lambda a, b, alpha: a + alpha * (b - a),
      "That is the chord itself, LERP: it runs inside the ball. SLERP stays on the sphere, with sines for weights."),
     (lambda a, b, alpha: F.normalize(a + alpha * (b - a), dim=-1),
@@ -188,6 +190,12 @@ def riemann_step(h, y, alpha):
     return moved(h, alpha * (y - along(h, y) * h))
 
 
+def along_the_arc(h, y, alpha):
+    step = alpha * (y - along(h, y) * h)
+    length = step.norm(dim=-1, keepdim=True)
+    return length.cos() * h + length.sin() * step / length.clamp(min=1e-9)
+
+
 def strict_step(h, y, alpha):
     """Projected on the tangent space after alpha, too."""
     step = alpha * (y - along(h, y) * h)
@@ -203,6 +211,8 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
      "You project on the plane perpendicular to y; the tangent space is the one at h."),
     (lambda h, y, alpha: moved(h, alpha * (h - along(h, y) * y)),
      "You exchanged h and y in the projection: eq. 28 has h (h . y) - y."),
+    (along_the_arc,
+     "You walk along the arc, by the length of the step. Eq. 29 walks straight, and then Norm brings it back."),
     (strict_step, "You project once more, after alpha. That would be strict; eq. 29 does without."),
     (lambda h, y, alpha: moved(h, alpha * F.normalize(y - along(h, y) * h, dim=-1)),
      "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to the step."),
@@ -259,7 +269,8 @@ SCALES = Exercise(
         (lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
          "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of variance 1/d_k."),
         (lambda d_k: (d_k ** -0.5, 1.0, 1.0),
-         "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to get variance 1."),
+         "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to get "
+         "variance 1."),
         (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
          "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large."),
         (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
@@ -436,6 +447,12 @@ def late_loss(model, tokens, context, last):
             2, window[:, 1:, None])[:, -last:].mean()
 
 
+def mean_probability(model, tokens, context, last):
+    window = tokens[:, tokens.shape[1] - context - 1:]
+    p = model(window[:, :-1], window[:, 1:])[0].softmax(-1).gather(2, window[:, 1:, None])
+    return -p[:, -last:].mean()
+
+
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
     (lambda model, t, context, last: mean_loss(model, t[:, :context], t[:, 1:context + 1], slice(-last, None)),
      "You keep the start of the window, so that each context length has other targets. Keep its end."),
@@ -449,6 +466,7 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
      "You give the model one token too few: context inputs and the last target make context + 1 tokens."),
     (lambda model, t, context, last: late_loss(model, t, context, last) * len(t) * last,
      "That is the sum of the losses; their mean is asked for."),
+    (mean_probability, "Those are probabilities. The loss is the mean of -log p."),
     (lambda model, t, context, last: late_loss(model, t, context, last).exp(),
      "That is the perplexity, the exponential of the loss. The loss itself is asked for, in nats."),
 ])
@@ -468,6 +486,11 @@ def block_inputs(generator):
         p |= {name: size * torch.randn(d, generator=generator) for name in ("alpha_a", "alpha_m")}
         angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(d // n_head // 2) / (d // n_head // 2))
         yield label, directions(generator, 2, tokens, d), p, n_head, angle.cos(), angle.sin()
+        if n_head == 2 and size < 1:
+            for name, alone in (("alpha_a", "the MLP"), ("alpha_m", "attention")):
+                still = {**p, name: torch.zeros(d)}
+                h = directions(generator, 2, tokens, d)
+                yield f"{name} of 0: {alone} alone", h, still, n_head, angle.cos(), angle.sin()
 
 
 def turned(x, cos, sin):
@@ -562,10 +585,15 @@ def unit_along(y, i, dim):
     return near(y[i].norm(dim=dim), 1)
 
 
-ONE_TOKEN = ("Even with one token, where attention gives v itself, yours is off: look at v, w_o, the Norms, the two steps "
-             "and the MLP.")
-MORE_TOKENS = ("With one token yours is right: look at what only several tokens need, rope, the scores with their factors, "
-               "the mask and the softmax's axis.")
+MLP_ALONE = (
+ "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, u and z with their "
+             "scales, SiLU and w_down, and at its Norm and its step.")
+ONE_TOKEN = (
+ "The MLP is right. With one token, where attention gives v itself, yours is off: look at v, w_o, and at "
+             "attention's Norm and step.")
+MORE_TOKENS = (
+ "With one token yours is right: look at what only several tokens need, rope on q and k, the scores with "
+               "their factors, the mask and the softmax's axis.")
 
 PROPERTIES = {
     "4.1": [
@@ -576,8 +604,11 @@ PROPERTIES = {
         (lambda y, a, b: a[-1].any() or near(y[-1], 0), "A row of zeros has no direction: 0 is asked for."),
         (lambda y, a, b: (y * (a @ b.T) >= 0).all(),
          "Where the dot product of two rows is below 0, so is their cosine. In yours it is not."),
-        (lambda y, a, b: False, "With one row each yours is right: which lengths is the dot product of two rows divided by?")],
+        (lambda y, a, b: False,
+         "With one row each yours is right: which lengths is the dot product of two rows divided by?")],
     "4.2": [
+        (lambda y, d: d != 3 or near(y, 0.5, 1e-6) or not near(y, 0.5, 0.02),
+         "Nearly: a grid that is not fine enough, or not enough random numbers? It is to be exact to five digits."),
         (lambda y, d: d != 3 or near(y, 0.5, 1e-4),
          "In 3 dimensions all cosines from -1 to 1 are as likely. What is the mean size of such a number? Yours is "
          "another."),
@@ -640,7 +671,8 @@ PROPERTIES = {
         (lambda y, *_: False, "Where all positions count yours is right: which of them are the last ones?")],
     "4.11": [
         (lambda y, h, *_: near(y.norm(dim=-1), 1), "What leaves the block lies on the sphere: length 1. Yours does not."),
-        (lambda y, h, p, n, cos, sin: h.shape[1] > 1 or near(y, ngpt_block(h, p, n, cos, sin), 1e-4), ONE_TOKEN),
+        (lambda y, h, p, *rope: p["alpha_a"].any() or near(y, ngpt_block(h, p, *rope), 1e-4), MLP_ALONE),
+        (lambda y, h, p, *rope: h.shape[1] > 1 or near(y, ngpt_block(h, p, *rope), 1e-4), ONE_TOKEN),
         (lambda y, *_: False, MORE_TOKENS)],
 }
 

@@ -224,6 +224,10 @@ def inputs_block(generator):
         angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(d // n_head // 2) / (d // n_head // 2))
         h = torch.linspace(0.8, 1.4, tokens)[:, None] * rows(torch.randn(2, tokens, d, generator=generator))
         yield label, h, p, n_head, angle.cos(), angle.sin()
+        if n_head == 2 and size < 1:
+            for name, alone in (("alpha_a", "the MLP"), ("alpha_m", "attention")):
+                still = {**p, name: torch.zeros(d)}
+                yield f"{name} of 0: {alone} alone", h, still, n_head, angle.cos(), angle.sin()
 
 
 BOTH = ("alpha_a", "alpha_m")                               # attention's step and the MLP's
@@ -306,8 +310,8 @@ PROPERTIES = {
         (lambda y, s: s > 0.6 or y * s > 1.7,
          "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. Yours is smaller."),
         (lambda y, s: False,
-         "Is your grid wide enough, and fine enough, and weighted with the normal's density? Or, of random numbers, "
-         "have you a million?")],
+         "Is your grid wide enough, and fine enough, and weighted with the normal's density? Or, of random "
+         "numbers, have you a million?")],
     "5.6": [
         (lambda y, A: y.shape == A.shape[:-1], "There is one length for each row of A."),
         (lambda y, A: y.max() < 1.001, "A mean of unit vectors is not longer than 1. Yours is."),
@@ -333,12 +337,15 @@ PROPERTIES = {
          "With one model the middle of the interval, over all layers, is what was printed less what was counted."),
         (lambda y, *_: False, "With one model yours is right. Which e lie in the intervals of all of them?")],
     "5.11": [
-        (lambda y, h, p, n, cos, sin: h.shape[1] > 1 or near(y, angpt_block(h, p, n, cos, sin), 1e-4),
-         "Even with one token, where attention gives v itself, yours is off: look at v, w_o, the two norms, the two "
-         "steps and the MLP."),
+        (lambda y, h, p, *rope: p["alpha_a"].any() or near(y, angpt_block(h, p, *rope), 1e-4),
+         "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, u, z and its "
+         "factor, SiLU and w_down, and at its norm and its step."),
+        (lambda y, h, p, *rope: p["alpha_m"].any() or h.shape[1] == 1 or near(y, angpt_block(h, p, *rope), 1e-4),
+         "The MLP is right. With alpha_m of 0, where attention is alone, yours is off: look at q, k and v, "
+         "rope, the norms and g, the mask, w_o, and at attention's norm and step."),
         (lambda y, *_: False,
-         "With one token yours is right: look at what only several tokens need, rope, norms and g on q and k, the mask "
-         "and the softmax's axis.")],
+         "Attention alone is right, and so is the MLP alone: does each step take its own alpha, and its own "
+         "nu(alpha)?")],
 }
 
 
@@ -490,7 +497,8 @@ EXERCISES = {
         (lambda W: W / W.abs().sum(-1, keepdim=True).clamp(min=1),
          "You divide by the sum of the entries' sizes. A length is the root of the sum of their squares."),
         (lambda W: W / W.norm(dim=-1).max().clamp(min=1),
-         "You divide all rows by the length of the longest, and so shorten some that may stay. Each row has its own."),
+         "You divide all rows by the length of the longest, and so shorten some that may stay. Each row has "
+         "its own."),
         (lambda W: W / W.norm().clamp(min=1),
          "You bounded the matrix as a whole. Each row has a bound of its own."),
         (lambda W: W / W.norm(dim=-1, keepdim=True).clamp(max=1),

@@ -103,6 +103,10 @@ def nearest_run(target, tokens, losses):
     return tokens[(losses - target).abs().argmin()]
 
 
+def by_first_two(target, tokens, losses):
+    return tokens_for(target, tokens[:2], losses[:2])
+
+
 def by_last_two(target, tokens, losses):
     return tokens_for(target, tokens[-2:], losses[-2:])
 
@@ -150,6 +154,8 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions=[
      "That is the budget of the run whose loss is nearest; the target's own lies beside it."),
     (by_last_two,
      "You go by the last two runs, wherever the loss lies."),
+    (by_first_two,
+     "You go by the first two runs, wherever the loss lies."),
     (np_interp,
      "Right between the runs. Beyond them np.interp stays where the last one is; the line goes on."),
     (partial(np_interp, descending=True),
@@ -735,7 +741,7 @@ TABLE = Exercise(reference=table, inputs=table_inputs, parts=("sum", "6ND/C", "D
     (partial(table, per=lambda d, n: 20.0),
      "20 is Hoffmann's; these fits say something else."),
     (partial(table, start=False),
-     "The laws' first numbers, D0 and N0, do not enter."),
+     "The laws' first numbers, D0 and N0, do not enter, or not as factors."),
     (exponents_exchanged,
      "You gave D the exponent of N."),
     (d_from_c,
@@ -802,6 +808,13 @@ def compare(a, b, var_a, var_b, margin, *, width=1.96, middle=b_over_a, sign=pla
     return z, p(z), low, high, float(equal(low, high, p(z), b - a, margin))
 
 
+def interval_of_z(a, b, var_a, var_b, margin):
+    z, p, _, _, _ = compare(a, b, var_a, var_b, margin)
+    low = z - 1.96
+    high = z + 1.96
+    return z, p, low, high, float(-margin <= low and high <= margin)
+
+
 def a_over_b(a, b, var_a, var_b, margin):
     return compare(b, a, var_a, var_b, margin)
 
@@ -832,6 +845,8 @@ COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=PARTS, misco
      "One standard error to each side holds 68%, not 95%."),
     (partial(compare, middle=lambda a, b: b),
      "The interval is to be that of the difference."),
+    (interval_of_z,
+     "Your interval is the one of z. It is to be that of the difference, 1.96 standard errors to each side."),
     (partial(compare, sign=abs),
      "z has a sign: which exponent is the larger?"),
     (a_over_b,
@@ -909,6 +924,10 @@ def inverse(tokens, baseline, losses, draws):
     return 1 / bootstrap(tokens, baseline, losses, draws)
 
 
+def of_shortest(tokens, baseline, losses, draws):
+    return bootstrap(tokens, baseline, losses, draws) * tokens[0] / tokens[-1]
+
+
 BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
     (partial(bootstrap, base=False),
      "The baseline has seeds, too; in yours it is known exactly."),
@@ -923,6 +942,8 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
      "The middle one of so few losses jumps: take their mean."),
     (partial(bootstrap, of=torch.min),
      "The best seed of a draw is luck: take their mean."),
+    (of_shortest,
+     "You divide the shortest budget, tokens[0]. The baseline's longest runs had tokens[-1]."),
     (first_drawn,
      "You use the first seed of each draw only."),
     (each_seed_once,

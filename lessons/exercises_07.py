@@ -491,8 +491,8 @@ OPTIMIZER = Exercise(reference=optimizer, inputs=optimizer_inputs, parts=OPTIMIZ
     (partial(optimizer, of=lambda s, a, p: s), "The times are right. The share is one of the whole step, the "
                                                      "optimizer's own time included."),
     (partial(optimizer, of=lambda s, a, p: a + p),
-     "The times are right. You take project_'s share of the optimizer; it is one of the whole step, forward and "
-     "backward included."),
+     "The times are right. You take project_'s share of the optimizer; it is one of the whole step, forward "
+     "and backward included."),
     (partial(optimizer, share=lambda adam, project: adam + project),
      "The times are right. The share is project_'s alone."),
     (partial(optimizer, percent=1), "The times are right. The share is to be in percent."),
@@ -563,8 +563,8 @@ PROPERTIES = {
         (lambda y, a, b: y[1] <= y[0] <= y[2], "The median lies between the 10% and the 90% quantile. Yours does not, or "
                                                "the three come in another order."),
         (lambda y, a, b: False,
-         "First one ratio for each round, b over a; then three quantiles of these ratios, interpolated where one falls "
-         "between two of them.")],
+         "First one ratio for each round, b over a; then three quantiles of these ratios, interpolated where "
+         "one falls between two of them.")],
     "7.10": [
         (lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
          "w_down: what is behind the nonlinearity, and has not been moved into w_up?"),

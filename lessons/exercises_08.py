@@ -364,8 +364,8 @@ CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, mis
     (lambda f, x: causal(f, x, sequences=[-1]),
      "You change tokens of the last sequence only. What happens when another one's change?"),
     (partial(causal, change=lambda token: 2 * token),
-     "You make a token longer and do not turn it: who looks at its direction alone does not notice. Change it in "
-     "another way."),
+     "You make a token longer and do not turn it: who looks at its direction alone does not notice. Change it "
+     "in another way."),
     (lambda f, x: causal(f, x, channels=0), "You change the first channel of a token only."),
     (lambda f, x: not causal(f, x), "Every answer is the opposite of the right one: True is for those that are causal."),
 ])
@@ -420,8 +420,8 @@ FAULTS = {
     "places from 0 again": "One that counts every piece's places from 0 again gets through.",
     "one place for a piece": "One that gives all tokens of a piece behind a filled cache the same place gets through.",
     "no mask behind a cache":
-        "One that has no mask within a piece behind a filled cache gets through. Is there such a piece among yours, and "
-        "do you compare all of its outputs?",
+        "One that has no mask within a piece behind a filled cache gets through. Is there such a piece among "
+        "yours, and do you compare all of its outputs?",
     "no mask without a cache": "One that has no mask as long as the cache is empty gets through.",
     "mask at the wrong corner": "One whose queries see too few keys once the cache is filled gets through.",
     "forgets all but the last piece": "One that forgets all but the piece before gets through.",
@@ -472,7 +472,8 @@ CACHE = Exercise(
         (lambda full, step, x: step(x, None)[0].shape == full(x).shape,
          "You find nothing wrong with any of them; numbers have to be compared."),
         (lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
-         "One way of cutting, 2 + 3 + 1, reads no single token again, and has no long piece. Try several ways."),
+         "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. Try "
+         "several ways."),
         (lambda full, step, x: agrees(full, step, x, [3, 3]),
          "Two pieces of three: nothing comes singly, nothing longer, and the cache is extended unseen."),
         (lambda full, step, x: agrees(full, step, x, [1, 2, 3]),

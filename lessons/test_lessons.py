@@ -706,7 +706,23 @@ def blind_to_itself(h, p, n_head, cos, sin):
     return EXERCISES["4.11"].reference(h, p, n_head, cos, sin, hidden_from=0, nan=0.0)
 
 
+def mlp_with_another_scale(h, p, n_head, cos, sin):
+    return EXERCISES["4.11"].reference(h, {**p, "s_v": 2 * p["s_v"]}, n_head, cos, sin)
+
+
+def attention_with_another_scale(h, p, n_head, cos, sin):
+    return EXERCISES["4.11"].reference(h, {**p, "s_qk": 2 * p["s_qk"]}, n_head, cos, sin)
+
+
+def both_read_the_stream_scaled(h, attention, p):
+    scaled = {**p, "resid_scale": torch.ones_like(p["resid_scale"])}
+    return EXERCISES["3.11"].reference(h, attention, scaled) + 1
+
+
 @pytest.mark.parametrize("number, answer, said, unsaid", [
+    ("4.11", mlp_with_another_scale, "look at the MLP", "With one token"),
+    ("4.11", attention_with_another_scale, "With one token yours is right", "look at the MLP"),
+    ("3.11", both_read_the_stream_scaled, "With w_o of zeros", "Each of the two branches"),
     ("1.7", jacobian_by_differences, "a quotient of differences", "sums to 0"),
     ("4.1", lambda a, b: EXERCISES["4.1"].reference(a, b).abs(), "below 0", "ten times as long"),
     ("4.11", blind_to_itself, "hides each token from itself", "Even with one token"),
@@ -756,8 +772,10 @@ def test_an_error_cites_the_students_line(capsys):
     (lambda x: x, lambda x: torch.cat((x, x[:1])), "one too many, the last one"),
     (lambda x: 1.3 * x, lambda x: (1.3 * x).round(), "rounded to whole numbers"),
     (lambda x: x.sum(), lambda x: 7, "Yours is 7 everywhere"), (lambda x: x.abs(), lambda x: 1 - x.abs(), "1 minus"),
-    (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly: "), (lambda x: x, lambda x: x / math.log(2), "bits where nats"),
-    (lambda x: x.where(x > 0, math.nan), lambda x: x.where(x > 0.5, math.nan), "where there is an answer"), (lambda x: x, lambda x: x.half(), "(dtype) is not"),
+    (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly: "),
+    (lambda x: x, lambda x: x / math.log(2), "bits where nats"),
+    (lambda x: x.where(x > 0, math.nan), lambda x: x.where(x > 0.5, math.nan), "where there is an answer"),
+    (lambda x: x, lambda x: x.half(), "(dtype) is not"),
     (lambda x: x.sum(), lambda x: torch.ones(()), "Your function never looks at x."),
     (lambda x: x.abs().sum(), lambda x: 1 / 0, "divided by 0")])
 def test_what_can_be_said_of_any_exercise(reference, answer, words, monkeypatch, capsys):
@@ -770,6 +788,29 @@ def test_a_factor_that_was_given_is_named(monkeypatch, capsys):
     said = ask(monkeypatch, lambda n, gpus: 5.0 * n / gpus, (2, 3), (7, 4), (3, 8))
     assert "gpus times what is expected" in said(lambda n, gpus: 5.0 * n + 0 * gpus, capsys)
     assert "sqrt(gpus) times" in said(lambda n, gpus: 5.0 * n / gpus ** 0.5, capsys)
+
+
+def test_a_size_that_makes_a_factor_is_named(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda x: x.norm(), (M,), (M[:, :2],), (M[:1],))
+    assert "1/sqrt(x.shape[-1]) times" not in said(lambda x: x.norm() / x.numel() ** 0.5, capsys)
+    assert "1/sqrt(x.shape[-1]) times" in said(lambda x: x.norm() / x.shape[-1] ** 0.5, capsys)
+
+
+def test_an_argument_that_comes_back_is_named(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda x, y: (2 * x, 3 * y), (M, M + 1), (M.T, M.T - 1), parts=("double", "triple"))
+    out = said(lambda x, y: (2 * x, y), capsys)
+    assert "triple: Yours is y as it was given." in out and "is x as" not in out
+
+
+def test_what_a_constant_should_change_with_is_named(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda n, width: (n + 1, width + 1), (1, 2), (3, 4), parts=("first", "second"))
+    out = said(lambda n, width: (n + 1, 7 + 0 * width), capsys)
+    assert "second: Yours is 7 everywhere, whatever is given. The right one changes with width." in out
+
+
+def test_a_transposed_part_is_named(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda x: (x, x.sum(0)), (M,), parts=("dx", "dweight"))
+    assert "dx is transposed." in said(lambda x: (x.T, x.sum(0)), capsys)
 
 
 def holds(check, answers, number):
@@ -789,7 +830,8 @@ def test_properties_hold_of_what_is_right_and_of_nothing_else(number):
     exercise = EXERCISES[number]
     right = grader.answers(exercise.reference, exercise)[0]
     changes = (lambda x: 3 * x + 1, lambda x: 0.5 * x, lambda x: -x, lambda x: 0 * x, lambda x: 1.2 * x, lambda x: 9 * x,
-               lambda x: x.flip(-1) if x.dim() else x + 9, lambda x: x + 1.5, lambda x: x.flatten()[:1].expand(3))
+               lambda x: x.flip(-1) if x.dim() else x + 9, lambda x: x + 1.5, lambda x: x.flatten()[:1].expand(3),
+               lambda x: 1.005 * x)
     wrong = [{label: [change(x.double()) for x in parts] for label, parts in right.items()} for change in changes]
     wrong += [{label: [x.double().flatten()[:2 + i].sum(-1) for i, x in enumerate(parts)] for label, parts in right.items()}]
     wrong += [{label: [*parts[:-1], parts[-1].double().expand(2, *parts[-1].shape)] for label, parts in right.items()}]
