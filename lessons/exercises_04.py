@@ -644,10 +644,14 @@ PROPERTIES = {
          "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor, squared, does not bring it to 1."),
         (lambda y, d: near(y[2] ** 2, y[1]), "The third: s_qk multiplies q and k, so that it enters twice.")],
     "4.7": [
-        (lambda y, *_: unit_along(y, 0, 1), "w_qkv reads h: look at which axis h's channels are on."),
-        (lambda y, *_: unit_along(y, 1, 0), "w_o writes into h: look at which axis h's channels are on."),
-        (lambda y, *_: unit_along(y, 2, 1), "w_up reads h: look at which axis h's channels are on."),
-        (lambda y, *_: unit_along(y, 3, 0), "w_down writes into h: look at which axis h's channels are on.")],
+        (lambda y, *_: unit_along(y, 0, 1),
+         "w_qkv reads h: each vector along the axis of h's channels gets length 1. Yours do not."),
+        (lambda y, *_: unit_along(y, 1, 0),
+         "w_o writes into h: each vector along the axis of h's channels gets length 1. Yours do not."),
+        (lambda y, *_: unit_along(y, 2, 1),
+         "w_up reads h: each vector along the axis of h's channels gets length 1. Yours do not."),
+        (lambda y, *_: unit_along(y, 3, 0),
+         "w_down writes into h: each vector along the axis of h's channels gets length 1. Yours do not.")],
     "4.8": [
         (lambda y, w, g, lr: near(y[0].norm(dim=-1), 1), "The rows of your master do not have length 1."),
         (lambda y, w, g, lr: len(g) or near(y[0], w), "Without a step the master stays as it is."),
@@ -656,7 +660,8 @@ PROPERTIES = {
         (lambda y, w, g, lr: near(y[0], y[1], 0.01), "Your copy is not your master, rounded."),
         (lambda y, w, g, lr: len(g) != 1 or near(y[0], sphere_steps(w, g, lr)[0]),
          "Even a single step of yours ends elsewhere: how long is it, and what is normalized after it?"),
-        (lambda y, *_: False, "One step ends where it should. Is each of fifty made from where the one before ended?")],
+        (lambda y, *_: False,
+         "One step ends where it should. Is each of fifty made from where the one before ended, and with the same lr?")],
     "4.9": [
         (lambda y, w, n: len(y) == 3, "Three numbers are asked for, medians over the heads."),
         (lambda y, w, n: min(y) >= 0.999, "Largest over smallest is at least 1. Some of yours are smaller."),

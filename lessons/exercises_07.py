@@ -507,8 +507,8 @@ PROPERTIES = {
          "The matrices: list how many d x d squares a layer has, add the head, and count two FLOPs for an entry."),
         (lambda y, L, d, T, V: near(y[1], flops(L, d, T, V)[1], 1e-6),
          "Attention: for one token, how many keys does it see on average, and what does one key cost, and one value?"),
-        (lambda y, L, d, T, V: near(y[2] / d / 4 % 2, 1), "The norms: two a layer and one at the end are an odd number. "
-                                                         "Yours is none."),
+        (lambda y, L, d, T, V: near(y[2] / d / 4 % 2, 1),
+         "The norms, over 4 d: two a layer and one at the end make an odd number. Yours is none."),
         (lambda y, *_: near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-4),
          "The share does not fit your three counts: the norms', over all three together, in percent.")],
     "7.2": [

@@ -393,11 +393,10 @@ class Mixer:
         return Mixer.attend(type(self).sound, x, x, 0)
 
     def step(self, x, state):
-        if self.fault == "starts again in long pieces" and x.shape[1] > 3:
-            first, between = Mixer.step(self, x[:, :3], state)
-            rest, after = Mixer.step(self, x[:, 3:], None)
-            return torch.cat((first, rest), dim=1), (after[0], between[1] + after[1])
-        return self.step_of_any(x, state)
+        y, state = self.step_of_any(x, state)
+        if self.fault == "turns long pieces round" and x.shape[1] > 3:
+            y = y.flip(1)
+        return y, state
 
     def step_of_any(self, x, state):
         """x (B, n, 4), what the step before gave or None -> (B, n, 4), state."""
@@ -427,7 +426,9 @@ FAULTS = {
     "forgets all but the last piece": "One that forgets all but the piece before gets through.",
     "adds to the cache once": "One that fills its cache once and never adds to it gets through.",
     "keeps no single token": "One that does not keep what comes as a single token gets through.",
-    "starts again in long pieces": "One that starts again in the middle of a long piece gets through.",
+    "turns long pieces round":
+        "One that gives the outputs of a long piece in reverse order gets through. Is there a long piece among "
+        "yours, and do you compare entry by entry?",
 }
 
 

@@ -137,6 +137,8 @@ def general(function, given, expected, exercise):
         return relation_of_one_input(pairs)
 
     of_all = relations(pairs, count, exercise, of_every_input)
+    if of_all and all(is_plain_factor(sentence) for sentence in of_all):
+        of_all = of_all + broken
     of_one = of_all or approximated(pairs) or broken
     of_one = of_one or relations(pairs, count, exercise, of_one_input)
     return never_used(function, exercise) + (of_one or nearly(pairs))
@@ -213,6 +215,11 @@ def of_an_error(function, error):
     if isinstance(error, ZeroDivisionError):
         return ["With this input something is divided by 0."]
     return []
+
+
+def is_plain_factor(sentence):
+    """Whether it only says which number is the factor, and not where that may come from."""
+    return "everywhere" in sentence and sentence.endswith("times what is expected.")
 
 
 def transposed(ours, theirs, exercise):
@@ -409,6 +416,9 @@ def factor_or_shift(of, a, b, axis):
             words += ", percent where a share is asked"
         if close(factor, torch.full_like(factor, 0.01), 1e-5):
             words += ", a share where percent are asked"
+        for power in -9, -6, -4, -3, 3, 4, 6, 9:            # 100 and 0.01 are percent
+            if near(factor / 10 ** power, 1, 1e-4):
+                words += ", a power of ten, as another unit makes it"
         for meaning, value in FACTORS.items():
             if near(factor, value, 1e-4):
                 words += f", {meaning}"

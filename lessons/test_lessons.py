@@ -637,6 +637,17 @@ def guarded_in_a_only(a, b):
     return (a / lengths) @ (b / b.norm(dim=1, keepdim=True)).T
 
 
+def sums_in_pieces(full, step, x):
+    for size in (1, 2, 3, 6):
+        state, total = None, 0.0
+        for piece in x.split(size, dim=1):
+            y, state = step(piece, state)
+            total = total + y.sum()
+        if not torch.allclose(total, full(x).sum(), atol=1e-5):
+            return False
+    return True
+
+
 def of_longer_tokens(f, x):
     before = f(x)
     for b in range(x.shape[0]):
@@ -651,7 +662,7 @@ def of_longer_tokens(f, x):
 
 
 @pytest.mark.parametrize("number, answer", [
-    ("4.1", guarded_in_a_only), ("8.7", of_longer_tokens),
+    ("4.1", guarded_in_a_only), ("8.7", of_longer_tokens), ("8.8", sums_in_pieces),
     ("1.2", norm_by_squares), ("2.5", changing(over="all")), ("2.5", changing(sequences=0)),
     ("2.5", changing(sequences=-1)), ("2.5", changing(channels=0)), ("2.5", changing(channels=-1)),
     ("3.2", ffn_with(1e-6)), ("3.2", ffn_with(0.0)), ("4.1", clamped(1e-8)), ("4.1", clamped(1e-3)),
@@ -774,6 +785,7 @@ def test_an_error_cites_the_students_line(capsys):
     (lambda x: x.sum(), lambda x: 7, "Yours is 7 everywhere"), (lambda x: x.abs(), lambda x: 1 - x.abs(), "1 minus"),
     (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly: "),
     (lambda x: x, lambda x: x / math.log(2), "bits where nats"),
+    (lambda x: x, lambda x: x / 1000, "a power of ten"),
     (lambda x: x.where(x > 0, math.nan), lambda x: x.where(x > 0.5, math.nan), "where there is an answer"),
     (lambda x: x, lambda x: x.half(), "(dtype) is not"),
     (lambda x: x.sum(), lambda x: torch.ones(()), "Your function never looks at x."),
@@ -794,6 +806,13 @@ def test_a_size_that_makes_a_factor_is_named(monkeypatch, capsys):
     said = ask(monkeypatch, lambda x: x.norm(), (M,), (M[:, :2],), (M[:1],))
     assert "1/sqrt(x.shape[-1]) times" not in said(lambda x: x.norm() / x.numel() ** 0.5, capsys)
     assert "1/sqrt(x.shape[-1]) times" in said(lambda x: x.norm() / x.shape[-1] ** 0.5, capsys)
+
+
+def test_a_factor_without_a_name_is_no_last_word(monkeypatch, capsys):
+    smaller = (lambda y, x: y.max() <= x.max(), "Yours is larger than x.")
+    said = ask(monkeypatch, lambda x: x, (M,), properties=[smaller])
+    out = said(lambda x: 1.3 * x, capsys)
+    assert "everywhere 1.3 times what is expected." in out and "Yours is larger than x." in out
 
 
 def test_an_argument_that_comes_back_is_named(monkeypatch, capsys):
