@@ -661,7 +661,8 @@ PROPERTIES = {
         (lambda y, w, g, lr: len(g) != 1 or near(y[0], sphere_steps(w, g, lr)[0]),
          "Even a single step of yours ends elsewhere: how long is it, and what is normalized after it?"),
         (lambda y, *_: False,
-         "One step ends where it should. Is each of fifty made from where the one before ended, and with the same lr?")],
+         "One step ends where it should. Is each of fifty made from where the one before ended, and with the "
+         "same lr?")],
     "4.9": [
         (lambda y, w, n: len(y) == 3, "Three numbers are asked for, medians over the heads."),
         (lambda y, w, n: min(y) >= 0.999, "Largest over smallest is at least 1. Some of yours are smaller."),

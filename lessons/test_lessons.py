@@ -738,7 +738,7 @@ def both_read_the_stream_scaled(h, attention, p):
     ("4.1", lambda a, b: EXERCISES["4.1"].reference(a, b).abs(), "below 0", "ten times as long"),
     ("4.11", blind_to_itself, "hides each token from itself", "Even with one token"),
     ("7.6", scalings_of_a_layer, "1/n_layer times", "which two of the three models"),
-    ("6.8", lambda percent, a: EXERCISES["6.8"].reference(percent, a) / math.log(10), "to base 10", "bits"),
+    ("8.5", lambda layers: EXERCISES["8.5"].reference(layers) / math.log(10), "to base 10", "bits"),
     ("4.3", slerp_guarded, "where b = a", "division by sin"),
     ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 everywhere"),
     ("1.6", inverted("1.6"), "the opposite of the right one", "wte gives"),
