@@ -1581,6 +1581,23 @@ def test_a_block_under_ddp_is_one_graph(tiny, group_of_one, monkeypatch):
 
 # ---- A step
 
+def test_pieces_of_the_loss_add_up_in_float32(monkeypatch):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | dict(block_size=256)))
+    h, targets = torch.randn(2, 256, 16), torch.randint(17, (2, 256))
+
+    def gradient(pieces, dtype):
+        model.zero_grad()
+        monkeypatch.setattr(GPT, "logits_at_once", 2 * 256 * 17 // pieces)
+        with Machine(CPU, dtype).autocast():
+            loss = model.loss(h, targets)
+        loss.backward()
+        return model.lm_head.weight.grad
+
+    exact = gradient(1, torch.float32).clone()
+    whole = (gradient(1, torch.bfloat16) - exact).norm()
+    assert 0 < (gradient(64, torch.bfloat16) - exact).norm() < 1.2 * whole
+
 def test_learning_rate_is_a_line_and_a_cosine():
     config = TrainConfig(max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1)
     rates = [learning_rate(config, step) for step in range(100)]
