@@ -19,7 +19,9 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial, partialmethod
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Literal
 from unittest.mock import patch
@@ -1485,6 +1487,32 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
     assert first != second
     assert sorted(first) == sorted(second) == sorted(every)
 
+@pytest.mark.parametrize("world_size", [8, 16, 64])
+def test_many_ranks_take_in_turns_what_one_takes_alone(corpus, tiny, world_size):
+    tokens = Tokens(corpus, "train", 16, 257)
+    config = tiny(total_batch_size=64 * 16, batch_size=64 // world_size, max_steps=10)   # from step 7 a new epoch
+
+    def stream(machine):
+        rows = [torch.stack(batch, dim=1) for batch in train_py.read_ahead(tokens, 2, config, machine)]
+        return torch.cat(rows)                                                           # (windows, 2, 16)
+
+    ranks = [stream(Alone(CPU, rank=rank, world_size=world_size)) for rank in range(world_size)]
+    alone = stream(Machine(CPU))
+    assert len(alone) == 8 * 64
+    assert torch.equal(torch.stack(ranks, dim=1).flatten(0, 1), alone)
+
+def test_the_next_batch_is_read_before_it_is_asked_for(tiny):
+    read = Queue()
+    def batch(indices, device):
+        read.put(indices)
+        return indices, None
+    tokens = SimpleNamespace(windows=64, batch=batch)
+    coming = train_py.read_ahead(tokens, 0, tiny(max_steps=2), Machine(CPU))
+    first, _ = next(coming)
+    assert read.get(timeout=5) is first
+    second = read.get(timeout=5)                                                         # raises Empty if it is not
+    assert next(coming)[0] is second
+
 def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
     held_out = train_py.Corpus(corpus, 16)
     torch.manual_seed(0)
@@ -1540,7 +1568,49 @@ def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypa
     train(tiny(compile=True), say=None)
     assert compiled == 2 * ["ANGPTBlock", "ANGPTBlock", "loss"]
 
+@pytest.fixture
+def group_of_one():
+    """A process group of gloo's of which this process is the only member."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")                                # in torch's compiler
+def test_a_block_under_ddp_is_one_graph(tiny, group_of_one, monkeypatch):
+    graphs = []
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)                      # torch's default
+    small_buckets = partial(train_py.DistributedDataParallel, bucket_cap_mb=1)           # a quarter of the block
+    monkeypatch.setattr(train_py, "DistributedDataParallel", small_buckets)
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    config = resolve(tiny(compile=True, n_layer=1, n_embd=256))
+    model = GPT(config.model_config())
+    forward = train_py.for_training(model, config, Machine(CPU, world_size=2))
+    forward(IDX, IDX, loss_only=True)[1].backward()
+    assert len(graphs) == 2                                                              # the block, and the loss
+
 # ---- A step
+
+def test_pieces_of_the_loss_add_up_in_float32(monkeypatch):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | dict(block_size=256)))
+    h, targets = torch.randn(2, 256, 16), torch.randint(17, (2, 256))
+
+    def gradient(pieces, dtype):
+        model.zero_grad()
+        monkeypatch.setattr(GPT, "logits_at_once", 2 * 256 * 17 // pieces)
+        with Machine(CPU, dtype).autocast():
+            loss = model.loss(h, targets)
+        loss.backward()
+        return model.lm_head.weight.grad
+
+    exact = gradient(1, torch.float32).clone()
+    whole = (gradient(1, torch.bfloat16) - exact).norm()
+    assert 0 < (gradient(64, torch.bfloat16) - exact).norm() < 1.2 * whole
 
 def test_learning_rate_is_a_line_and_a_cosine():
     config = TrainConfig(max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1)

@@ -305,7 +305,10 @@ class Machine:
     world_size: int = 1
 
     def autocast(self):
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        """Without autocast's cache of weights: through it a loss in pieces would sum the head's
+        gradient in bfloat16."""
+        lowers = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype, enabled=lowers, cache_enabled=False)
 
     def sum(self, x):
         """The sum of a tensor over all processes."""

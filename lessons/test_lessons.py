@@ -22,8 +22,11 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import begin
+import cost
 import diagram
 import grade_class
 import grader
@@ -31,6 +34,7 @@ import mistakes
 from answers import aligned, arguments
 import run_cells
 from diagnose import diagnose
+from model import GPT, GPTConfig
 from train import TrainConfig, train
 
 HERE = Path(__file__).resolve().parent
@@ -230,6 +234,29 @@ def test_diagnosis_by_layer_changes_nothing(arch, tmp_path, monkeypatch):
         assert max(last["row_norm_max"]["w_up"]) < 1 + 1e-5 and abs(first["scale"]["alpha_a"][0] - 0.05) < 1e-5
         assert first["residual_norm"][0] == pytest.approx(1, abs=1e-4)
         assert first["scale"]["g"] == pytest.approx([8 ** 0.5] * 2)
+
+
+def test_bytes_are_counted_once_between_two_products():
+    def function(x, w, v):
+        h = x @ w.t()                                               # 4 x 16 numbers, as all below
+        y = h.relu().square() @ v                                   # reads h, writes one array
+        return h + 2 * y                                            # reads h and y, writes one array
+
+    tensors = torch.ones(4, 8), torch.ones(16, 8), torch.ones(16, 16)
+    work = cost.count(make_fx(function, tracing_mode="fake")(*tensors).graph)
+    assert work.flops == 2 * 4 * 8 * 16 + 2 * 4 * 16 * 16
+    assert work.moved == 5 * 4 * 16 * 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")           # in torch's compiler
+def test_products_of_a_block_in_training_are_six_a_weight_and_attention_s():
+    B, T, d = 2, 1024, 64                                           # up to 512 tokens a CPU's attention is the formula
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        gpt = GPT(GPTConfig(n_embd=d, n_layer=1, block_size=T))
+        work = cost.training_work(cost.Layer(gpt), B, T, d)
+    attention = (2 + 5) * 2 * d * T / 2                             # products in forward and backward, half the keys
+    assert work.flops == B * T * (6 * 16 * d ** 2 + attention)
+
 
 
 @pytest.mark.parametrize("mark", [*diagram.LESSONS, *diagram.PARTS])

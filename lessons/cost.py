@@ -1,0 +1,133 @@
+"""
+What a training step takes at least: arithmetic of its matrix products, bytes of everything else.
+
+The rule for bytes, simpler than any compiler: whatever lies between two products is one kernel, which reads each of
+its inputs once and writes each of its results once.
+"""
+import operator
+from dataclasses import dataclass
+
+import torch
+import torch.nn as nn
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+
+from model import GPT
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm, aten.bmm, aten.addmm}
+ATTENTION = {aten._scaled_dot_product_flash_attention_for_cpu: 2,           # products of q, k, v of each other
+             aten._scaled_dot_product_flash_attention_for_cpu_backward: 5}
+VIEWS = {aten.view, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsqueeze, aten.squeeze, aten.split,
+         aten.split_with_sizes, aten.slice, aten.select, aten.unbind, aten.alias, aten.detach, aten.reshape,
+         operator.getitem}
+
+@dataclass
+class Work:
+    """Of a graph: floating-point operations of its products, bytes of its other kernels."""
+    flops: float = 0.0
+    moved: float = 0.0
+
+def kind(node):
+    return getattr(node.target, "overloadpacket", node.target)
+
+def origin(node):
+    """The node whose numbers a view shows; of what a product gives, the product."""
+    while kind(node) in VIEWS:
+        node = node.args[0]
+    return node
+
+def is_product(node):
+    return kind(node) in PRODUCTS or kind(node) in ATTENTION
+
+def size(node):
+    """Bytes of what a node gives; of several tensors, all of them."""
+    values = node.meta.get("val", ())
+    tensors = values if isinstance(values, (tuple, list)) else [values]
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+def flops(node):
+    """A product's: two for each pair of numbers multiplied. A query sees half of the keys."""
+    if kind(node) in ATTENTION:
+        q = node.args[1 if ATTENTION[kind(node)] == 5 else 0].meta["val"]   # (B, H, T, d_k)
+        return ATTENTION[kind(node)] * 2 * q.numel() * q.shape[2] / 2
+    return 2 * node.meta["val"].numel() * node.args[-1].meta["val"].shape[-2]
+
+def count(graph):
+    """The Work of a torch.fx graph that has no branches."""
+    work = Work()
+    level = {}                                       # the most products on a way from the inputs
+    read, written = set(), set()                     # (level of the kernel, node)
+    for node in graph.nodes:
+        if kind(node) in VIEWS:
+            continue
+        inputs = {origin(x) for x in node.all_input_nodes}
+        level[node] = max((level[x] + is_product(x) for x in inputs), default=0)
+        if is_product(node):
+            work.flops += flops(node)
+        for x in inputs:
+            is_fused = node.op == "call_function" and not is_product(node)
+            stays = is_fused and level[x] == level[node]
+            if is_fused and (x.op == "placeholder" or is_product(x) or not stays):
+                read.add((level[node], x))
+            if x.op == "call_function" and not is_product(x) and not stays:
+                written.add((level[x], x))
+    for _, node in [*read, *written]:
+        work.moved += size(node)
+    return work
+
+def training_work(module, *shape):
+    """The Work of module's compiled forward and backward in bfloat16 on an input of that shape.
+    Inside FakeTensorMode, whose tensors have shapes and no numbers: nothing is computed."""
+    work = Work()
+
+    def add(graph, inputs):
+        found = count(graph.graph)
+        work.flops += found.flops
+        work.moved += found.moved
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=add, bw_compiler=add, decompositions=select_decomp_table(),
+                           partition_fn=min_cut_rematerialization_partition)
+    torch.compiler.reset()
+    x = torch.empty(shape, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = torch.compile(module, backend=backend)(x)
+    y.backward(torch.empty_like(y))
+    return work
+
+class Layer(nn.Module):
+    """A GPT's first block."""
+    def __init__(self, gpt):
+        super().__init__()
+        self.gpt = gpt
+
+    def forward(self, h):
+        return self.gpt.blocks[0](h, self.gpt.cos, self.gpt.sin)
+
+class Head(nn.Module):
+    """What comes after a GPT's blocks: last norm, logits, loss."""
+    def __init__(self, gpt, targets):
+        super().__init__()
+        self.gpt = gpt
+        self.targets = targets
+
+    def forward(self, h):
+        return self.gpt.nats(h if self.gpt.sphere else self.gpt.norm_f(h), self.targets)
+
+def predicted_step(config, sequences, peak, bandwidth):
+    """Milliseconds of a training step with that many sequences, by a processor's FLOP/s and
+    bytes/s: of products, of all other kernels, of AdamW with project_."""
+    shape = sequences, config.block_size, config.n_embd
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        gpt = GPT(config)
+        layer = training_work(Layer(gpt), *shape)
+        head = training_work(Head(gpt, torch.empty(shape[:2], dtype=torch.long)), *shape)
+        weights = 4 * sum(p.numel() for p in gpt.parameters())
+    passes = 7 + 3 if gpt.sphere else 7             # reads and writes of all weights, as in exercise 7.12
+    products = (config.n_layer * layer.flops + head.flops) / peak
+    others = (config.n_layer * layer.moved + head.moved) / bandwidth
+    return 1e3 * products, 1e3 * others, 1e3 * passes * weights / bandwidth
