@@ -292,7 +292,7 @@ def peak_bytes(config):
         idx = torch.zeros(config.batch_size, config.block_size, dtype=torch.long)
 
         def micro_step():
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False):
                 loss = model(idx, idx, loss_only=True)[1]
             loss.backward()
 
