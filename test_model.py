@@ -1582,15 +1582,15 @@ def test_a_block_under_ddp_is_one_graph(tiny, group_of_one, monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)                      # torch's default
     small_buckets = partial(train_py.DistributedDataParallel, bucket_cap_mb=1)           # a quarter of the block
     monkeypatch.setattr(train_py, "DistributedDataParallel", small_buckets)
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     config = resolve(tiny(compile=True, n_layer=1, n_embd=256))
     model = GPT(config.model_config())
-    forward = train_py.for_training(model, config, Machine(CPU, world_size=2))
-    forward(IDX, IDX, loss_only=True)[1].backward()
+    with torch._dynamo.config.patch(optimize_ddp=True):                                  # torch's default
+        forward = train_py.for_training(model, config, Machine(CPU, world_size=2))
+        forward(IDX, IDX, loss_only=True)[1].backward()
     assert len(graphs) == 2                                                              # the block, and the loss
 
 # ---- A step
