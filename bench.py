@@ -691,6 +691,8 @@ def draw_lines(axes, lines):
     to_axes = axes.transData - axes.transAxes
     heights = {name: to_axes.transform(point)[1] for name, point in ends.items()}
     distance = 0.07
+    if not ends:
+        return
     lowest = max(0, np.mean(list(heights.values())) - distance * (len(ends) - 1) / 2)
     for i, name in enumerate(sorted(ends, key=heights.get)):
         color = lines[name][2]
@@ -703,6 +705,7 @@ def draw_race(race, path):
     """Left each arch's losses over the baseline's at the longest length, right the same at every
     length."""
     baseline = race.losses(race.names[0]).mean(1)
+    baseline[np.isinf(baseline)] = math.nan              # nothing is over a loss that diverged
     over = {name: race.losses(name) - baseline[:, None] for name in race.names}
     order = sorted(over, key=lambda name: over[name][-1].mean(), reverse=True)
     figure = Figure(figsize=(9, 4), dpi=200, layout="constrained")
