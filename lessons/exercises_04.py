@@ -595,6 +595,122 @@ MORE_TOKENS = (
  "With one token yours is right: look at what only several tokens need, rope on q and k, the scores with "
                "their factors, the mask and the softmax's axis.")
 
+# 4.12  Norms of q and k, before rope or behind it ---------------------------------------------------------------------
+
+def query_inputs(generator):
+    q = 3 * torch.randn(2, 3, 5, 8, generator=generator)                      # (B, H, T, d_k)
+    of_head = 0.5 + torch.rand(8, generator=generator)
+    of_all = 0.5 + torch.rand(3, 8, generator=generator)
+    angle = torch.arange(5)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03])
+    cos = angle.cos()
+    sin = angle.sin()
+    with_zeros = q.clone()
+    with_zeros[0, :, 2] = 0
+    yield "a gain for a head's channels, before rope", q, of_head, cos, sin, True
+    yield "a gain for a head's channels, behind rope", q, of_head, cos, sin, False
+    yield "a gain for all heads' channels, before rope", q, of_all, cos, sin, True
+    yield "a gain for all heads' channels, behind rope", q, of_all, cos, sin, False
+    yield "a token of zeros", with_zeros, of_all, cos, sin, True
+    yield "two of four pairs turned", q, of_all, cos[:, :2], sin[:, :2], True
+    yield "one head", q[:, :1], of_all[:1], cos, sin, False
+
+
+def turned(x, cos, sin):
+    pairs = cos.shape[-1]
+    z = torch.complex(x[..., :pairs], x[..., pairs:2 * pairs]) * torch.complex(cos, sin)
+    return torch.cat((z.real, z.imag, x[..., 2 * pairs:]), dim=-1)
+
+
+def normed_and_turned(q, gain, cos, sin, before_rope, order=None, dims=None, eps=1e-6, centred=False, mean=True,
+                      gained=True):
+    """What is right, and what becomes of it with one thing done otherwise."""
+    over = (-1,)
+    if gain.dim() == 2:
+        over = (1, -1)                               # heads and their channels
+        gain = gain[:, None]                         # (H, 1, d_k)
+    over = dims or over
+    if order is not None:
+        before_rope = order
+
+    def norm(x):
+        if centred:
+            x = x - x.mean(over, keepdim=True)
+        square = x.square().sum(over, keepdim=True)
+        if mean:
+            square = x.square().mean(over, keepdim=True)
+        x = x / (square + eps).sqrt()
+        return x * gain if gained else x
+
+    if before_rope:
+        return turned(norm(q), cos, sin)
+    return norm(turned(q, cos, sin))
+
+
+NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misconceptions=[
+    (partial(normed_and_turned, order=True),
+     "Your gain is always before rope, whatever before_rope says. (The division alone could stand on either "
+     "side.)"),
+    (partial(normed_and_turned, order=False),
+     "Your gain is always behind rope, whatever before_rope says. (The division alone could stand on either side.)"),
+    (partial(normed_and_turned, dims=(-1,)),
+     "A gain (H, d_k) belongs to a norm over all heads: one mean square a token, of H d_k channels, not one a head."),
+    (partial(normed_and_turned, dims=(1, -1)),
+     "A gain (d_k,) belongs to a norm of each head by itself: heads have mean squares of their own."),
+    (partial(normed_and_turned, dims=(2, -1)),
+     "Your mean square runs over the tokens as well: later ones change earlier ones. T is the axis to keep."),
+    (partial(normed_and_turned, centred=True),
+     "That is LayerNorm: RMSNorm subtracts no mean. (A mean over channels is not the same before and behind rope.)"),
+    (partial(normed_and_turned, mean=False),
+     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller by sqrt(channels)."),
+    (partial(normed_and_turned, gained=False), "The gain is missing."),
+    (partial(normed_and_turned, eps=0.0), "Right but for a token of zeros: 0/0 is NaN. Where does eps stand?"),
+], without=("rms_norm", "RMSNorm"))
+
+
+# 4.13  Which gains let rope through -----------------------------------------------------------------------------------
+
+def gain_inputs(generator):
+    a, b, c, d = (0.5 + torch.rand(4, generator=generator)).tolist()
+    yield "eight ones, four pairs", torch.ones(8), 4
+    yield "eight times 0.3, four pairs", torch.full((8,), 0.3), 4
+    yield "a b c d a b c d, four pairs", torch.tensor([a, b, c, d, a, b, c, d]), 4
+    yield "a a b b c c d d, four pairs", torch.tensor([a, a, b, b, c, c, d, d]), 4
+    yield "a b c d -a -b -c -d, four pairs", torch.tensor([a, b, c, d, -a, -b, -c, -d]), 4
+    yield "a b c d a b c 1, four pairs", torch.tensor([a, b, c, d, a, b, c, 1.0]), 4
+    yield "a b a b a b c d, two pairs", torch.tensor([a, b, a, b, a, b, c, d]), 2
+    yield "a b c d a b c d, two pairs", torch.tensor([a, b, c, d, a, b, c, d]), 2
+    yield "a a a a a b c d, one pair", torch.tensor([a, a, a, a, a, b, c, d]), 1
+    yield "a b c d, no pair", torch.tensor([a, b, c, d]), 0
+
+
+def commutes(gain, pairs):
+    return all(gain[i] == gain[i + pairs] for i in range(pairs))
+
+
+COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, misconceptions=[
+    (lambda gain, pairs: True,
+     "Rope keeps the length, so the division does not care. The gain does: it stretches the two axes of a plane."),
+    (lambda gain, pairs: False,
+     "Some gains let rope through. What does a rotation make of a vector times one number?"),
+    (lambda gain, pairs: bool((gain == 1).all()), "It need not be 1: a rotation lets any common factor through."),
+    (lambda gain, pairs: bool((gain == gain[0]).all()),
+     "One number for all is enough, but more than it takes: every pair turns in a plane of its own."),
+    (lambda gain, pairs: torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2]),
+     "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in model.py."),
+    (lambda gain, pairs: torch.equal(gain[:len(gain) // 2], gain[len(gain) // 2:]),
+     "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the rest not at all."),
+    (lambda gain, pairs: torch.equal(gain[:pairs].abs(), gain[pairs:2 * pairs].abs()),
+     "Signs count: a mirror and a rotation do not change places."),
+    (lambda gain, pairs: commutes(gain, pairs) and bool((gain[2 * pairs:] == gain[-1]).all()),
+     "Channels that rope does not turn may have any gain."),
+    (lambda gain, pairs: not commutes(gain, pairs), "Every answer is the opposite: True is for: may change places."),
+], about={
+    "a a b b c c d d, four pairs": "a a b b ...: which channel is turned together with channel 0?",
+    "a b c d, no pair": "No pair: rope turns nothing, and nothing can change places with anything.",
+    "a a a a a b c d, one pair": "One pair: only channels 0 and 1 are turned.",
+})
+
+
 PROPERTIES = {
     "4.1": [
         (lambda y, a, b: y.shape == (len(a), len(b)), "There is one cosine for each row of a with each row of b."),
@@ -684,7 +800,8 @@ PROPERTIES = {
 
 
 EXERCISES = {"4.1": COSINE, "4.2": MEAN_ABS, "4.3": SLERP, "4.4": RIEMANN, "4.5": RATES, "4.6": SCALES,
-             "4.7": MATRICES, "4.8": UPDATES, "4.9": CONDITION, "4.10": CONTEXT, "4.11": BLOCK}
+             "4.7": MATRICES, "4.8": UPDATES, "4.9": CONDITION, "4.10": CONTEXT, "4.11": BLOCK,
+             "4.12": NORMED_QUERIES, "4.13": COMMUTES}
 
 for number, known in PROPERTIES.items():
     EXERCISES[number].properties = known
