@@ -1,8 +1,8 @@
 """
 Lesson 6, the race: what a speed-up is, what it is worth, how sure it is, and what a scaling law says of it.
 
-Sources: anGPT sections 5.1-5.3, Table 2, Appendices G, H and I; nGPT section 3.1 and A.5. See grader.py for the
-form. The references use elementary operations only and nothing of bench.py.
+Sources: anGPT sections 5.1-5.3, Table 2, Appendices G, H and I; nGPT section 3.1 and A.5. See grader.py for
+the form. The references use elementary operations only and nothing of bench.py.
 """
 import math
 from functools import partial
@@ -177,7 +177,7 @@ ARCH, PLANNED, DONE, LOSS = range(4)                    # the columns
 
 
 def log_rows(generator, plans, gain=1.05, wave=0.1, early=False):
-    """Rows (arch, planned, so far, loss) in any order; plans: (arch, planned, stopped after, from row to row).
+    """Rows (arch, planned, so far, loss) in any order; plans: (arch, planned, stopped after, row to row).
 
     Arch 1 is lower by the factor `gain`; on its way a run is above its line by up to `wave`; with `early`
     its lowest loss is one before the end.
@@ -511,7 +511,7 @@ RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"),
 # 6.7 --------------------------------------------------------------------------------------------------------
 
 def table_of(first, **seeds):
-    """Losses (rates, 3): the first seed's at all rates, the others' in rows given as r1=(.., ..), else nan."""
+    """Losses (rates, 3): the first seed's at all rates, others' in rows given as r1=(.., ..), else nan."""
     losses = torch.full((len(first), 3), math.nan, dtype=torch.float64)
     losses[:, 0] = numbers(*first)
     for name, others in seeds.items():
