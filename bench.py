@@ -120,6 +120,7 @@ class RaceConfig(Checked):
     results: str = "out/bench/race.json" # all runs that have ended, added to those that are there
     tokens_per_parameter: Ratios = "1,5,20"        # of the runs of each length
     sweep: bool = True                   # search for learning rates and embed_stds; false: the recipes'
+    like: str | None = None              # results of another size, whose best multiples take the recipes' place
     seed: WholeNumber = 1                # the first, with which the search is made
     seeds: Count = 3                     # runs at the best point
     eval_tokens: Count = 2 ** 18         # held-out tokens that give a loss
@@ -399,19 +400,23 @@ def write_text(path, text):
 
 # ---- Race ------------------------------------------------------------------------------------------------------------
 
-def climb(loss_at, place, directions):
-    """Hill climbing over what is known: (the best place so far, places whose losses decide where it
-    goes from there). loss_at(place) is None where no run has ended yet; of equal places the centre
-    is the best."""
+def climb(loss_at, starts, directions):
+    """Hill climbing over what is known, from the best of `starts`: (the top of the hill, places
+    whose losses decide where it goes next). One of the two is None or empty. loss_at(place) is None
+    where no run has ended yet; of equal places the centre is the best."""
+    centre, around = None, starts
     while True:
-        around = [place]
+        losses = [loss_at(place) for place in around]
+        unknown = [place for place, loss in zip(around, losses) if loss is None]
+        if unknown:
+            return None, unknown
+        best = around[losses.index(min(losses))]
+        if best == centre:
+            return centre, []
+        centre = best
+        around = [centre]
         for i, j in directions:
-            around.append((place[0] + i, place[1] + j))
-        losses = [loss_at(near) for near in around]
-        unknown = [near for near, loss in zip(around, losses) if loss is None]
-        if unknown or min(losses) == losses[0]:
-            return place, unknown
-        place = around[losses.index(min(losses))]
+            around.append((centre[0] + i, centre[1] + j))
 
 # What differs between the runs of a race, or decides no loss; recipes and data are told in other words
 NOT_COMMON = {"arch", "qk_norm", "learning_rate", "embed_std", "max_steps", "seed", "weight_decay", "warmup_ratio",
@@ -432,6 +437,12 @@ def difference(saved, ours):
 
 def finite(loss):
     return loss if math.isfinite(loss) else None         # JSON knows no inf
+
+def best_places(path):
+    """arch -> where the longest runs of a race were best. Raises DataError."""
+    with blame(f"like={path}: expected a race's JSON"):
+        archs = json.loads(Path(path).read_text())["archs"]
+        return {name: tuple(arch["lengths"][-1]["place"]) for name, arch in archs.items()}
 
 class Run(NamedTuple):
     arch: str
@@ -460,6 +471,9 @@ class Race:
         self.ended = {}                                  # Run -> (loss, seconds)
         self.archs = {}                                  # what the JSON says of each arch
         self.configs = {name: resolve(train_config(name, self.given), corpus.vocab_size) for name in self.names}
+        self.starts = dict.fromkeys(self.names, (0, 0))  # the recipes
+        if options.like:
+            self.starts |= best_places(options.like)
         self.steps = {}                                  # tokens a parameter -> steps, shortest first
         for ratio in sorted(float(word) for word in options.tokens_per_parameter.split(",")):
             self.steps[ratio] = max(1, round(ratio * self.parameters(self.names[0]) / self.batch))
@@ -479,6 +493,11 @@ class Race:
         std = self.configs[name].embed_std * 3.0 ** place[1]
         return Run(name, steps, float(f"{rate:.3g}"), float(f"{std:.1g}"), self.options.seed)
 
+    def place_of(self, run):
+        rate = run.learning_rate / self.configs[run.arch].learning_rate
+        std = run.embed_std / self.configs[run.arch].embed_std
+        return round(math.log(rate, 2)), round(math.log(std, 3))
+
     def loss_at(self, name, steps, place):
         """The loss of that run; None where it has not ended."""
         return self.ended.get(self.run_at(name, steps, place), (None, None))[0]
@@ -488,11 +507,12 @@ class Race:
         directions = [(-1, 0), (1, 0)]
         if self.searches_std(name):
             directions += [(0, -1), (0, 1)]
-        place = (0, 0)
+        place = self.starts[name]
         best, wanted = [], []
         for steps in self.steps.values():
             if self.options.sweep:
-                place, unknown = climb(functools.partial(self.loss_at, name, steps), place, directions)
+                starts = [place, self.starts[name]]      # a shorter run's best alone can mislead
+                place, unknown = climb(functools.partial(self.loss_at, name, steps), starts, directions)
                 wanted += [self.run_at(name, steps, near) for near in unknown]
                 if unknown:
                     break
@@ -537,7 +557,8 @@ class Race:
             for ratio, best in zip(self.steps, self.follow(name)[0]):
                 losses = [finite(self.ended[run][0]) for run in self.seeds_of(best) if run in self.ended]
                 lengths.append({"tokens_per_parameter": ratio, "steps": best.steps, "losses": losses,
-                                "learning_rate": best.learning_rate, "embed_std": best.embed_std})
+                                "learning_rate": best.learning_rate, "embed_std": best.embed_std,
+                                "place": self.place_of(best)})
             self.archs[name] = {"parameters": self.parameters(name), "lengths": lengths}
         rows = []
         for run, (loss, seconds) in sorted(self.ended.items()):

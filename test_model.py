@@ -2241,8 +2241,9 @@ def run_race(corpus, tmp_path, bench_quick):
     def run(**options):
         places = dict(data=corpus, out_dir=tmp_path, results=tmp_path / "race.json")
         short = dict(archs="rmsnorm+qk_norm,angpt", tokens_per_parameter="0.02,0.05", seeds=2)       # 4 and 9 steps
-        benchmark("race", **TINY_RUN | places | short | options)
-        return json.loads((tmp_path / "race.json").read_text())
+        options = TINY_RUN | places | short | options
+        benchmark("race", **options)
+        return json.loads(options["results"].read_text())
     return run
 
 # ---- sample.py
@@ -2409,9 +2410,17 @@ def test_climbing_finds_the_least_loss_of_convex_tables(seed):
     while unknown:
         for place in unknown:
             known[place] = loss(place)
-        best, unknown = bench.climb(known.get, (0, 0), [(-1, 0), (1, 0), (0, -1), (0, 1)])
+        best, unknown = bench.climb(known.get, [(0, 0)], [(-1, 0), (1, 0), (0, -1), (0, 1)])
     assert best == min(itertools.product(range(-9, 10), repeat=2), key=loss)
     assert len(known) <= 5 + 3 * (abs(best[0]) + abs(best[1]))       # what lies beside the way
+
+def test_climbing_begins_at_the_better_of_two_hills():
+    losses = {-4: 3.0, -3: 2.0, -2: 3.0, -1: 2.0, 0: 1.0, 1: 2.0}
+    known = {(i, 0): loss for i, loss in losses.items()}
+    sideways = [(-1, 0), (1, 0)]
+    assert bench.climb(known.get, [(-3, 0)], sideways) == ((-3, 0), [])
+    assert bench.climb(known.get, [(-3, 0), (0, 0)], sideways) == ((0, 0), [])
+    assert bench.climb(known.get, [(-3, 0), (-9, 0)], sideways) == (None, [(-9, 0)])
 
 @pytest.mark.parametrize("name", ["rmsnorm+qk_norm", "angpt"])
 def test_a_race_s_runs_are_train_s_at_the_best_point(run_race, tiny, tmp_path, name):
@@ -2441,6 +2450,20 @@ def test_a_race_goes_on_from_its_json_and_is_drawn(run_race, tmp_path, monkeypat
     assert run_race(**few) == found
     with pytest.raises(DataError, match="made with beta1=0.9, now 0.8; give the same"):
         run_race(**few, beta1=0.8)
+
+def test_a_race_is_run_at_another_s_multiples(run_race, tmp_path):
+    small = run_race(archs="layernorm", seeds=1)
+    length = small["archs"]["layernorm"]["lengths"][-1]
+    length["place"] = [-2, 1]
+    (tmp_path / "small.json").write_text(json.dumps(small))
+    found = run_race(archs="layernorm", seeds=1, sweep="false", n_embd=64, like=tmp_path / "small.json",
+                     results=tmp_path / "large.json")
+    recipe = resolve(TrainConfig(arch="layernorm", n_embd=64))
+    for run in found["runs"]:
+        assert run["learning_rate"] == pytest.approx(recipe.learning_rate / 4, rel=1e-2)
+        assert run["embed_std"] == pytest.approx(recipe.embed_std * 3, rel=0.1)
+    with pytest.raises(DataError, match="like=.*none.json: expected a race's JSON"):
+        run_race(like=tmp_path / "none.json")
 
 def test_a_run_that_diverged_is_remembered(run_race, monkeypatch):
     monkeypatch.setitem(RECIPES, "layernorm", dict(RECIPES["layernorm"], learning_rate=1e30))
