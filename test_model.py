@@ -1943,6 +1943,23 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tiny, monkeypatc
     assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before
     assert not list(tmp_path.glob("run/*.tmp"))
 
+def test_a_checkpoint_is_written_while_the_run_goes_on(tiny, monkeypatch):
+    goes_on = threading.Event()
+    weights = {}
+    saved = {}
+    def save_late(state, file):
+        saved[state["step"]] = state
+        if state["step"] == 2:
+            assert goes_on.wait(20)
+    def watch(model, optimizer, step):
+        weights[step] = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
+        if step == 3:
+            goes_on.set()
+    monkeypatch.setattr(torch, "save", save_late)
+    train(tiny(max_steps=4, eval_interval=1, checkpoint_interval=2), watch, say=None)
+    copied = [saved[2]["model"], saved[2]["optimizer"]["state"]]
+    torch.testing.assert_close(copied, weights[2], rtol=0, atol=0)
+
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_happened(tiny, command, tmp_path):
     whole = tiny(arch="powernorm", max_steps=40, out_dir=str(tmp_path / "whole"))
     killed = tiny(arch="powernorm", max_steps=40)

@@ -42,6 +42,7 @@ from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 from torch.utils.benchmark import Timer
 
 import model as model_py
@@ -451,15 +452,52 @@ def for_training(model, config, machine):
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
-def save_checkpoint(path, model, optimizer, config, **state):
-    """Replaces the file at path in one step: a crash leaves the old or the new one. Raises
-    DataError."""
-    with blame(f"{path}: cannot be written"), atomic(path) as file:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "config": asdict(config),
-                    "source": source_digest(config.arch), **state}, file)
+class Checkpoints:
+    """A run's ckpt.pt and best.pt. They are copied while the run waits, and written by a thread
+    while it goes on; the end of `with` waits for the last, and raises DataError if it could not be
+    written."""
+    def __init__(self, model, optimizer, config, tokenizer):
+        self.model, self.optimizer, self.config, self.tokenizer = model, optimizer, config, tokenizer
+        self.thread = ThreadPoolExecutor(1)
+        self.last = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.thread.shutdown()
+        self.wait()
+
+    def wait(self):
+        if self.last:
+            self.last.result()
+
+    def save_if_due(self, progress, record, stops):
+        """ckpt.pt at its interval and wherever a run ends; best.pt at the best validation."""
+        step, names = progress["step"], []
+        if stops or step == self.config.max_steps or step % self.config.checkpoint_interval == 0:
+            names.append("ckpt.pt")
+        if self.config.keep_best and record.get("val_loss") == progress["best_val_loss"]:
+            names.append("best.pt")
+        if names:
+            self.wait()                              # memory for one copy is enough
+            self.last = self.thread.submit(self.write, names, self.copy(progress))
+
+    def copy(self, progress):
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = tree_map_only(torch.Tensor, lambda x: x.to("cpu", copy=True), state)
+        return {**state, "config": asdict(self.config), "source": source_digest(self.config.arch),
+                "tokenizer": self.tokenizer, **progress}
+
+    def write(self, names, state):
+        """Replaces each file in one step: a crash leaves the old or the new one."""
+        for name in names:
+            path = Path(self.config.out_dir, name)
+            with blame(f"{path}: cannot be written"), atomic(path) as file:
+                torch.save(state, file)
 
 def read_checkpoint(source, device="cpu"):
-    """The dict that `save_checkpoint` wrote to a run's folder or a .pt file; of GPT-2 one like it.
+    """The dict that a run's `Checkpoints` wrote to its folder or a .pt file; of GPT-2 one like it.
     Raises DataError."""
     path = Path(source)
     if (path / "config.json").exists() or str(source) in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
@@ -816,14 +854,6 @@ def take_up(config, state, optimizer):
     optimizer.load_state_dict(state["optimizer"])
     return {name: state[name] for name in ("step", "seconds", "best_val_loss")}
 
-def save_if_due(model, optimizer, config, state, record, stops):
-    """ckpt.pt at its interval and wherever a run ends; best.pt at the best validation."""
-    step = state["step"]
-    if stops or step == config.max_steps or step % config.checkpoint_interval == 0:
-        save_checkpoint(Path(config.out_dir, "ckpt.pt"), model, optimizer, config, **state)
-    if config.keep_best and record.get("val_loss") == state["best_val_loss"]:
-        save_checkpoint(Path(config.out_dir, "best.pt"), model, optimizer, config, **state)
-
 def stop_exception(step, received, machine):
     """The exception that ends a run after a signal, the same in all processes."""
     kind = Terminated if machine.any(signal.SIGTERM in received) else Interrupted
@@ -854,11 +884,12 @@ def train(config, watch=None, say=tell):
         forward = for_training(model, config, machine)
         log = Log(config, progress["step"], machine, say)
         say(summary(config, model, corpus, machine, progress["step"]))
-        with interrupts() as received:
-            take_steps(forward, model, optimizer, corpus, config, machine, progress, log, watch, received)
+        checkpoints = Checkpoints(model, optimizer, config, corpus.tokenizer)
+        with interrupts() as received, checkpoints:
+            take_steps(forward, model, optimizer, corpus, config, machine, progress, log, checkpoints, watch, received)
     return log.records
 
-def take_steps(forward, model, optimizer, corpus, config, machine, progress, log, watch, received):
+def take_steps(forward, model, optimizer, corpus, config, machine, progress, log, checkpoints, watch, received):
     """The loop of a run: step after step, with what is due then. `step` of them have been taken."""
     begun = progress["step"]
     started = time.perf_counter() - progress["seconds"]
@@ -882,8 +913,7 @@ def take_steps(forward, model, optimizer, corpus, config, machine, progress, log
         log.add(progress, record)
         stops = machine.any(received)
         if machine.rank == 0:
-            to_save = dict(progress, tokenizer=corpus.tokenizer)
-            save_if_due(model, optimizer, config, to_save, record, stops)
+            checkpoints.save_if_due(progress, record, stops)
         if stops:
             raise stop_exception(step, received, machine)
 
