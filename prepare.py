@@ -292,8 +292,8 @@ def read_shard(path):
     count = header[2] if len(header) == 3 else 0
     size = os.path.getsize(path)
     whole = count > 0 and header[:2] == [MAGIC, VERSION] and size == 4 * HEADER + 2 * count
-    expect(whole, f"{path}: begins with {header} and has {size} bytes, expected magic number {MAGIC}, version {VERSION}, "
-                  f"a count of tokens, and {4 * HEADER} bytes + 2 for each")
+    expect(whole, f"{path}: begins with {header} and has {size} bytes, expected magic number {MAGIC}, "
+                  f"version {VERSION}, a count of tokens, and {4 * HEADER} bytes + 2 for each")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
@@ -472,7 +472,8 @@ class ShardWriter:
             after_shard(number)
             left -= count
             number += 1
-        expect(number > 1, f"{self.options.source}: all was held out; give it more text, or fewer --val_tokens and --force")
+        expect(number > 1, f"{self.options.source}: all was held out; "
+                           "give it more text, or fewer --val_tokens and --force")
 
 def tokenize_files(paths, folder, options, tokenizer):
     """Writes those shards of texts on this machine that are not there yet."""
@@ -553,8 +554,9 @@ def check_folder(folder, made, files):
         if value != made.get(name):
             other.append(f"{name}={value}, now {made.get(name)}")
     expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
-    expect(earlier.get("files") in (None, files), f"{folder}: made of files, {earlier.get('files')}; now there are {files}; "
-                                                  "--force makes it anew, another --name keeps both")
+    expect(earlier.get("files") in (None, files),
+           f"{folder}: made of files, {earlier.get('files')}; now there are {files}; --force makes it anew, "
+           "another --name keeps both")
 
 def prepare(source="stdlib", **options):
     """What the command does, with the same options; returns the corpus's folder. Raises ConfigError
