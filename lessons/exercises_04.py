@@ -453,6 +453,12 @@ def mean_probability(model, tokens, context, last):
     return -p[:, -last:].mean()
 
 
+def share_right(model, tokens, context, last):
+    window = tokens[:, tokens.shape[1] - context - 1:]
+    likeliest = model(window[:, :-1], window[:, 1:])[0].argmax(-1)
+    return (likeliest == window[:, 1:])[:, -last:].double().mean()
+
+
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
     (lambda model, t, context, last: mean_loss(model, t[:, :context], t[:, 1:context + 1], slice(-last, None)),
      "You keep the start of the window, so that each context length has other targets. Keep its end."),
@@ -467,6 +473,7 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
     (lambda model, t, context, last: late_loss(model, t, context, last) * len(t) * last,
      "That is the sum of the losses; their mean is asked for."),
     (mean_probability, "Those are probabilities. The loss is the mean of -log p."),
+    (share_right, "That is the share of tokens whose likeliest guess is right. The loss is the mean of -log p."),
     (lambda model, t, context, last: late_loss(model, t, context, last).exp(),
      "That is the perplexity, the exponential of the loss. The loss itself is asked for, in nats."),
 ])
