@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that wait in a loop slow down whatever else runs here
-if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN (torch 2.13 heeds it)
+if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN; torch 2.13 reads this
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def load_arch(arch):
     with blame(f"arch={arch}: {file} cannot be run"):
         spec.loader.exec_module(module)
     choose(f"arch={arch}: what {file} registers", name, ARCHS)
-    ARCHS[arch] = ARCHS[name]
+    ARCHS[arch] = ARCHS[name]   # so a checkpoint's arch tells the file, too
 
 @dataclass
 class RunConfig:
@@ -134,16 +134,18 @@ class TrainConfig(RunConfig, GPTConfig):
     def __init__(self, **given):
         """What is given, else the arch's recipe, else what the size says, else the defaults
         above."""
-        names = {f.name: f.default for f in fields(self)}
+        defaults = {f.name: f.default for f in fields(self)}
         for name in given:
-            choose("option", name, names)
+            choose("option", name, defaults)
         self.given = {name: value for name, value in given.items() if value is not None}
-        arch, size, tie = ((names | self.given)[name] for name in ("arch", "size", "tie"))
+        typed_or_default = defaults | self.given
+        arch = typed_or_default["arch"]
+        size = typed_or_default["size"]
         load_arch(arch)
         choose("size", size, SIZES)
         choose("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
-        sized = names | SIZES[size] | self.given
-        vars(self).update(sized | recipe(arch, sized["n_embd"], tie) | self.given)
+        sized = defaults | SIZES[size] | self.given
+        vars(self).update(sized | recipe(arch, sized["n_embd"], sized["tie"]) | self.given)
         self.resume = str(self.resume).lower()  # True and False from Python
         self.compile = str(self.compile).lower()
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{arch.split(':')[-1]}")
@@ -164,7 +166,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
         raise ConfigError(f"vocab_size={c.vocab_size}: expected at least the corpus's {corpus_vocab}")
     sequences = max(1, round(c.total_batch_size / (c.block_size * world_size)))  # of a process, a step
     if "batch_size" not in c.given:
-        c.batch_size = max(n for n in range(1, min(sequences, c.batch_size) + 1) if sequences % n == 0)
+        largest = min(sequences, c.batch_size)
+        c.batch_size = max(n for n in range(1, largest + 1) if sequences % n == 0)
     micro_step = c.batch_size * c.block_size * world_size
     nearest = max(1, round(c.total_batch_size / micro_step)) * micro_step
     if "total_batch_size" not in c.given:
@@ -173,11 +176,12 @@ def resolve(config, corpus_vocab=257, world_size=1):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x block_size x "
                           f"processes = {c.batch_size} x {c.block_size} x {world_size} = {micro_step}, the nearest is "
                           f"{nearest}")
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes alone: takes no memory
         parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
     if "eval_tokens" not in c.given:
-        c.eval_tokens = min(c.eval_tokens, max(4096, c.max_steps * c.total_batch_size // 200))
+        trained = c.max_steps * c.total_batch_size
+        c.eval_tokens = min(c.eval_tokens, max(4096, trained // 200))
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)  # ten take some 2% of the time
     c.checkpoint_interval = c.checkpoint_interval or max(100, c.eval_interval)
     if c.pn_warmup is None:
