@@ -206,7 +206,7 @@ class Tokens:
         """Tokens i * length to (i + 1) * length, and one more, which may lie in the next shard."""
         start = i * self.length
         stop = start + self.length + 1
-        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
+        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1  # shards of both ends
         pieces = []
         for n in range(first, last + 1):
             pieces.append(self.shards[n][max(0, start - self.starts[n]):stop - self.starts[n]])
@@ -232,8 +232,9 @@ class Corpus:
         self.train = Tokens(folder, "train", block_size, self.vocab_size)
         self.val = Tokens(folder, "val", block_size, self.vocab_size)
 
-@functools.lru_cache(2)
-def epoch_order(seed, epoch, windows):  # an epoch visits every window once
+@functools.lru_cache(2)  # every step of an epoch asks for it
+def epoch_order(seed, epoch, windows):
+    """All windows of an epoch, each once, in the order in which they are trained on."""
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 def batches(tokens, step, config, machine):
@@ -257,7 +258,7 @@ def read_ahead(tokens, begun, config, machine):
     coming = all_batches(tokens, begun, config, machine)
     with ThreadPoolExecutor(1) as reader:
         if machine.device.type == "cuda":
-            reader.submit(torch.cuda.set_device, machine.device)  # a thread's own; else it is the first
+            reader.submit(torch.cuda.set_device, machine.device)  # a new thread's is the first GPU
         next_one = reader.submit(next, coming, None)
         while True:
             batch = next_one.result()
@@ -271,19 +272,20 @@ def evaluate(model, corpus, config, machine, received=()):
     """Held-out loss in nats per token and bits per byte, over the same tokens whatever the ranks or
     the arch."""
     model.eval()
-    tokens = corpus.val
-    count = max(1, min(tokens.windows, config.eval_tokens // config.block_size))
+    held_out = corpus.val
+    windows = max(1, min(held_out.windows, config.eval_tokens // config.block_size))
     total = torch.zeros(3, dtype=torch.float64)                             # nats, tokens, bytes
-    for first in range(machine.rank * config.batch_size, count, machine.world_size * config.batch_size):
-        if received:                                 # a signal
+    for first in range(machine.rank * config.batch_size, windows, machine.world_size * config.batch_size):
+        if received:  # a signal: whoever asked will drop what is found so far
             break
-        x, y = tokens.batch(range(first, min(first + config.batch_size, count)), machine.device)
+        last = min(first + config.batch_size, windows)
+        x, y = held_out.batch(range(first, last), machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training only
             loss = model(x, y, loss_only=True)[1].item()
         total += torch.tensor([loss * y.numel(), y.numel(), corpus.token_bytes[y.cpu()].sum()])
     model.train()
-    nats, n, size = machine.sum(total).tolist()
-    return {"val_loss": nats / max(n, 1), "val_bpb": nats / math.log(2) / max(size, 1)}
+    nats, tokens, n_bytes = machine.sum(total).tolist()  # no tokens where a signal came before the first batch
+    return {"val_loss": nats / max(tokens, 1), "val_bpb": nats / math.log(2) / max(n_bytes, 1)}
 
 # ---- The machine -----------------------------------------------------------------------------------------------------
 
@@ -298,7 +300,9 @@ def find_device(name="auto"):
         name = there[0]
     if name not in there:
         raise ConfigError(f"device={name}: torch {torch.__version__} sees none here, only {' and '.join(there)}")
-    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name == "cuda" else name)
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # torchrun: a GPU for each process
+    return torch.device(name)
 
 @dataclass
 class Machine:
@@ -319,7 +323,7 @@ class Machine:
         """The sum of a tensor over all processes."""
         if self.world_size == 1:
             return x
-        return all_reduce(x.to(self.device), "sum", torch.distributed.group.WORLD)
+        return all_reduce(x.to(self.device), "sum", torch.distributed.group.WORLD)  # a new tensor; x stays
 
     def any(self, flag):
         """Whether the flag is set in any process; all wait for each other."""
@@ -338,8 +342,8 @@ def join_machine(device):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":                   # malloc keeps freed memory: 20 to 40% of a CPU's step
         libc = ctypes.CDLL(None)
-        if not libc.mallopt(-3, 2 ** 30):           # M_MMAP_THRESHOLD
-            libc.mallopt(-3, 2 ** 25)               # old ones take no more
+        if not libc.mallopt(-3, 2 ** 30):           # M_MMAP_THRESHOLD; 0 says that it is refused
+            libc.mallopt(-3, 2 ** 25)               # an old glibc takes no more
         libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
     if machine.world_size > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if machine.device.type == "cuda" else "gloo")
