@@ -387,7 +387,6 @@ def make_optimizer(model, config):
     do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    assert len(matrices) + len(others) == len(set(model.parameters()))
     groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=others, weight_decay=0.0)]
     return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps, fused=True)
 
@@ -402,10 +401,11 @@ def learning_rate(config, step):
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 def flops_per_token(model):
-    """6 for each weight of a matrix product; in each layer 12 d for each position looked at, half
-    of block_size."""
-    used = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    return 6 * (used + model.config.n_layer * model.config.n_embd * model.config.block_size)
+    """6 for each weight of a matrix product; in each layer 12 n_embd for each position that a token
+    looks at, on average half of block_size."""
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    attention = 12 * model.config.n_layer * model.config.n_embd * model.config.block_size // 2
+    return 6 * weights + attention
 
 class Diverged(Exception):
     exit_code = 3  # after a loss that is no longer finite, or worse than guessing
@@ -418,7 +418,7 @@ def optimizer_step(step, forward, model, optimizer, micro_batches, config, machi
     torch.manual_seed(config.seed + 1_000_003 * (1 + step * machine.world_size + machine.rank))  # dropout
     micro_steps = config.total_batch_size // (config.batch_size * config.block_size * machine.world_size)
     loss = 0.0
-    for i, (x, y) in zip(range(1, micro_steps + 1), micro_batches):
+    for i, (x, y) in zip(range(1, micro_steps + 1), micro_batches):  # range first: no batch is taken in vain
         forward.require_backward_grad_sync = i == micro_steps  # for DistributedDataParallel
         with machine.autocast():
             part = forward(x, y, loss_only=True)[1] / micro_steps
@@ -438,14 +438,15 @@ def find_compile(config, model, machine):
     if config.compile != "auto":
         return config.compile
     flops = flops_per_token(model) * config.max_steps * config.total_batch_size
-    is_short = flops < 15 * peak_flops(machine)[0] * machine.world_size
-    is_able = machine.device.type == "cuda" or machine.device.type == "cpu" and shutil.which("g++")
+    seconds_at_peak = flops / (peak_flops(machine)[0] * machine.world_size)
+    is_short = seconds_at_peak < 15
+    is_able = machine.device.type == "cuda" or (machine.device.type == "cpu" and shutil.which("g++"))
     return "false" if machine.any(is_short or not is_able) else "true"
 
 def for_training(model, config, machine):
     """What to call in place of the model: blocks and loss may be compiled, gradients are averaged
     over all processes."""
-    torch.compiler.reset()                     # models of earlier calls would count towards its limit
+    torch.compiler.reset()                     # models of earlier calls would count towards torch's limit of recompilations
     torch._dynamo.config.optimize_ddp = False  # it would cut blocks where DistributedDataParallel's buckets end
     if config.compile == "true":
         for block in model.blocks:
@@ -453,10 +454,11 @@ def for_training(model, config, machine):
         model.nats = torch.compile(model.nats)  # head and loss: half of a step if the vocabulary is large
     if machine.world_size == 1:
         return model
-    options = {"gradient_as_bucket_view": True, "forward_sync_buffers": False}
-    if "forward_sync_buffers" not in inspect.signature(DistributedDataParallel).parameters:
-        options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}  # torch before 2.13
-    return DistributedDataParallel(model, **options)
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
+        no_sync_of_buffers = {"forward_sync_buffers": False}
+    else:  # torch before 2.13
+        no_sync_of_buffers = {"broadcast_buffers": False}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_sync_of_buffers)
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
