@@ -545,8 +545,8 @@ def load_model(source, device="cpu", arch=None):
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
 def arch_of(state, source, given=None):
-    """A checkpoint's arch or, if it is the same of another file, the one given. A checkpoint alone
-    makes no file run that is not of this folder. Raises DataError."""
+    """A checkpoint's arch or, if its file has moved, the one given. Code outside this folder runs
+    only if the caller names it: a checkpoint alone cannot make it run. Raises DataError."""
     saved = state["config"]["arch"]
     if given:
         expect(given.split(":")[-1] == saved.split(":")[-1], f"{source}: made with arch={saved}, now arch={given}")
@@ -562,8 +562,8 @@ def source_digest(arch):
     """A digest of what an arch computes with: the classes and functions of model.py except other
     archs' blocks, and its own file if it has one; comments do not count."""
     block = ARCHS[arch]
-    blocks = [x for x in vars(model_py).values() if inspect.isclass(x) and issubclass(x, model_py.Block)]
-    others = {other.__name__ for other in blocks if other not in block.__mro__}
+    classes = [value for value in vars(model_py).values() if inspect.isclass(value)]
+    others = {c.__name__ for c in classes if issubclass(c, model_py.Block) and not issubclass(block, c)}
     code = []
     for node in ast.parse(MODEL_SOURCE).body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name not in others:
@@ -575,33 +575,38 @@ def source_digest(arch):
 
 def warn_of_other_source(state, source, arch):
     """Says so where a checkpoint was written by other code than that which would go on from it."""
-    if state.get("source", source_digest(arch)) != source_digest(arch):
+    now = source_digest(arch)
+    if state.get("source", now) != now:
         print(f"{source}: the code of {arch} has changed since; it may now be another function", file=sys.stderr)
 
-# What may be given otherwise than in the checkpoint that a run goes on from; of a RunConfig, everything
+# Options of training that may differ from those in the checkpoint that a run goes on from. RunConfig's always may.
 MAY_CHANGE = {"data", "dtype", "compile", "learning_rate", "grad_clip", "pn_warmup", "dropout", "checkpoint_blocks",
               "eval_tokens", "max_steps", "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
 
 def with_checkpoint(config, state, source):
-    """config, and what was not given as in a checkpoint: of the run's own all of its training, of
-    another the model."""
-    names = {f.name for f in fields(GPTConfig)}
-    may_change = MAY_CHANGE | {"block_size"}
-    if source != config.init_from:  # the run's own
+    """config, in which the checkpoint's options stand for those that were not given: all options of
+    training where the checkpoint is this run's own, only the model's where it is another's."""
+    if source == config.init_from:
+        names = {f.name for f in fields(GPTConfig)}
+        may_change = MAY_CHANGE | {"block_size"}
+    else:
         names = {f.name for f in fields(TrainConfig)} - {f.name for f in fields(RunConfig)}
         may_change = MAY_CHANGE
     saved = {name: value for name, value in state["config"].items() if name in names}
     saved["arch"] = arch_of(state, source, config.given.get("arch"))
-    other = [f"{name}={saved[name]}, now {name}={value}" for name, value in config.given.items()
-             if name in saved and value != saved[name] and name not in may_change]
+    refused = []
+    for name, value in config.given.items():
+        if name in saved and name not in may_change and value != saved[name]:
+            refused.append(f"{name}={saved[name]}, now {name}={value}")
     if config.resume == "true" and config.given.get("max_steps", math.inf) < saved["max_steps"]:
-        other.append(f"max_steps={saved['max_steps']}, now max_steps={config.max_steps}")
-    expect(not other, f"{source}: made with {'; '.join(other)}")
-    return TrainConfig(**saved | config.given | {"resume": config.resume})
+        refused.append(f"max_steps={saved['max_steps']}, now max_steps={config.max_steps}")
+    expect(not refused, f"{source}: made with {'; '.join(refused)}")
+    options = saved | config.given | {"resume": config.resume}
+    return TrainConfig(**options)
 
 def source_of(config):
     """The checkpoint that a run begins with: its own, another's, or None for new weights."""
-    if config.resume == "true" or config.eval_only and not config.init_from:
+    if config.resume == "true" or (config.eval_only and not config.init_from):
         return str(Path(config.out_dir, "ckpt.pt"))
     return config.init_from
 
