@@ -688,19 +688,24 @@ def read_log(folder):
     return [r for r in records if isinstance(r, dict) and {"step", "tokens", "seconds"} <= r.keys()]
 
 # Options that change nothing of what a run learns, or hardly
-ASIDE = {f.name for f in fields(RunConfig)} | {"seed", "dtype", "compile", "checkpoint_blocks", "eval_tokens",
-                                               "eval_interval", "checkpoint_interval", "log_interval", "keep_best"}
+HARDLY_MATTER = {f.name for f in fields(RunConfig)} | {
+    "seed", "dtype", "compile", "checkpoint_blocks", "eval_tokens", "eval_interval", "checkpoint_interval",
+    "log_interval", "keep_best"}
 
 def usual_losses(config):
-    """Of `python train.py --arch=...`: {seed: {tokens: held-out loss}}. Empty if config, a dict, is of
-    another run."""
+    """{seed: {tokens: held-out loss}} of runs with nothing but the arch given; empty if config, a
+    dict, is not of such a run."""
     file = Path(__file__).with_name("assets") / "usual.json"
-    name = config["arch"] + "+qk_norm" * config["qk_norm"]
-    runs = json.loads(file.read_text())["runs"].get(name) if file.exists() else None
+    if not file.exists():
+        return {}
+    name = config["arch"]
+    if config["qk_norm"]:
+        name += "+qk_norm"
+    runs = json.loads(file.read_text())["runs"].get(name)
     if runs is None:
         return {}
     plain = asdict(resolve(TrainConfig(arch=config["arch"], qk_norm=config["qk_norm"]), config["vocab_size"]))
-    differs = any(config[option] != plain[option] for option in plain.keys() - ASIDE)
+    differs = any(config[option] != plain[option] for option in plain.keys() - HARDLY_MATTER)
     return {} if differs else runs
 
 def draw_losses(records, path):
@@ -718,13 +723,15 @@ def draw_losses(records, path):
     axes.figure.savefig(path, dpi=110)
 
 class Log:
-    """A run's records, as a list and as log.jsonl; one that goes on keeps those up to `step`. Tells
-    those with a validation, or one in ten seconds, and draws loss.png."""
+    """A run's records, as a list and as log.jsonl; a run that goes on keeps those up to `step`.
+    Prints each record with a validation, of the others one in ten seconds; draws loss.png."""
     def __init__(self, config, step, machine, say):
-        self.config, self.say = config, say
+        self.config = config
+        self.say = say
         self.folder = Path(config.out_dir)
         self.writes = machine.rank == 0
-        self.told = self.drawn = 0.0  # when
+        self.told = 0.0   # when a record was last printed
+        self.drawn = 0.0  # when loss.png was
         if self.writes and config.resume != "true":
             move_earlier_run(self.folder, say)
         self.records = []
@@ -736,8 +743,8 @@ class Log:
                     file.write(json.dumps(record).encode() + b"\n")
 
     def lacks_validation(self, step):
-        """Whether one is due; of a run that goes on it may be there, unless a signal came in
-        between."""
+        """Whether a validation is due and not in the log. A run that goes on begins at a step whose
+        record may be there: with the validation, or without where a signal cut that short."""
         is_due = step == self.config.max_steps or step % self.config.eval_interval == 0
         return is_due and not any("val_loss" in r for r in self.records if r["step"] == step)
 
