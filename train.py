@@ -110,7 +110,7 @@ class TrainConfig(RunConfig, GPTConfig):
     """Training. None stands for a value that `resolve` finds."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     vocab_size: Count | None = None   # tokens in the vocabulary (by size, or the corpus's)
-    pn_warmup: WholeNumber | None = None     # powernorm: steps that normalize with the batch's own statistics (warm-up's)
+    pn_warmup: WholeNumber | None = None     # powernorm: steps that use the batch's own statistics (warm-up's)
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     max_steps: Count | None = None    # optimizer steps (by size; the paper's: 20 tokens a parameter)
     total_batch_size: Count = 2048    # tokens in an optimizer step of all processes (by size)
@@ -446,7 +446,7 @@ def find_compile(config, model, machine):
 def for_training(model, config, machine):
     """What to call in place of the model: blocks and loss may be compiled, gradients are averaged
     over all processes."""
-    torch.compiler.reset()                     # models of earlier calls would count towards torch's limit of recompilations
+    torch.compiler.reset()                     # earlier models would count towards torch's limit of compilations
     torch._dynamo.config.optimize_ddp = False  # it would cut blocks where DistributedDataParallel's buckets end
     if config.compile == "true":
         for block in model.blocks:
@@ -634,8 +634,8 @@ def open_corpus(config, machine, state):
     machine.wait()
     corpus = Corpus(config.data, config.block_size)
     if state:
-        expect(state["tokenizer"] == corpus.tokenizer, f"{source_of(config)}: made with tokenizer={state['tokenizer']}, "
-                                                       f"now {config.data} has {corpus.tokenizer}")
+        expect(state["tokenizer"] == corpus.tokenizer,
+               f"{source_of(config)}: made with tokenizer={state['tokenizer']}, now {config.data} has {corpus.tokenizer}")
     return corpus
 
 def make_model(config, machine, state):
@@ -659,7 +659,8 @@ def lock_folder(folder):
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            raise DataError(f"{folder}: {holder.read_text()} runs here; wait for it, or give another --out_dir") from None
+            owner = holder.read_text()
+            raise DataError(f"{folder}: {owner} runs here; wait for it, or give another --out_dir") from None
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:
         yield
@@ -793,9 +794,11 @@ def interrupts():
     saved."""
     received = {}
 
-    def receive(number, frame):                      # two within 0.2 s are one, as `timeout` sends them
-        is_second = signal.SIGINT in received and time.monotonic() > received[signal.SIGINT] + 0.2
-        if number == signal.SIGINT and is_second and "RANK" not in os.environ:  # torchrun's do not count
+    def receive(number, frame):
+        is_second = False
+        if number == signal.SIGINT and signal.SIGINT in received:
+            is_second = time.monotonic() > received[signal.SIGINT] + 0.2  # `timeout` sends one twice at once
+        if is_second and "RANK" not in os.environ:                        # torchrun sends more of its own
             raise KeyboardInterrupt
         if not received:
             os.write(2, b"\nStopping after this step; Ctrl-C again: at once, unsaved\n")
@@ -833,8 +836,9 @@ def summary(config, model, corpus, machine, begun):
     parameters = sum(p.numel() for p in model.parameters())
     epochs = config.max_steps * config.total_batch_size / (corpus.train.windows * config.block_size)
     source = source_of(config)
+    beginning = f" from {source}" if source else ""
     flops, origin = peak_flops(machine)
-    lines = [f"{config.out_dir}: {config.arch}{f' from {source}' if source else ''}, {parameters:,} parameters; "
+    lines = [f"{config.out_dir}: {config.arch}{beginning}, {parameters:,} parameters; "
              f"{config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of {config.data}; "
              f"peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; {machine.device}, "
              f"{config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads; "
@@ -849,7 +853,7 @@ def summary(config, model, corpus, machine, begun):
 
 def measure(step, loss, norm, durations, model, config, machine):
     """What log.jsonl says of training."""
-    rate = config.total_batch_size / float(np.median(durations))  # the first one compiles
+    rate = config.total_batch_size / float(np.median(durations))  # no mean: the first compiles
     peak = machine.world_size * peak_flops(machine)[0]
     record = {"loss": machine.sum(loss).item() / machine.world_size, "grad_norm": norm, "tokens_per_s": rate,
               "lr": learning_rate(config, step - 1), "mfu": rate * flops_per_token(model) / peak}
@@ -863,13 +867,14 @@ def validate(step, model, corpus, config, machine, received):
     if machine.any(received):
         return {}
     guessing = math.log(config.vocab_size)
-    if step > 0 and not found["val_loss"] < 2 * guessing:
-        raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above guessing's {guessing:.3g}; "
-                       "a lower --learning_rate may help")
+    if step > 0 and not found["val_loss"] < 2 * guessing:  # so that NaN is caught, too
+        raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above guessing's "
+                       f"{guessing:.3g}; a lower --learning_rate may help")
     return found
 
 def take_up(config, state, optimizer):
-    """How far a run is that goes on, with its optimizer's state; a new one is at its beginning."""
+    """The progress to begin with. A run that goes on has its checkpoint's, and the optimizer's state
+    is loaded; a new run has none."""
     if config.resume != "true":
         return {"step": 0, "seconds": 0.0, "best_val_loss": math.inf}
     expect("optimizer" in state, f"{source_of(config)}: has weights alone; --init_from starts a run from them")
@@ -892,7 +897,8 @@ def train(config, watch=None, say=tell):
     machine = join_machine(config.device)
     if machine.rank > 0 or say is None:
         say = silent
-    with lock_folder(config.out_dir) if machine.rank == 0 else contextlib.nullcontext():
+    lock = lock_folder(config.out_dir) if machine.rank == 0 else contextlib.nullcontext()
+    with lock:
         config, state = go_on_from(config, machine)
         corpus = open_corpus(config, machine, state)
         config = resolve(config, corpus.vocab_size, machine.world_size)
@@ -912,9 +918,10 @@ def train(config, watch=None, say=tell):
     return log.records
 
 def take_steps(forward, model, optimizer, corpus, config, machine, progress, log, checkpoints, watch, received):
-    """The loop of a run: step after step, with what is due then. `step` of them have been taken."""
+    """The loop of a run: step after step, with what is due then. After round `step` that many steps
+    have been taken: the first round takes none, and does what is due before."""
     begun = progress["step"]
-    started = time.perf_counter() - progress["seconds"]
+    started = time.perf_counter() - progress["seconds"]  # as if the run had never been interrupted
     micro_batches = read_ahead(corpus.train, begun, config, machine)
     durations = deque(maxlen=config.log_interval)
     for step in range(begun, config.max_steps + 1):
@@ -964,7 +971,7 @@ def print_sample(config):
         return
     start = torch.tensor([[tokenizer.eot_token]])
     tokens = [token.item() for token in model.generate(start, 400, temperature=0.8)]
-    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))  # it may be padded
+    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))  # the vocabulary may be padded
 
 if __name__ == "__main__":
     run_script(main)
