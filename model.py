@@ -168,6 +168,9 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, n, config):
         super().__init__(n, eps=1e-6)
 
+    def forward(self, x):
+        return super().forward(wide(x))
+
 class PowerNorm(nn.Module):
     """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al.
     2020), behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.

@@ -140,8 +140,9 @@ def convert(option, text):
         return option.kind(text)
     except ValueError:
         expected = "a whole number" if option.kind is int else "a number"
-        with contextlib.suppress(ValueError, OverflowError):
-            expected += f"; write {int(float(text))}"
+        with contextlib.suppress(ValueError):
+            if float(text).is_integer():
+                expected += f"; write {int(float(text))}"
         raise ConfigError(f"{option.name}={text}: expected {expected}") from None
 
 ALSO_CALLED = {"lr": "learning_rate", "epochs": "max_steps", "iterations": "max_steps", "iters": "max_steps",

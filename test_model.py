@@ -1167,6 +1167,7 @@ def test_of_two_classes_each_gets_its_own_options():
     ("--zzz=3", "unknown option --zzz=3; --help lists them$"),
     ("fast", "fast: expected --option=value; did you mean --arch=fast.$"),
     ("--max_steps=1e2", "max_steps=1e2: expected a whole number; write 100$"),
+    ("--max_steps=0.5", "max_steps=0.5: expected a whole number$"),
     ("--max_steps=many", "max_steps=many: expected a whole number$"),
     ("--max_steps=0", "max_steps=0: expected at least 1$"),
     ("--max_steps", "max_steps: expected one argument$"),
@@ -1317,6 +1318,8 @@ def test_given_options_win_over_recipe_and_that_over_size():
     assert (c.n_embd, c.vocab_size) == (512, 50304)
     assert c.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)        # of width 128
     assert TrainConfig(arch="normformer", tie=True).embed_std == 0.02
+    assert TrainConfig(arch="rmsnorm").out_dir == "out/rmsnorm"
+    assert TrainConfig(arch="rmsnorm", qk_norm=True).out_dir == "out/rmsnorm+qk_norm"
     unknown = [name for name, value in asdict(resolve(TrainConfig())).items() if value is None]
     assert unknown == ["init_from"]
 
@@ -2062,7 +2065,7 @@ ARCHS["mine"] = Mine
     config = tiny(arch=f"{path}:mine")
     assert config.learning_rate == tiny(arch="ngpt").learning_rate
     train(config, say=None)
-    path.write_text(path.read_text().replace("a comment", "another"))
+    path.write_text(path.read_text().replace("a comment", "another") + "class Other(Mine): slope = 3")
     train(go_on(config, arch=config.arch, max_steps=7), say=None)
     load_model(config.out_dir)
     assert capsys.readouterr().err == ""

@@ -98,12 +98,12 @@ def load_arch(arch):
 @dataclass
 class RunConfig:
     """This run, here: never taken from a checkpoint."""
-    out_dir: str | None = None        # folder for results (out/<arch>; with init_from out/tuned)
+    out_dir: str | None = None        # folder for results (out/<arch>, GPT+'s out/rmsnorm+qk_norm; with init_from out/tuned)
     init_from: str | None = None      # weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
     batch_size: Count = 8             # sequences in a micro-step of one process (by size)
-    device: Device = "auto"           # auto: the fastest that torch sees
+    device: Device = "auto"           # auto: cuda if torch sees it, else cpu
 
 @dataclass(init=False)
 class TrainConfig(RunConfig, GPTConfig):
@@ -114,10 +114,10 @@ class TrainConfig(RunConfig, GPTConfig):
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     max_steps: Count | None = None    # optimizer steps (by size; the paper's: 20 tokens a parameter)
     total_batch_size: Count = 2048    # tokens in an optimizer step of all processes (by size)
-    learning_rate: Positive = 4e-3    # peak learning rate (by arch)
+    learning_rate: Positive = 4e-3    # peak learning rate (by arch; here angpt's)
     min_lr_ratio: Share = 0.01        # last learning rate over the peak; a cosine leads there
-    warmup_ratio: Share = 0.0         # share of the steps in which the rate rises (by arch)
-    weight_decay: NotNegative = 0.0   # of matrices and embeddings (by arch)
+    warmup_ratio: Share = 0.0         # share of the steps in which the rate rises (by arch; here angpt's)
+    weight_decay: NotNegative = 0.0   # of matrices and embeddings (by arch; here angpt's)
     beta1: Beta = 0.9                 # of Adam
     beta2: Beta = 0.95                # of Adam
     eps: Positive = 1e-9              # of Adam
@@ -148,7 +148,8 @@ class TrainConfig(RunConfig, GPTConfig):
         vars(self).update(sized | recipe(arch, sized["n_embd"], sized["tie"]) | self.given)
         self.resume = str(self.resume).lower()  # True and False from Python
         self.compile = str(self.compile).lower()
-        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{arch.split(':')[-1]}")
+        name = arch.split(":")[-1] + ("+qk_norm" if self.qk_norm else "")
+        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{name}")
         check(self)
         self.model_config()  # raises where options do not fit
         if self.init_from and self.resume == "true":
@@ -559,19 +560,26 @@ def arch_of(state, source, given=None):
 MODEL_SOURCE = inspect.getsource(model_py)  # as imported: who waits for a run may edit the file
 
 def source_digest(arch):
-    """A digest of what an arch computes with: the classes and functions of model.py except other
-    archs' blocks, and its own file if it has one; comments do not count."""
+    """A digest of the code that an arch computes with: GPT, its block, and the classes and functions
+    that these name, in model.py and in the arch's own file. Comments do not count."""
     block = ARCHS[arch]
-    classes = [value for value in vars(model_py).values() if inspect.isclass(value)]
-    others = {c.__name__ for c in classes if issubclass(c, model_py.Block) and not issubclass(block, c)}
-    code = []
-    for node in ast.parse(MODEL_SOURCE).body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name not in others:
-            code.append(ast.unparse(node))
+    source = MODEL_SOURCE
     if block.__module__ != model_py.__name__:
         with contextlib.suppress(OSError, TypeError):  # a class in a notebook has no file
-            code.append(ast.unparse(ast.parse(Path(inspect.getfile(block)).read_text())))
-    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+            source += "\n" + Path(inspect.getfile(block)).read_text()
+    definitions = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            definitions[node.name] = node
+    code = {}
+    to_read = ["GPT"] + [base.__name__ for base in block.__mro__]
+    while to_read:
+        name = to_read.pop()
+        if name in definitions and name not in code:
+            code[name] = ast.unparse(definitions[name])
+            to_read += [part.id for part in ast.walk(definitions[name]) if isinstance(part, ast.Name)]
+    in_order = [code[name] for name in sorted(code)]
+    return hashlib.sha256("\n".join(in_order).encode()).hexdigest()[:16]
 
 def warn_of_other_source(state, source, arch):
     """Says so where a checkpoint was written by other code than that which would go on from it."""
@@ -635,7 +643,8 @@ def open_corpus(config, machine, state):
     corpus = Corpus(config.data, config.block_size)
     if state:
         expect(state["tokenizer"] == corpus.tokenizer,
-               f"{source_of(config)}: made with tokenizer={state['tokenizer']}, now {config.data} has {corpus.tokenizer}")
+               f"{source_of(config)}: made with tokenizer={state['tokenizer']}, now {config.data} has "
+               f"{corpus.tokenizer}")
     return corpus
 
 def make_model(config, machine, state):
@@ -839,10 +848,10 @@ def summary(config, model, corpus, machine, begun):
     beginning = f" from {source}" if source else ""
     flops, origin = peak_flops(machine)
     lines = [f"{config.out_dir}: {config.arch}{beginning}, {parameters:,} parameters; "
-             f"{config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of {config.data}; "
+             f"{config.max_steps} steps of {config.total_batch_size:,} tokens, {epochs:.2g} epochs of {config.data}",
              f"peak learning rate {config.learning_rate:.2g}, warm-up {config.warmup_ratio:.0%}; {machine.device}, "
              f"{config.dtype}, compile={config.compile}, {torch.get_num_threads()} threads; "
-             f"mfu is a share of {flops / 1e12:.3g} TFLOP/s, {origin}"]
+             f"in the log, mfu is a share of {flops / 1e12:.3g} TFLOP/s, {origin}"]
     if config.qk_norm and model.sphere:
         lines.append(f"qk_norm=true changes nothing: {config.arch} always makes q and k unit")
     if config.resume == "true" and begun < config.max_steps:
