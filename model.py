@@ -64,17 +64,17 @@ class GPTConfig:
         self.expect("embed_std", 0 < self.embed_std < math.inf, "more than 0")
         self.expect("pos", self.pos in get_args(Position), "rope or learned")
         self.expect("mlp", self.mlp in get_args(Activation), "swiglu or gelu")
-        fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
+        divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
         nearest = self.n_head * max(1, round(self.n_embd / self.n_head))
-        self.expect("n_embd", self.n_head in fitting, f"a multiple of n_head={self.n_head}, such as {nearest}, "
-                    f"or n_head one of {', '.join(map(str, fitting))}")
+        self.expect("n_embd", self.n_head in divisors, f"a multiple of n_head={self.n_head}, such as {nearest}, "
+                    f"or n_head one of {', '.join(map(str, divisors))}")
         block = ARCHS[self.arch]
         if block.sphere:
             self.expect("mlp", self.mlp == "swiglu", "swiglu")
             self.expect("bias", not self.bias, "False")
             self.expect("tie", not self.tie, "False")
         self.expect("resid_scale", not self.resid_scale or issubclass(block, NormFormerBlock), "False")
-        recounts = issubclass(block, PowerNormBlock)  # its running sums, with everything else
+        recounts = issubclass(block, PowerNormBlock)  # computed anew, a batch would enter its running sums twice
         self.expect("checkpoint_blocks", not (self.checkpoint_blocks and recounts), "False")
 
     def expect(self, name, holds, expected):
@@ -116,12 +116,16 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     if cache is not None:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
-    if 1 < T < S or (1 < T <= 512 and v.is_cpu):           # torch's own: a quarter longer a CPU step
-        place = torch.arange(S, device=v.device, dtype=torch.int32)  # int64: a tenth of a step more
+    # The formula: behind a cache, where torch's is_causal would take the queries for the first of S positions, and
+    # for short sequences on a CPU, where a step with torch's own takes a quarter longer.
+    if 1 < T < S or (1 < T <= 512 and v.is_cpu):
+        place = torch.arange(S, device=v.device, dtype=torch.int32)  # with int64 a step takes a tenth longer
         scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, T, H, d_k)
+        q = q.transpose(1, 2)  # (B, T, H, d_k), as flash_attn has it
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
@@ -131,8 +135,11 @@ class Cache:
 
     def extend(self, k, v):
         if self.length:
-            k, v = torch.cat((self.k, k), dim=2), torch.cat((self.v, v), dim=2)
-        self.k, self.v, self.length = k, v, k.shape[2]
+            k = torch.cat((self.k, k), dim=2)
+            v = torch.cat((self.v, v), dim=2)
+        self.k = k
+        self.v = v
+        self.length = k.shape[2]
         return k, v
 
 def gelu(x):
@@ -209,7 +216,8 @@ class PowerNorm(nn.Module):
             xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, number_of_ranks())
         else:
             xhat = x * (self.psi2 + self.eps).rsqrt()
-        return xhat * self.weight if self.bias is None else xhat * self.weight + self.bias
+        y = xhat * self.weight
+        return y if self.bias is None else y + self.bias
 
     def _apply(self, fn, recurse=True):  # .to() and .double() leave nu a buffer that gathers no gradient
         super()._apply(fn, recurse)
@@ -497,7 +505,7 @@ class GPT(nn.Module):
 
     def logits(self, h):
         """(B, T, d) -> (B, T, V)"""
-        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)  # (1, 3)
+        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)  # nGPT eq. (1, 3)
 
     def nats(self, h, targets):
         """The sum of cross-entropies of h (B, T, d); targets of -1 do not count."""
@@ -528,9 +536,14 @@ class GPT(nn.Module):
         if self.config.pos == "learned":
             h = h + self.wpe.weight[start:stop]
         h = F.dropout(h, self.config.dropout, self.training)
+        cos = self.cos[start:stop]
+        sin = self.sin[start:stop]
         for i, block in enumerate(self.blocks):
-            given = h, self.cos[start:stop], self.sin[start:stop], caches[i] if caches else None
-            h = checkpoint(block, *given, use_reentrant=False) if self.config.checkpoint_blocks else block(*given)
+            cache = caches[i] if caches else None
+            if self.config.checkpoint_blocks:
+                h = checkpoint(block, h, cos, sin, cache, use_reentrant=False)
+            else:
+                h = block(h, cos, sin, cache)
         h = h if self.sphere else self.norm_f(h)
         if targets is None:
             return self.logits(h[:, -1:]), None
@@ -549,9 +562,11 @@ class GPT(nn.Module):
         try:
             for _ in range(max_new_tokens):
                 if caches[0].length == size:
-                    new = idx[:, -max(1, size // 2):]
+                    kept = max(1, size // 2)
+                    new = idx[:, -kept:]
                     caches = [Cache() for _ in self.blocks]
-                logits = wide(self(new, caches=caches)[0][:, -1])  # (B, V)
+                logits, _ = self(new, caches=caches)  # (B, 1, V)
+                logits = wide(logits[:, -1])          # (B, V)
                 if top_k is not None:
                     best = logits.topk(min(top_k, logits.shape[-1]))
                     logits = torch.full_like(logits, -math.inf).scatter(-1, best.indices, best.values)
