@@ -40,7 +40,8 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     """Yields the text that follows `prompt` (str or bytes), piece by piece, until end-of-text or max_new_tokens."""
     data = prompt.encode() if isinstance(prompt, str) else prompt
     device = next(model.parameters()).device
-    idx = torch.from_numpy(encode(tokenizer, data).astype("int64"))[None].to(device)  # (1, T), end-of-text first
+    ids = encode(tokenizer, data).astype("int64")     # end-of-text first
+    idx = torch.from_numpy(ids)[None].to(device)      # (1, T)
     generator = torch.Generator(device).manual_seed(seed)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")         # a character may be cut by a token's end
     for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
@@ -68,9 +69,12 @@ def main(argv):
     config = parse(SampleConfig, argv, __doc__)
     prompt = read_prompt(config.prompt)
     device = find_device(config.device)
-    folders = [config.out_dir] if Path(config.out_dir).exists() else config.out_dir.split(",")
     if config.init_from:
         folders = [config.init_from]
+    elif Path(config.out_dir).exists():  # its name may hold a comma
+        folders = [config.out_dir]
+    else:
+        folders = config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(folder, device, config.arch)
         if len(folders) > 1:
