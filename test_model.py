@@ -1711,6 +1711,9 @@ def test_a_run_with_nothing_but_the_arch_given_has_usual_losses_beside_it(arch):
         assert list(losses.values()) == sorted(losses.values(), reverse=True)
     like_it = TrainConfig(arch=name, qk_norm=bool(plus), seed=3, out_dir="elsewhere", eval_interval=50)
     assert train_py.usual_losses(asdict(resolve(like_it, 257))) == runs
+    before_an_option = asdict(resolve(like_it, 257))
+    del before_an_option["beta1"]
+    assert train_py.usual_losses(before_an_option) == runs
     other = TrainConfig(arch=name, qk_norm=bool(plus), dropout=0.1)
     assert train_py.usual_losses(asdict(resolve(other, 257))) == {}
 

@@ -98,7 +98,7 @@ def load_arch(arch):
 @dataclass
 class RunConfig:
     """This run, here: never taken from a checkpoint."""
-    out_dir: str | None = None        # folder for results (out/<arch>, GPT+'s out/rmsnorm+qk_norm; with init_from out/tuned)
+    out_dir: str | None = None        # folder for results (out/<arch>, with +qk_norm if that is on; after init_from out/tuned)
     init_from: str | None = None      # weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
@@ -363,10 +363,11 @@ def find_dtype(name, machine):
     if name != "auto":
         return getattr(torch, name)
     if machine.device.type == "cuda":
-        slower = not torch.cuda.is_bf16_supported(including_emulation=False)
+        prefers_float32 = not torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        slower = matmul_flops(machine.device, torch.bfloat16) < 1.5 * matmul_flops(machine.device, torch.float32)
-    return torch.float32 if machine.any(slower) else torch.bfloat16  # all ranks agree
+        bfloat16, float32 = [matmul_flops(machine.device, dtype) for dtype in (torch.bfloat16, torch.float32)]
+        prefers_float32 = bfloat16 < 1.5 * float32
+    return torch.float32 if machine.any(prefers_float32) else torch.bfloat16  # all ranks agree
 
 # Dense bfloat16 operations a second, from the data sheets; the first name that fits the GPU's counts
 DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12,
@@ -715,7 +716,7 @@ def usual_losses(config):
     if runs is None:
         return {}
     plain = asdict(resolve(TrainConfig(arch=config["arch"], qk_norm=config["qk_norm"]), config["vocab_size"]))
-    differs = any(config[option] != plain[option] for option in plain.keys() - HARDLY_MATTER)
+    differs = any(config.get(option, plain[option]) != plain[option] for option in plain.keys() - HARDLY_MATTER)
     return {} if differs else runs
 
 def draw_losses(records, path):
