@@ -98,7 +98,7 @@ def load_arch(arch):
 @dataclass
 class RunConfig:
     """This run, here: never taken from a checkpoint."""
-    out_dir: str | None = None        # folder for results (out/<arch>, with +qk_norm if that is on; after init_from out/tuned)
+    out_dir: str | None = None        # folder for results (out/<arch>, GPT+: out/rmsnorm+qk_norm; with init_from out/tuned)
     init_from: str | None = None      # weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
