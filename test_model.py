@@ -1909,6 +1909,28 @@ def test_auto_goes_on_where_a_checkpoint_is(tiny):
     log = train(replace(auto, max_steps=7), say=None)
     assert [record["step"] for record in log] == list(range(8))
 
+def test_auto_goes_on_with_a_run_that_began_from_weights(tiny, tmp_path):
+    train(tiny(), say=None)
+    tuned = dict(init_from=tiny().out_dir, data=tiny().data, out_dir=str(tmp_path / "tuned"), resume="auto",
+                 device="cpu", compile="false")
+    begun = train(TrainConfig(**tuned, max_steps=3), say=None)
+    log = train(TrainConfig(**tuned, max_steps=5), say=None)
+    assert log[:len(begun)] == begun
+    assert log[-1]["step"] == 5
+
+def test_a_run_goes_on_in_its_folder_whatever_the_folder_s_name(tiny, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    train(tiny(arch="rmsnorm", out_dir="out/angpt"), say=None)
+    train(tiny(arch="rmsnorm", out_dir="out/rmsnorm"), say=None)
+    other = Path("out/rmsnorm/ckpt.pt").read_bytes()
+    log = train(TrainConfig(resume=True, device="cpu", batch_size=4, max_steps=7), say=None)      # out/angpt's
+    assert read_log("out/angpt") == log
+    assert read_checkpoint("out/angpt")["step"] == 7
+    assert Path("out/rmsnorm/ckpt.pt").read_bytes() == other
+    said = []
+    train(TrainConfig(eval_only=True, device="cpu"), say=said.append)
+    assert json.loads(said[0])["weights"] == "out/angpt/ckpt.pt"
+
 def test_the_first_process_decides_what_is_gone_on_from(tiny):
     log = train(tiny(), say=None)
     second = Alone(CPU, rank=1, world_size=2)        # the first says nothing

@@ -610,7 +610,10 @@ def with_checkpoint(config, state, source):
     if config.resume == "true" and config.given.get("max_steps", math.inf) < saved["max_steps"]:
         refused.append(f"max_steps={saved['max_steps']}, now max_steps={config.max_steps}")
     expect(not refused, f"{source}: made with {'; '.join(refused)}")
-    options = saved | config.given | {"resume": config.resume}
+    here = {"resume": config.resume, "out_dir": config.out_dir}
+    if config.resume == "true":
+        here["init_from"] = None  # with resume=auto: its checkpoint stands for them
+    options = saved | config.given | here
     return TrainConfig(**options)
 
 def source_of(config):
