@@ -1909,6 +1909,15 @@ def test_auto_goes_on_where_a_checkpoint_is(tiny):
     log = train(replace(auto, max_steps=7), say=None)
     assert [record["step"] for record in log] == list(range(8))
 
+def test_what_is_typed_of_a_run_that_goes_on_need_not_fit_the_defaults(tiny, tmp_path):
+    first = tiny(arch="rmsnorm", n_embd=18, n_head=3, bias=True)
+    train(first, say=None)
+    assert train(go_on(first, n_head=3, bias=True, max_steps=7), say=None)[-1]["step"] == 7
+    tuned = dict(data=first.data, init_from=first.out_dir, out_dir=str(tmp_path / "tuned"), device="cpu", max_steps=3)
+    assert train(TrainConfig(**tuned, n_head=3, bias=True), say=None)[-1]["step"] == 3
+    with pytest.raises(DataError, match="made with n_head=3, now n_head=5"):
+        train(go_on(first, n_head=5), say=None)
+
 def test_auto_goes_on_with_a_run_that_began_from_weights(tiny, tmp_path):
     train(tiny(), say=None)
     tuned = dict(init_from=tiny().out_dir, data=tiny().data, out_dir=str(tmp_path / "tuned"), resume="auto",

@@ -151,7 +151,8 @@ class TrainConfig(RunConfig, GPTConfig):
         name = arch.split(":")[-1] + ("+qk_norm" if self.qk_norm else "")
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{name}")
         check(self)
-        self.model_config()  # raises where options do not fit
+        if source_of(self) is None:  # else most options are the checkpoint's, and `resolve` looks at them
+            self.model_config()      # raises where options do not fit
         if self.init_from and self.resume == "true":
             raise ConfigError(f"init_from={self.init_from} starts a run, resume=true goes on with one: choose")
 
