@@ -387,7 +387,8 @@ def read_file(path, start=0, stop=None):
         for row in itertools.islice(rows_of(path), start, stop):
             yield row, True
         return
-    stop = stop or path.stat().st_size
+    if stop is None:
+        stop = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(start)
         while file.tell() < stop:

@@ -930,6 +930,11 @@ def test_of_a_lone_text_the_last_lines_are_held_out(tmp_path, small_gpt2, monkey
     assert val.startswith(b"line ")
     assert 0.049 < len(val) / len(text) <= 0.05
 
+def test_a_lone_line_is_not_both_held_out_and_trained_on(tmp_path):
+    (tmp_path / "line.txt").write_text("one line " * 20)
+    with pytest.raises(DataError, match="all was held out"):
+        prepare(f"{tmp_path}/line.txt", data_dir=str(tmp_path), val_tokens=1000)
+
 # ---- What is read, and how many tokens of it
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
@@ -1455,6 +1460,14 @@ def test_windows_cross_shards(corpus):
     x, y = tokens.batch([3, 194], CPU)
     assert (x.numpy() == [whole[48:64], whole[16 * 194:16 * 195]]).all()
     assert (y.numpy() == [whole[49:65], whole[16 * 194 + 1:16 * 195 + 1]]).all()
+
+@pytest.mark.parametrize("name", ["wiki_train_1", "wiki_val_2024"])
+def test_what_is_held_out_is_not_trained_on_whatever_the_corpus_s_name(tmp_path, name):
+    for split, number in (("train", 1), ("train", 2), ("val", 0)):
+        write_shard(tmp_path / f"{name}_{split}_{number:06d}.bin", np.arange(40))
+    assert [path.name[-16:] for path in Tokens(tmp_path, "train", 16, 257).paths] == ["train_000001.bin",
+                                                                                    "train_000002.bin"]
+    assert [path.name[-14:] for path in Tokens(tmp_path, "val", 16, 257).paths] == ["val_000000.bin"]
 
 def test_tokens_that_are_too_few_or_too_many_are_said(corpus):
     with pytest.raises(DataError, match="000003.bin: token 256 in 256 tokens"):

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -196,7 +197,8 @@ class Tokens:
     """One split of a corpus as one long sequence, cut into windows of `length` tokens, each
     followed by its target."""
     def __init__(self, folder, split, length, vocab_size):
-        self.paths = sorted(Path(folder).glob(f"*_{split}_[0-9]*.bin"))
+        shard = re.compile(rf".*_{split}_\d+\.bin")  # a corpus's own name may end in _train_1
+        self.paths = sorted(path for path in Path(folder).glob("*.bin") if shard.fullmatch(path.name))
         self.shards = [read_shard(path) for path in self.paths]
         self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])
         self.length = length
