@@ -669,7 +669,7 @@ def interval_of_factor(tokens, baseline, losses, draws=5000):
 def race(options, given):
     """Which arch learns most from its tokens, each at its own best learning rate and embed_std."""
     found = Race(options, given)
-    with lock_folder(options.results):
+    with lock_folder(options.results, "results"):
         found.read()
         make_runs(found)
         found.write()

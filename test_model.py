@@ -1559,7 +1559,9 @@ def test_auto_is_bfloat16_where_that_is_much_faster(monkeypatch, name, speed, ex
     assert "own matrix product" in origin
 
 @pytest.mark.parametrize("gpu, peak", [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12),
-                                       ("NVIDIA L40S", 362e12), ("Tesla T4", 1e11)])
+                                       ("NVIDIA L40S", 362e12), ("NVIDIA A100-SXM4-80GB", 312e12),
+                                       ("NVIDIA GH200 480GB", 989e12), ("NVIDIA L40", 1e11), ("NVIDIA A10G", 1e11),
+                                       ("NVIDIA RTX A1000", 1e11), ("Tesla T4", 1e11)])
 def test_the_peak_of_a_known_gpu_is_its_data_sheet_s(quick, monkeypatch, gpu, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
     machine = Machine(torch.device("cuda"), torch.bfloat16)
@@ -2033,6 +2035,16 @@ def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_
     assert [step for step, _ in column(train(go_on(killed), say=None), "loss")] == list(range(1, 41))
     assert same_state(weights(whole), weights(killed))
     assert not list(tmp_path.glob("*.1"))
+
+def test_a_folder_in_use_is_said_with_the_option_that_gave_it(tmp_path):
+    with train_py.lock_folder(tmp_path / "race.json", "results"):
+        with pytest.raises(DataError, match=f"race.json: process {os.getpid()} on .* give another --results"):
+            with train_py.lock_folder(tmp_path / "race.json", "results"):
+                pass
+    with FileLock(tmp_path / ".run.lock"):           # its holder has not written who it is
+        with pytest.raises(DataError, match="run: another process runs here; .* give another --out_dir"):
+            with train_py.lock_folder(tmp_path / "run"):
+                pass
 
 # ---- Weights that exist
 
@@ -2517,6 +2529,8 @@ def test_a_race_goes_on_from_its_json_and_is_drawn(run_race, tmp_path, monkeypat
     assert run_race(**few) == found
     with pytest.raises(DataError, match="made with beta1=0.9, now 0.8; give the same"):
         run_race(**few, beta1=0.8)
+    with FileLock(tmp_path / ".race.json.lock"), pytest.raises(DataError, match="give another --results"):
+        run_race(**few)
 
 def test_a_race_is_run_at_another_s_multiples(run_race, tmp_path):
     small = run_race(archs="layernorm", seeds=1)

@@ -373,15 +373,16 @@ def find_dtype(name, machine):
     return torch.float32 if machine.any(prefers_float32) else torch.bfloat16  # all ranks agree
 
 # Dense bfloat16 operations a second, from the data sheets; the first name that fits the GPU's counts
-DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12,
-              "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
+DATA_SHEET = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12,
+              "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12,
+              "RTX 3090": 71e12}
 
 def peak_flops(machine):
     """(operations a second that MFU is a share of, where that figure is from)"""
     if machine.device.type == "cuda" and machine.dtype == torch.bfloat16:
         gpu = torch.cuda.get_device_name(machine.device)
         for name, flops in DATA_SHEET.items():
-            if name in gpu:
+            if re.search(rf"\b{name}\b", gpu):     # an A10G is no A10, an RTX A1000 no A100
                 return flops, f"the {name}'s data sheet"
     return matmul_flops(machine.device, machine.dtype), "this machine's own matrix product"
 
@@ -665,18 +666,19 @@ def make_model(config, machine, state):
 # ---- A run's folder --------------------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
-def lock_folder(folder):
-    """The folder belongs to this run alone: a second one is told who has it. Raises DataError."""
+def lock_folder(folder, option="out_dir"):
+    """The folder, or file, which that option gives, belongs to this run alone: a second one is told who has it.
+    Raises DataError."""
     folder = Path(folder)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     holder = folder.with_name(f".{folder.name}.holder")
-    with blame(f"out_dir={folder}: no folder that can be written to"):
+    with blame(f"{option}={folder}: no folder that can be written to"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            owner = holder.read_text()
-            raise DataError(f"{folder}: {owner} runs here; wait for it, or give another --out_dir") from None
+            owner = holder.read_text() if holder.exists() else "another process"  # it has just come, or goes
+            raise DataError(f"{folder}: {owner} runs here; wait for it, or give another --{option}") from None
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:
         yield
