@@ -801,6 +801,9 @@ def law(options, *paths):
         if len(sizes) < 4 or min(len(losses) for losses in seeds) < 2:
             print(f"{label(name)}: no law without an interval; it takes four sizes with two seeds each")
             continue
+        if any(None in losses for losses in seeds):
+            print(f"{label(name)}: no law, as one of its best runs diverged")
+            continue
         means = [np.mean(losses) for losses in seeds]
         fits = [fit_law(sizes, means)]
         for _ in range(1000):
@@ -813,7 +816,7 @@ def law(options, *paths):
         axes.plot(sizes, means, "o", color=color)
         axes.plot(x, lines[0], color=color, label=label(name))
         axes.fill_between(x, *np.quantile(lines[1:], (0.025, 0.975), axis=0), color=color, alpha=0.15, lw=0)
-    expect(len(table) > 1, "law: no arch has four sizes with two seeds each; give more races' JSONs")
+    expect(len(table) > 1, "law: no arch has four sizes with two seeds each, none diverged; give more races' JSONs")
     print_table(table)
     axes.legend()
     axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens a parameter")

@@ -2608,6 +2608,15 @@ def test_a_law_takes_four_sizes_of_one_text(tmp_path):
     with pytest.raises(DataError, match="5000.json: held out .*999.* do not compare"):
         benchmark("law", *write_races(tmp_path, SIZES_OF_LAW), *others, out_dir=tmp_path)
 
+def test_a_law_is_not_drawn_through_runs_that_diverged(tmp_path, capsys):
+    paths = write_races(tmp_path, SIZES_OF_LAW)
+    race = json.loads(paths[0].read_text())
+    race["archs"]["angpt"]["lengths"][0]["losses"][1] = None
+    write_json(paths[0], race)
+    with pytest.raises(DataError, match="no arch has four sizes with two seeds each, none diverged"):
+        benchmark("law", *paths, out_dir=tmp_path)
+    assert capsys.readouterr().out == "angpt: no law, as one of its best runs diverged\n"
+
 def test_curves_are_drawn_until_ctrl_c(tmp_path, monkeypatch):
     with (tmp_path / "log.jsonl").open("w") as file:
         for i in range(3):
