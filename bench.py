@@ -53,6 +53,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
+from unittest.mock import patch
 
 from train import (RECIPES, Diverged, TrainConfig, find_device, find_dtype, flops_per_token, for_training, join_machine,
                    load_model, lock_folder, make_model, make_optimizer, open_corpus, optimizer_step, peak_flops,
@@ -285,7 +286,8 @@ def peak_bytes(config):
     computed, no memory taken: the tensors have shapes alone."""
     from torch.distributed._tools.mem_tracker import MemTracker
     dtype = getattr(torch, config.dtype)
-    with FakeTensorMode():
+    # attend goes a GPU's way then, at any length: the formula, which is for CPUs, keeps all attention weights
+    with FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False):
         model = GPT(config.model_config())
         optimizer = make_optimizer(model, config)
         if config.compile == "true":

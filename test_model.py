@@ -2452,6 +2452,14 @@ def test_memory_counted_in_small_models_is_the_large_one_s(arch, compiled):
     assert kept <= fixed < 1.1 * kept
     assert 3 * logits < sequence
 
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_memory_of_short_sequences_is_a_gpu_s_too(compiled):
+    peaks = []
+    for length in (512, 513):
+        config = memory_config(arch="rmsnorm", compile=compiled, block_size=length, total_batch_size=5 * length, n_head=8)
+        peaks.append(bench.peak_bytes(config))
+    assert 0.98 * peaks[1] < peaks[0] < peaks[1]
+
 def test_memory_falls_where_less_is_kept():
     counted = {}
     for name, options in {"plain": {}, "compiled": dict(compile="true"), "anew": dict(checkpoint_blocks=True)}.items():
