@@ -2248,9 +2248,11 @@ def test_the_command_trains_and_writes_a_sample(tiny, command):
 def test_a_stopped_command_says_how_to_go_on(tiny, command, tmp_path, monkeypatch):
     train(tiny(), say=None)
     monkeypatch.chdir(tmp_path)
+    data = tmp_path / "my texts"
+    data.symlink_to(tiny().data)
     evaluate_whole = train_py.evaluate
     monkeypatch.setattr(train_py, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
-    code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
+    code, out, _ = command(*words(tiny(out_dir=None, data=str(data))), "--init_from=run")
     assert code == 0
     assert "A sample" not in out
     again = re.search("Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]

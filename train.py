@@ -23,6 +23,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -104,7 +105,7 @@ class RunConfig:
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
     batch_size: Count = 8             # sequences in a micro-step of one process (by size)
-    device: Device = "auto"           # auto: cuda if torch sees it, else cpu
+    device: Device = "auto"           # auto: cuda where torch sees it, else cpu
 
 @dataclass(init=False)
 class TrainConfig(RunConfig, GPTConfig):
@@ -974,7 +975,7 @@ def main(argv):
         again = {**given, "out_dir": config.out_dir, "resume": "true"}
         words = [f"--{name}={value}" for name, value in again.items() if name != "init_from"]
         if is_first:
-            print(f"\n{stop} To go on: python train.py {' '.join(words)}")
+            print(f"\n{stop} To go on: python train.py {shlex.join(words)}")
         return
     if is_first and not config.eval_only:
         print_sample(config)

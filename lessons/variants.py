@@ -39,7 +39,8 @@ and these take something else for N in h <- h + F(N(h)):
   seednorm                  (weight + alpha tanh(beta . x)) x / rms(x)            SeeDNorm, 2510.22777
   gatednorm                 y sigmoid(U silu(D y)), y = RMSNorm(x)                GatedNorm, 2601.22966
 
-NormFormer's fourth operation is the option resid_scale. With qk_norm=True dyt and lnscale are anGPT's "GPT+ with ...".
+NormFormer's fourth operation is the option resid_scale. With qk_norm=True lnscale is anGPT's "GPT+ with LN scaling",
+and dyt its "GPT+ with DyT" without the additional learned scale that the paper names and does not place.
 
 The papers with a number in arXiv (2412.13795, ...) are not among this project's: their equations are those of the
 authors' own code (mixln, deepnorm, hybridnorm, derf), of a library's (olmo2), of the paper's text (gatednorm) or of
