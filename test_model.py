@@ -2458,7 +2458,8 @@ def test_memory_counted_in_small_models_is_the_large_one_s(arch, compiled):
 def test_memory_of_short_sequences_is_a_gpu_s_too(compiled):
     peaks = []
     for length in (512, 513):
-        config = memory_config(arch="rmsnorm", compile=compiled, block_size=length, total_batch_size=5 * length, n_head=8)
+        config = memory_config(arch="rmsnorm", compile=compiled, block_size=length, total_batch_size=5 * length,
+                               n_head=8)
         peaks.append(bench.peak_bytes(config))
     assert 0.98 * peaks[1] < peaks[0] < peaks[1]
 

@@ -99,8 +99,9 @@ def load_arch(arch):
 
 @dataclass
 class RunConfig:
-    """This run, here: never taken from a checkpoint."""
-    out_dir: str | None = None        # folder for results (out/<arch>, GPT+: out/rmsnorm+qk_norm; with init_from out/tuned)
+    """This run, here: never taken from a checkpoint. The comment behind a field is its --help; what
+    it may be stands in its type (prepare.py)."""
+    out_dir: str | None = None        # folder for results (out/<arch>, of GPT+ out/rmsnorm+qk_norm, or out/tuned)
     init_from: str | None = None      # weights to start from: a run's folder, or GPT-2 (lessons/gpt2.py)
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
