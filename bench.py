@@ -148,7 +148,7 @@ class HellaswagConfig(Checked):
     out_dir: str = "out/angpt"           # runs to score, or gpt2 and its like (lessons/gpt2.py), with commas between
     file: str | None = None              # questions, a .jsonl in HellaSwag's form (its validation set, fetched)
     batch_size: Count = 4                # questions at a time
-    device: Device = "auto"              # auto: cuda where torch sees it, else cpu
+    device: Device = "auto"              # auto: cuda if torch sees it, else cpu
     results_dir: str = "out/bench"       # folder for the table
 
 def train_config(name, given, **changes):

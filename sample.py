@@ -31,7 +31,7 @@ class SampleConfig:
     top_k: Count | None = None      # sample among the k likeliest tokens (all)
     seed: WholeNumber = 1337        # of the sampling
     arch: str | None = None         # file.py:name, where a run's arch is of a file that has moved
-    device: Device = "auto"         # auto: cuda where torch sees it, else cpu
+    device: Device = "auto"         # auto: cuda if torch sees it, else cpu
 
     def __post_init__(self):
         check(self)

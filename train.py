@@ -106,7 +106,7 @@ class RunConfig:
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir/ckpt.pt; auto: if there is one
     eval_only: bool = False           # validate the weights in init_from or out_dir, print that as JSON
     batch_size: Count = 8             # sequences in a micro-step of one process (by size)
-    device: Device = "auto"           # auto: cuda where torch sees it, else cpu
+    device: Device = "auto"           # auto: cuda if torch sees it, else cpu
 
 @dataclass(init=False)
 class TrainConfig(RunConfig, GPTConfig):
@@ -679,7 +679,8 @@ def lock_folder(folder, option="out_dir"):
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            owner = holder.read_text() if holder.exists() else "another process"  # it has just come, or goes
+            expect(Path(lock.lock_file).exists(), f"{option}={folder}: no folder that can be written to")
+            owner = holder.read_text() if holder.exists() else "another process"  # which has just come or goes
             raise DataError(f"{folder}: {owner} runs here; wait for it, or give another --{option}") from None
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:
