@@ -626,7 +626,7 @@ def make_runs(race):
                         f"{race.options.results}: the same command goes on, with fewer --workers") from None
     finally:
         bar.close()
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=not under_way, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.terminate()
 
