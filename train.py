@@ -370,8 +370,8 @@ def find_dtype(name, machine):
     if machine.device.type == "cuda":
         prefers_float32 = not torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        bfloat16, float32 = [matmul_flops(machine.device, dtype) for dtype in (torch.bfloat16, torch.float32)]
-        prefers_float32 = bfloat16 < 1.5 * float32
+        gain = matmul_flops(machine.device, torch.bfloat16) / matmul_flops(machine.device, torch.float32)
+        prefers_float32 = gain < 1.5
     return torch.float32 if machine.any(prefers_float32) else torch.bfloat16  # all ranks agree
 
 # Dense bfloat16 operations a second, from the data sheets; the first name that fits the GPU's counts
@@ -395,8 +395,12 @@ def make_optimizer(model, config):
     do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=others, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps, fused=True)
+    groups = [
+        dict(params=matrices, weight_decay=config.weight_decay),
+        dict(params=others, weight_decay=0.0),
+    ]
+    betas = config.beta1, config.beta2
+    return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
 def learning_rate(config, step):
     """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last
@@ -475,7 +479,10 @@ class Checkpoints:
     while it goes on; the end of `with` waits for the last, and raises DataError if it could not be
     written."""
     def __init__(self, model, optimizer, config, tokenizer):
-        self.model, self.optimizer, self.config, self.tokenizer = model, optimizer, config, tokenizer
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        self.tokenizer = tokenizer
         self.thread = ThreadPoolExecutor(1)
         self.last = None
 
@@ -669,8 +676,8 @@ def make_model(config, machine, state):
 
 @contextlib.contextmanager
 def lock_folder(folder, option="out_dir"):
-    """The folder, or file, which that option gives, belongs to this run alone: a second one is told who has it.
-    Raises DataError."""
+    """What that option gives, a folder or a file, belongs to this run alone: a second one is told
+    who has it. Raises DataError."""
     folder = Path(folder)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     holder = folder.with_name(f".{folder.name}.holder")
@@ -726,9 +733,11 @@ def usual_losses(config):
     runs = json.loads(file.read_text())["runs"].get(name)
     if runs is None:
         return {}
-    plain = asdict(resolve(TrainConfig(arch=config["arch"], qk_norm=config["qk_norm"]), config["vocab_size"]))
-    differs = any(config.get(option, plain[option]) != plain[option] for option in plain.keys() - HARDLY_MATTER)
-    return {} if differs else runs
+    like_it = TrainConfig(arch=config["arch"], qk_norm=config["qk_norm"])
+    for option, value in asdict(resolve(like_it, config["vocab_size"])).items():
+        if option not in HARDLY_MATTER and config.get(option, value) != value:
+            return {}
+    return runs
 
 def draw_losses(records, path):
     """Losses against tokens; in grey those of other seeds, if this run is a usual one."""
@@ -739,7 +748,8 @@ def draw_losses(records, path):
             axes.plot(tokens, losses.values(), label=f"held out, seed {seed}", color="0.8", lw=4)
     for key, label, marker in (("loss", "training", None), ("val_loss", "held out", "o")):
         shown = [r for r in records if key in r]
-        axes.plot([r["tokens"] / 1e6 for r in shown], [r[key] for r in shown], label=label, marker=marker, lw=1)
+        tokens = [r["tokens"] / 1e6 for r in shown]
+        axes.plot(tokens, [r[key] for r in shown], label=label, marker=marker, lw=1)
     axes.set(xlabel="tokens (millions)", ylabel="loss (nats/token)", title=path.parent.name)
     axes.legend()
     axes.figure.savefig(path, dpi=110)
@@ -958,8 +968,13 @@ def take_steps(forward, model, optimizer, corpus, config, machine, progress, log
             record |= validate(step, model, corpus, config, machine, received)
         if watch and "val_loss" in record:
             record |= watch(model, optimizer, step) or {}
-        progress = {"step": step, "tokens": step * config.total_batch_size, "seconds": time.perf_counter() - started,
-                    "best_val_loss": min(progress["best_val_loss"], record.get("val_loss", math.inf))}
+        best = min(progress["best_val_loss"], record.get("val_loss", math.inf))
+        progress = {
+            "step": step,
+            "tokens": step * config.total_batch_size,
+            "seconds": time.perf_counter() - started,
+            "best_val_loss": best,
+        }
         log.add(progress, record)
         stops = machine.any(received)
         if machine.rank == 0:
@@ -992,7 +1007,8 @@ def print_sample(config):
         return
     start = torch.tensor([[tokenizer.eot_token]])
     tokens = [token.item() for token in model.generate(start, 400, temperature=0.8)]
-    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))  # the vocabulary may be padded
+    known = [token for token in tokens if token < tokenizer.n_vocab]  # the vocabulary may be padded
+    print(tokenizer.decode(known))
 
 if __name__ == "__main__":
     run_script(main)
