@@ -40,6 +40,8 @@ def off_by(a, b, tolerance):
     at = f" at {[int(i) for i in place]}" if place else ""
     if not a[place].isfinite():
         return f"{a[place].item()}{at}"
+    if not b[place].isfinite():
+        return f"{a[place].item():.3g}{at}, where {b[place].item()} is expected"
     by = (a - b)[place].abs().item()
     some = f"; {int(wrong.sum())} of {off.numel()} entries" if off.numel() > 1 else ""
     return f"off by {by:.3g}{at}{some}{size(a[wrong], b[wrong])}"

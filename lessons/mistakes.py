@@ -123,6 +123,9 @@ def general(function, given, expected, exercise):
             return transposed(ours, theirs, exercise) or never_used(function, exercise) or broken
         pairs[label] = [(a.double(), b.double()) for a, b in zip(ours, theirs)]
     if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
+        for error in given.values():
+            if isinstance(error, Exception):
+                return of_an_error(function, error)
         return ["The numbers are right, their kind (dtype) is not."]
     count = min(len(parts) for parts in pairs.values())
     found = exchanged(pairs, count, exercise) or only_not_finite(pairs, exercise)
@@ -163,10 +166,14 @@ def broken_property(given, expected, exercise):
         is_last = place == len(exercise.properties) - 1     # it may count on those before it
         for label, numbers in arguments(exercise).items():
             if isinstance(given[label], Exception):
+                all_known = False
                 continue
             parts, wanted = aligned(given[label], expected[label], exercise.parts)
             if not_finite(parts) and not not_finite(wanted):
+                all_known = False
                 continue                                    # 0/0 keeps no property, whatever its cause
+            if [x.shape for x in parts] != [x.shape for x in wanted]:
+                all_known = False
             found = has(holds, [part.double() for part in parts], numbers)
             if found is False and (all_known or not is_last):
                 return [sentence]
@@ -194,8 +201,8 @@ def of_overwriting(function, places, exercise):
     count = len(next(iter(arguments(exercise).values())))
     names = [name for i, name in enumerate(argument_names(function, count)) if i in places]
     return (f"You changed {' and '.join(names)} in place: whoever calls the function finds another "
-            f"{names[0]} afterwards, and so do your own later lines. Operations such as -=, *= or add_ "
-            "write into the tensor that they are given; x = x * 2 makes a new one.")
+            f"{names[0]} afterwards, and so do your own later lines. Operations such as -=, *=, add_ "
+            "or a list's pop write into what they are given; x = x * 2 makes a new one.")
 
 
 def of_an_error(function, error):
