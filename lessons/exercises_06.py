@@ -206,6 +206,7 @@ def rows_inputs(generator):
         generator, [*one, (0, 500, 480, 20), (1, 500, 480, 20), (1, 100, 95, 5)])
     three = [(0, 200, 200, 50), (0, 400, 400, 50), (1, 100, 100, 50), (1, 200, 200, 50), (1, 400, 400, 50)]
     yield "three budgets of one, two of the other", log_rows(generator, three)
+    yield "the other ran longer", log_rows(generator, [*one, (1, 2000, 2000, 100)])
     yield "the lowest loss not at the end", log_rows(generator, one, early=True)
     yield "a slower one", log_rows(generator, one, gain=0.97)
 
@@ -214,19 +215,25 @@ def ends(rows):
     return rows[rows[:, PLANNED] == rows[:, DONE]]
 
 
-def means(rows, by, of=torch.mean):
+def as_they_come(numbers):
+    seen = dict.fromkeys(numbers.tolist())
+    return torch.tensor(list(seen), dtype=torch.float64)
+
+
+def means(rows, by, of=torch.mean, order=torch.unique):
     """tokens (K,) ascending and for each the mean of the losses."""
-    budgets = rows[:, by].unique()
+    budgets = order(rows[:, by])
     losses = [of(rows[rows[:, by] == n, LOSS]) for n in budgets]
     return budgets, torch.stack(losses)
 
 
-def reproduced(rows, *, keep=ends, by=PLANNED, of=torch.mean, reach=tokens_for):
+def reproduced(rows, *, keep=ends, by=PLANNED, of=torch.mean, order=torch.unique, reach=tokens_for, goal=-1):
+    """goal: the place of the baseline's budget, and of the loss to be reached."""
     base = keep(rows[rows[:, ARCH] == 0])
     other = keep(rows[rows[:, ARCH] == 1])
-    budgets, targets = means(base, by, of)
-    tokens, losses = means(other, by, of)
-    return float(budgets[-1]) / float(reach(float(targets[-1]), tokens, losses))
+    budgets, targets = means(base, by, of, order)
+    tokens, losses = means(other, by, of, order)
+    return float(budgets[goal]) / float(reach(float(targets[goal]), tokens, losses))
 
 
 def longest(rows):
@@ -267,14 +274,27 @@ def its_tokens(rows):
     return float(budgets[-1]) / reproduced(rows)
 
 
+def of_its_longest(rows):
+    budgets = means(ends(rows[rows[:, ARCH] == 1]), PLANNED)[0]
+    return float(budgets[-1]) / its_tokens(rows)
+
+
 def exchanged(rows):
     swapped = rows.clone()
     swapped[:, ARCH] = 1 - rows[:, ARCH]
     return reproduced(swapped)
 
 
+def to_its_last_loss(rows):
+    return 1 / exchanged(rows)
+
+
 def first_of(losses):
     return losses[0]
+
+
+def last_of(losses):
+    return losses[-1]
 
 
 REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
@@ -295,6 +315,14 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
      "The better of two seeds is luck: all of them count."),
     (partial(reproduced, of=first_of),
      "One seed of several is left in yours."),
+    (partial(reproduced, of=last_of),
+     "Of several seeds your answer keeps the one that comes last."),
+    (partial(reproduced, keep=whole_runs, by=DONE),
+     "Rows on the way count in yours as if runs had ended there. At a run's end, so far is what was planned."),
+    (partial(reproduced, order=as_they_come),
+     "Your budgets stand in the order of the rows, which is any. tokens_for wants them ascending."),
+    (partial(reproduced, goal=0),
+     "You take the baseline's shortest budget, and the loss there. The longest was asked for."),
     (partial(reproduced, reach=by_ends),
      "One line from the first budget to the last: those between count, too."),
     (partial(reproduced, reach=first_below),
@@ -303,6 +331,10 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
      "Yours is below 1 where the other architecture needs fewer tokens."),
     (its_tokens,
      "Those are tokens; the baseline's over these is the factor."),
+    (of_its_longest,
+     "The budget that you divide is the other architecture's longest. It should be the baseline's."),
+    (to_its_last_loss,
+     "You go to architecture 1's last loss. The one to be reached is the baseline's."),
     (exchanged,
      "In your answer architecture 1 is the baseline: column 0 says 0 for it."),
 ])
@@ -375,7 +407,7 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
 # 6.5 --------------------------------------------------------------------------------------------------------
 
 def share_inputs(generator):
-    for weak, strong in ((2.0, 1.4), (1.8, 1.29), (4.0, 1.0), (1.5, 1.5), (1.2, 0.9), (10.0, 3.0)):
+    for weak, strong in ((2.0, 1.4), (1.8, 1.29), (4.0, 1.0), (1.5, 1.5), (1.2, 0.9), (1.2, 1.5), (10.0, 3.0)):
         yield f"{weak:g} against the weak, {strong:g} against the strong", weak, strong
 
 
@@ -388,9 +420,7 @@ def baseline_share(weak, strong, *, worth=lambda weak, strong: weak / strong, sh
 
 
 def of_the_other_part(weak, strong):
-    if strong == 1:
-        return math.inf
-    return math.log(weak / strong) / math.log(strong)
+    return math.log(weak / strong) / math.log(strong)                   # divides by 0 where strong is 1
 
 
 def both_upside_down(weak, strong):
@@ -418,6 +448,10 @@ SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", 
      "A share of which whole? You divide by the architecture's part."),
     (partial(baseline_share, share=lambda weak, strong: math.log(weak / strong)),
      "The logarithm is a good idea; now its share of the whole one's."),
+    (partial(baseline_share, share=lambda weak, strong: abs(in_logarithms(weak, strong))),
+     "You give the size of the share. A strong baseline that is worth less than the weak one has a share below 0."),
+    (partial(baseline_share, share=lambda weak, strong: min(1.0, max(0.0, in_logarithms(weak, strong)))),
+     "You keep the share between 0 and 1. It is above 1 where the architecture is behind the strong baseline."),
 ])
 
 
@@ -445,8 +479,19 @@ def vertex(x, y):
     return low, level
 
 
+def vertex_if_even(x, y):
+    """The lowest point if the three stood equally far apart."""
+    share = (y[0] - y[2]) / (y[0] - 2 * y[1] + y[2]) / 2
+    return x[1] + share * (x[2] - x[1]), y[1] - share * (y[0] - y[2]) / 4
+
+
+def vertex_mirrored(x, y):
+    low, level = vertex(x, y)
+    return 2 * x[1] - low, level
+
+
 def best_rate(rates, losses, *, to=math.log, back=math.exp, edges=False, finite=False, level=True,
-              moved=True):
+              moved=True, through=vertex):
     points = []
     for rate, loss in zip(rates, losses):
         if not finite or math.isfinite(loss):
@@ -459,7 +504,7 @@ def best_rate(rates, losses, *, to=math.log, back=math.exp, edges=False, finite=
     y = [loss for _, loss in around]
     if len(around) < 3 or math.inf in y:
         return math.nan, math.nan
-    low, loss = vertex([to(rate) for rate, _ in around], y)
+    low, loss = through([to(rate) for rate, _ in around], y)
     if not moved:
         return tried, lowest
     if not level:
@@ -471,6 +516,11 @@ def nothing_may_diverge(rates, losses):
     if not losses.isfinite().all():
         return math.nan, math.nan
     return best_rate(rates, losses)
+
+
+def of_log_losses(rates, losses):
+    rate, level = best_rate(rates, losses.log())
+    return rate, math.exp(level)
 
 
 def on_the_grid(rates, losses):
@@ -503,6 +553,12 @@ RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"),
      "The rate is right. The loss should be the parabola's there, not a run's."),
     (partial(best_rate, back=plain),
      "You have the logarithm of the rate."),
+    (partial(best_rate, through=vertex_if_even),
+     "Your formula is for rates that are equally far apart. Not all are."),
+    (partial(best_rate, through=vertex_mirrored),
+     "The loss is right. The rate lies on the other side of the best run: a sign."),
+    (of_log_losses,
+     "Your parabola goes through the logarithms of the losses. Only the rate has one."),
     (nothing_may_diverge,
      "You give nan as soon as any run has diverged. Only the lowest loss and its two neighbours count."),
 ])
@@ -578,11 +634,16 @@ def behind(baseline, other, built_in):
     return -first, -second
 
 
-def in_percent(baseline, other, built_in):
+def in_percent(baseline, other, built_in, times=100):
     found = []
     for row, column in ((built_in, built_in), (first_seed(baseline), first_seed(other))):
-        found.append(100 * (1 - mean_of_seeds(other[column]) / mean_of_seeds(baseline[row])))
+        found.append(times * (1 - mean_of_seeds(other[column]) / mean_of_seeds(baseline[row])))
     return tuple(found)
+
+
+def row_before(baseline, other, built_in):
+    built = leads(baseline, other, built_in - 1)[0]
+    return built, leads(baseline, other, built_in)[1]
 
 
 LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "searched"), misconceptions=[
@@ -600,6 +661,10 @@ LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "search
      "seeds."),
     (partial(leads, of=torch.mean),
      "nan stands where no run was made: average over those that are there."),
+    (partial(leads, of=lambda row: row.nan_to_num().mean()),
+     "A run that was not made counts as a loss of 0 in yours."),
+    (partial(leads, of=torch.nanmedian),
+     "You take the middle seed; a mean was asked for."),
     (partial(leads, best=lowest_mean),
      "You choose by means, some over one seed and some over three. The first seed ran at every rate."),
     (over_all_rates,
@@ -608,6 +673,10 @@ LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "search
      "Your sign says who is behind: positive is for the other architecture's lower loss."),
     (in_percent,
      "Percents: nats were asked for, a difference of losses."),
+    (partial(in_percent, times=1),
+     "A share of the baseline's loss: nats were asked for, a difference."),
+    (row_before,
+     "Rows count from 0: baseline[built_in] is the one that is built in."),
 ])
 
 
@@ -720,6 +789,16 @@ def d_from_c(d0, a_d, n0, a_n, c):
     return a_d + a_n, 1.0, c / 6 / n ** 2
 
 
+def ratio_from_c(d0, a_d, n0, a_n, c):
+    n = n0 * c ** a_n
+    total, whole, _ = table(d0, a_d, n0, a_n, c)
+    return total, whole, c / 6 / n ** 2
+
+
+def in_another_order(d0, n0, a_d, a_n, c):
+    return table(d0, a_d, n0, a_n, c)
+
+
 def at_one(d0, a_d, n0, a_n, c):
     return a_d + a_n, 6 * n0 * d0, d0 / n0
 
@@ -746,6 +825,10 @@ TABLE = Exercise(reference=table, inputs=table_inputs, parts=("sum", "6ND/C", "D
      "You gave D the exponent of N."),
     (d_from_c,
      "You take D from C = 6ND, so that your check cannot fail: D has a law of its own."),
+    (ratio_from_c,
+     "For D / N you take D from C = 6ND. Its own law says another D."),
+    (in_another_order,
+     "The arguments come as d0, a_d, n0, a_n, c: first the law of D, then that of N."),
     (partial(table, total=lambda a_d, a_n: a_d * a_n),
      "Multiplying powers of C does something else to exponents."),
     (at_one,
@@ -924,6 +1007,14 @@ def inverse(tokens, baseline, losses, draws):
     return 1 / bootstrap(tokens, baseline, losses, draws)
 
 
+def counted_from_one(tokens, baseline, losses, draws):
+    return bootstrap(tokens, baseline, losses, draws - 1)
+
+
+def geometric_mean(losses):
+    return losses.log().mean().exp()
+
+
 def of_shortest(tokens, baseline, losses, draws):
     return bootstrap(tokens, baseline, losses, draws) * tokens[0] / tokens[-1]
 
@@ -942,6 +1033,10 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
      "The middle one of so few losses jumps: take their mean."),
     (partial(bootstrap, of=torch.min),
      "The best seed of a draw is luck: take their mean."),
+    (partial(bootstrap, of=geometric_mean),
+     "You average the logarithms of the losses. The mean is one of the losses themselves."),
+    (counted_from_one,
+     "The numbers in draws are columns as they are: 0 is the first seed."),
     (of_shortest,
      "You divide the shortest budget, tokens[0]. The baseline's longest runs had tokens[-1]."),
     (first_drawn,
@@ -1113,7 +1208,8 @@ PROPERTIES = {
         (lambda y, rows: y > 0,
          "A factor of tokens is positive."),
         (which_is_faster,
-         "Which of the two needs fewer tokens? Above 1 is for architecture 1."),
+         "Yours says of the slower of the two that it is faster: which loss is to be reached, with how many "
+         "tokens, and above 1 for whom?"),
         (never,
          "First the ends of each architecture's runs, a mean for each budget; then the baseline's last "
          "loss, and tokens_for once.")],
