@@ -459,6 +459,23 @@ def share_right(model, tokens, context, last):
     return (likeliest == window[:, 1:])[:, -last:].double().mean()
 
 
+def window_for_each(model, tokens, context, last):
+    found = []
+    for place in range(tokens.shape[1] - last, tokens.shape[1]):
+        seen = tokens[:, max(0, place - context):place + 1]
+        found.append(mean_loss(model, seen[:, :-1], seen[:, 1:], slice(-1, None)))
+    return torch.stack(found).mean()
+
+
+def softmax_twice(model, tokens, context, last):
+    def probabilities(x, y):
+        logits, loss = model(x, y)
+        return logits.softmax(-1), loss
+
+    window = tokens[:, tokens.shape[1] - context - 1:]
+    return mean_loss(probabilities, window[:, :-1], window[:, 1:], slice(-last, None))
+
+
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
     (lambda model, t, context, last: mean_loss(model, t[:, :context], t[:, 1:context + 1], slice(-last, None)),
      "You keep the start of the window, so that each context length has other targets. Keep its end."),
@@ -472,6 +489,10 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
      "You give the model one token too few: context inputs and the last target make context + 1 tokens."),
     (lambda model, t, context, last: late_loss(model, t, context, last) * len(t) * last,
      "That is the sum of the losses; their mean is asked for."),
+    (lambda model, t, context, last: late_loss(model, t[:1], context, last), "You use the first row only."),
+    (window_for_each,
+     "Each of your targets has a window of its own. All share one here: the tokens before the very last."),
+    (softmax_twice, "cross_entropy takes logits and has the softmax in it. You give it probabilities."),
     (mean_probability, "Those are probabilities. The loss is the mean of -log p."),
     (share_right, "That is the share of tokens whose likeliest guess is right. The loss is the mean of -log p."),
     (lambda model, t, context, last: late_loss(model, t, context, last).exp(),
@@ -620,6 +641,7 @@ def query_inputs(generator):
     yield "a token of zeros", with_zeros, of_all, cos, sin, True
     yield "two of four pairs turned", q, of_all, cos[:, :2], sin[:, :2], True
     yield "one head", q[:, :1], of_all[:1], cos, sin, False
+    yield "a small q", 0.001 * q, of_head, cos, sin, True
 
 
 def turned(x, cos, sin):
@@ -653,12 +675,25 @@ def normed_and_turned(q, gain, cos, sin, before_rope, order=None, dims=None, eps
     return norm(turned(q, cos, sin))
 
 
+def other_order(q, gain, cos, sin, before_rope):
+    return normed_and_turned(q, gain, cos, sin, not before_rope)
+
+
+def is_small(q):
+    return q.abs().max() < 0.1
+
+
+def first_token_is_right(y, *arguments):
+    return near(y[:, :, 0], normed_and_turned(*arguments)[:, :, 0])
+
+
 NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misconceptions=[
     (partial(normed_and_turned, order=True),
      "Your gain is always before rope, whatever before_rope says. (The division alone could stand on either "
      "side.)"),
     (partial(normed_and_turned, order=False),
      "Your gain is always behind rope, whatever before_rope says. (The division alone could stand on either side.)"),
+    (other_order, "The other way round: before_rope is True where the norm comes first, and then rope."),
     (partial(normed_and_turned, dims=(-1,)),
      "A gain (H, d_k) belongs to a norm over all heads: one mean square a token, of H d_k channels, not one a head."),
     (partial(normed_and_turned, dims=(1, -1)),
@@ -670,7 +705,8 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     (partial(normed_and_turned, mean=False),
      "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller by sqrt(channels)."),
     (partial(normed_and_turned, gained=False), "The gain is missing."),
-    (partial(normed_and_turned, eps=0.0), "Right but for a token of zeros: 0/0 is NaN. Where does eps stand?"),
+    (partial(normed_and_turned, eps=0.0), "Without eps a token of zeros gives 0/0, which is NaN, "
+     "and a small q comes out too large. Where does eps stand?"),
 ], without=("rms_norm", "RMSNorm"))
 
 
@@ -683,10 +719,13 @@ def gain_inputs(generator):
     yield "a b c d a b c d, four pairs", torch.tensor([a, b, c, d, a, b, c, d]), 4
     yield "a a b b c c d d, four pairs", torch.tensor([a, a, b, b, c, c, d, d]), 4
     yield "a b c d -a -b -c -d, four pairs", torch.tensor([a, b, c, d, -a, -b, -c, -d]), 4
-    yield "a b c d a b c 1, four pairs", torch.tensor([a, b, c, d, a, b, c, 1.0]), 4
+    yield "a b c d a b c 2, four pairs", torch.tensor([a, b, c, d, a, b, c, 2.0]), 4
+    yield "a b c d a b c and nearly d, four pairs", torch.tensor([a, b, c, d, a, b, c, d + 0.01]), 4
     yield "a b a b a b c d, two pairs", torch.tensor([a, b, a, b, a, b, c, d]), 2
     yield "a b c d a b c d, two pairs", torch.tensor([a, b, c, d, a, b, c, d]), 2
     yield "a a a a a b c d, one pair", torch.tensor([a, a, a, a, a, b, c, d]), 1
+    yield "a 2 c d a b c d, four pairs", torch.tensor([a, 2.0, c, d, a, b, c, d]), 4
+    yield "a b b a a b c d, two pairs", torch.tensor([a, b, b, a, a, b, c, d]), 2
     yield "a b c d, no pair", torch.tensor([a, b, c, d]), 0
 
 
@@ -708,11 +747,22 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, misconceptions=[
      "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the rest not at all."),
     (lambda gain, pairs: torch.equal(gain[:pairs].abs(), gain[pairs:2 * pairs].abs()),
      "Signs count: a mirror and a rotation do not change places."),
+    (lambda gain, pairs: torch.equal(gain[:pairs], gain[pairs:2 * pairs].flip(0)),
+     "You pair the first channel with the last. Channel i turns with channel i + pairs."),
+    (lambda gain, pairs: bool((gain[:2 * pairs] == gain[0]).all()),
+     "You ask the same number of all pairs. Each turns by itself: only its own two gains have to be alike."),
+    (lambda gain, pairs: bool((gain[:pairs] == gain[pairs:2 * pairs]).any()),
+     "One pair with equal gains is enough in yours. All of them turn."),
+    (lambda gain, pairs: pairs == 0 or bool(gain[0] == gain[pairs]), "You look at the first pair only."),
+    (lambda gain, pairs: all(gain[i] == gain[i + pairs] for i in range(pairs - 1)), "You leave out the last pair."),
+    (lambda gain, pairs: near(gain[:pairs].sum(), gain[pairs:2 * pairs].sum(), 1e-5),
+     "You compare sums over the channels. Compare channel by channel."),
     (lambda gain, pairs: commutes(gain, pairs) and bool((gain[2 * pairs:] == gain[-1]).all()),
      "Channels that rope does not turn may have any gain."),
     (lambda gain, pairs: not commutes(gain, pairs), "Every answer is the opposite: True is for: may change places."),
 ], about={
     "a a b b c c d d, four pairs": "a a b b ...: which channel is turned together with channel 0?",
+    "a b c d a b c and nearly d, four pairs": "Nearly equal is not equal: how much difference do you allow?",
     "a b c d, no pair": "No pair: rope turns nothing, and nothing can change places with anything.",
     "a a a a a b c d, one pair": "One pair: only channels 0 and 1 are turned.",
 })
@@ -795,14 +845,22 @@ PROPERTIES = {
         (lambda y, *_: False, "With one head yours is right: look at how heads are cut and what is taken over them.")],
     "4.10": [
         (lambda y, model, t, context, last: last != context or near(y, late_loss(model, t, context, last)),
-         "Even where all positions of the context count, yours is off: look at which tokens go in, and which are their "
-         "targets."),
+         "Even where all positions of the context count, yours is off: which tokens go in, which are their targets, "
+         "and what becomes of the logits?"),
         (lambda y, *_: False, "Where all positions count yours is right: which of them are the last ones?")],
     "4.11": [
         (lambda y, h, *_: near(y.norm(dim=-1), 1), "What leaves the block lies on the sphere: length 1. Yours does not."),
         (lambda y, h, p, *rope: p["alpha_a"].any() or near(y, ngpt_block(h, p, *rope), 1e-4), MLP_ALONE),
         (lambda y, h, p, *rope: h.shape[1] > 1 or near(y, ngpt_block(h, p, *rope), 1e-4), ONE_TOKEN),
         (lambda y, *_: False, MORE_TOKENS)],
+    "4.12": [
+        (lambda y, q, *others: is_small(q) or first_token_is_right(y, q, *others),
+         "Even at the first token, which rope does not turn, yours is off: look at the mean, the root and the gain."),
+        (lambda y, q, *others: not is_small(q) or first_token_is_right(y, q, *others),
+         "For a small q yours is off: how large is eps, and does it stand inside the root?"),
+        (lambda y, *_: False,
+         "The first token, which rope does not turn, is right. The others: how is rope called, and what is done "
+         "first?")],
 }
 
 
