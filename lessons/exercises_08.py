@@ -125,6 +125,7 @@ MATCHING = Exercise(reference=slopes, inputs=matching_inputs, tolerance=1e-4, mi
     (partial(slopes, least=1),
      "Your variance divides by n - 1, as torch's std does by itself; LayerNorm divides by n."),
     (partial(slopes, eps=0), "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts."),
+    (partial(slopes, eps=1e-6), "Your epsilon is 1e-6, where 1e-5 was asked for."),
     (partial(slopes, eps=0, late=1e-5), "Epsilon is added to the variance, before the root is taken."),
     (partial(slopes, mean=lambda s: s.max()), "That is the steepest of the slopes; their mean is asked for."),
 ])
@@ -265,13 +266,19 @@ def ahead(x, steps=1):
     return torch.cat((x[:, steps:], torch.zeros_like(x[:, :steps])), dim=1)
 
 
-def glimpse_in(sequence, channel):
+def glimpse_in(sequence, channel, size=0.1):
     """Each token of one sequence sees one channel of the next one."""
     def mix(x):
         y = x.clone()
-        y[sequence, :, channel] += 0.1 * ahead(x)[sequence, :, channel]
+        y[sequence, :, channel] += size * ahead(x)[sequence, :, channel]
         return y
     return mix
+
+
+def there_and_back(x):
+    """Nothing but rounding, and that depends on all tokens."""
+    size = 1 + x.square().mean().sqrt()
+    return x / size * size
 
 
 MIXERS = {                                         # (B, T, d) -> (B, T, d)
@@ -283,10 +290,12 @@ MIXERS = {                                         # (B, T, d) -> (B, T, d)
     "a glimpse of the next token's direction": lambda x: x + 0.1 * ahead(rms(x)),
     "a glimpse, in the last sequence alone": glimpse_in(-1, 0),
     "a glimpse of the last channel, in the first sequence alone": glimpse_in(0, -1),
+    "a faint glimpse, in the first sequence alone": glimpse_in(0, 0, 0.001),
     "a mean over the sequences, place by place": lambda x: x - x.mean(0),
     "the neighbour's first token": lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
     "the neighbour's last token": lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
     "a division by the number of tokens": lambda x: x / x.shape[1],
+    "a division and a multiplication by the same number": there_and_back,
 }
 
 
@@ -295,18 +304,19 @@ def mixer_inputs(generator):
         yield label, mixer, randn(generator, 3, 5, 4)
 
 
-def moved(f, x, sequences, t, channels=slice(None), change=lambda token: token + 1):
+def moved(f, x, sequences, t, channels=slice(None), change=lambda token: token + 1, least=1e-6):
     """Where f changes when token t of these sequences does: (B, T), True or False."""
     other = x.clone()
     other[sequences, t, channels] = change(x[sequences, t, channels])
-    return (f(other) - f(x)).abs().amax(-1) > 1e-6
+    return (f(other) - f(x)).abs().amax(-1) > least
 
 
-def causal(f, x, sequences=None, channels=slice(None), change=lambda token: token + 1):
+def causal(f, x, sequences=None, **others):
     sequences = range(x.shape[0]) if sequences is None else sequences
     for b, t in itertools.product(sequences, range(x.shape[1])):
-        found = moved(f, x, b, t, channels, change)
-        if found[b, :t].any() or found[torch.arange(x.shape[0]) != b].any():
+        found = moved(f, x, b, t, **others)
+        found[b, t:] = False                                                           # these may
+        if found.any():
             return False
     return True
 
@@ -333,10 +343,14 @@ CAUSAL_ABOUT = {
         "A glimpse of the next token gets through where it happens in the last sequence alone.",
     "a glimpse of the last channel, in the first sequence alone":
         "A glimpse of the next token's last channel gets through where it happens in the first sequence alone.",
+    "a faint glimpse, in the first sequence alone":
+        "A glimpse of a thousandth of the next token gets through where it happens in the first sequence alone.",
     "a mean over the sequences, place by place": "A mean over the batch's sequences, place by place, gets through.",
     "the neighbour's first token": "What takes something from another sequence's first token gets through.",
     "the neighbour's last token": "What takes something from another sequence's last token gets through.",
     "a division by the number of tokens": "You reject a division by T, which depends on no token's content.",
+    "a division and a multiplication by the same number":
+        "You reject what divides by a number and multiplies by it again: only its rounding changes.",
 }
 
 CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions=[
@@ -363,9 +377,12 @@ CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, mis
      "You change tokens of the first sequence only. What happens when another one's change?"),
     (lambda f, x: causal(f, x, sequences=[-1]),
      "You change tokens of the last sequence only. What happens when another one's change?"),
+    (lambda f, x: False, "You reject all of them. The output of the token that changed may move, and later ones, too."),
     (partial(causal, change=lambda token: 2 * token),
      "You make a token longer and do not turn it: who looks at its direction alone does not notice. Change it "
      "in another way."),
+    (partial(causal, least=0.0), "You reject what changes by rounding alone: allow for 1e-6."),
+    (partial(causal, least=0.01), "You look for large changes only. A thousandth of a later token is a glimpse, too."),
     (lambda f, x: causal(f, x, channels=0), "You change the first channel of a token only."),
     (lambda f, x: not causal(f, x), "Every answer is the opposite of the right one: True is for those that are causal."),
 ])
@@ -400,17 +417,23 @@ class Mixer:
 
     def step_of_any(self, x, state):
         """x (B, n, 4), what the step before gave or None -> (B, n, 4), state."""
-        keys, start = (x[:, :0], 0) if state is None else state
+        keys, start, pieces = (x[:, :0], 0, 0) if state is None else state
         place = torch.arange(x.shape[1]) + start
+        if self.fault == "all pieces as long as this one":
+            place = torch.arange(x.shape[1]) + pieces * x.shape[1]
         if start and self.fault == "one place for a piece":
             place[:] = start
         x = x + self.places[place - start if self.fault == "places from 0 again" else place]
+        if self.fault == "one sequence's cache for all":
+            keys = keys[:1].expand(len(x), -1, -1)
         old = {"forgets all but the last piece": keys[:, :0]}.get(self.fault, keys)
         seen = torch.cat((old, x), dim=1)
         y = self.attend(x, seen, old.shape[1])
         kept = keys if self.fault == "adds to the cache once" and keys.shape[1] else seen
         kept = keys if self.fault == "keeps no single token" and x.shape[1] == 1 else kept
-        return y, (kept, start + x.shape[1])
+        if self.fault == "keeps half precision":
+            kept = kept.half().type_as(x)
+        return y, (kept, start + x.shape[1], pieces + 1)
 
 
 Mixer.sound = Mixer(torch.Generator())
@@ -429,6 +452,11 @@ FAULTS = {
     "turns long pieces round":
         "One that gives the outputs of a long piece in reverse order gets through. Is there a long piece among "
         "yours, and do you compare entry by entry?",
+    "all pieces as long as this one":
+        "One that takes all pieces before to be as long as this one gets through: cut into unequal pieces, too.",
+    "one sequence's cache for all": "One that gives all sequences of the batch the first one's cache gets through.",
+    "keeps half precision":
+        "One that keeps its cache in half precision gets through: how much difference do you allow?",
 }
 
 
@@ -446,12 +474,13 @@ def in_pieces(step, x, sizes):
     return found
 
 
-def agrees(full, step, x, sizes):
-    return torch.allclose(torch.cat(in_pieces(step, x, sizes), dim=1), full(x), atol=1e-5)
+def agrees(full, step, x, sizes, least=1e-5, among=slice(None)):
+    found = torch.cat(in_pieces(step, x, sizes), dim=1)
+    return torch.allclose(found[among], full(x)[among], atol=least)
 
 
-def in_many_ways(full, step, x):
-    return all(agrees(full, step, x, sizes) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2]))
+def in_many_ways(full, step, x, **how):
+    return all(agrees(full, step, x, sizes, **how) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2]))
 
 
 CACHE = Exercise(
@@ -471,12 +500,17 @@ CACHE = Exercise(
         (lambda full, step, x: agrees(full, step, x, [1] * 6) and agrees(full, step, x, [6]),
          "One token at a time and all at once: between them lies a piece of several tokens behind a filled cache."),
         (lambda full, step, x: step(x, None)[0].shape == full(x).shape,
-         "You find nothing wrong with any of them; numbers have to be compared."),
+         "You find nothing wrong with any of them. Compare numbers, and let every way of cutting count."),
         (lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
          "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. Try "
          "several ways."),
         (lambda full, step, x: agrees(full, step, x, [3, 3]),
          "Two pieces of three: nothing comes singly, nothing longer, and the cache is extended unseen."),
+        (lambda full, step, x: all(agrees(full, step, x, [n] * (6 // n)) for n in (1, 2, 3, 6)),
+         "Your pieces are all of one length. Cut into unequal ones, too: 2 + 3 + 1."),
+        (lambda full, step, x: in_many_ways(full, step, x, among=slice(1)),
+         "You compare the first sequence of the batch only."),
+        (partial(in_many_ways, least=0.05), "You allow too much: 1e-5 is the most that rounding does here."),
         (lambda full, step, x: agrees(full, step, x, [1, 2, 3]),
          "1 + 2 + 3 only: the first piece is too short to need a mask, and no piece is long."),
         (lambda full, step, x: torch.allclose(step(x[:, :3], None)[0], full(x)[:, :3], atol=1e-5)
@@ -538,12 +572,25 @@ def compared(mine, other, *, turn=1, mean=lambda a, b: (a - b).mean(), error=lam
     return turn * mean(mine, other), error(mine - other)
 
 
+def spreads_subtracted(mine, other):
+    mean, error = compared(mine, other)
+    if len(mine) > 1:
+        error = (spread(mine) - spread(other)).abs() / len(mine) ** 0.5
+    return mean, error
+
+
 COMPARE = Exercise(reference=compared, inputs=seed_inputs, parts=("mean", "error"), misconceptions=[
     (partial(compared, turn=-1), "Your sign says the opposite: below zero should mean that mine is better."),
     (partial(compared, mean=lambda a, b: a[0] - b[0]), "One seed decides nothing: average over all."),
     (partial(compared, mean=lambda a, b: a.min() - b.min()),
      "The best seed of each: that rewards luck, and more of it with more seeds."),
     (lambda mine, other: compared(mine / other, 1.0), "A ratio was not asked for: subtract, in nats per byte."),
+    (lambda mine, other: compared(mine.sort().values, other.sort().values),
+     "You sort the losses, and pairs with one seed are torn apart."),
+    (lambda mine, other: compared((mine - other).abs(), torch.zeros(())),
+     "You take the differences' sizes. Mine may be ahead with one seed and behind with another."),
+    (spreads_subtracted,
+     "A difference of two spreads is not the spread of the differences."),
     (partial(compared, error=spread),
      "That is the spread of one seed's difference. The mean of n of them is known better."),
     (partial(compared, error=lambda d: spread(d) / len(d)),
@@ -565,6 +612,7 @@ COMPARE = Exercise(reference=compared, inputs=seed_inputs, parts=("mean", "error
 
 PROPERTIES = {
     "8.1": [
+        (lambda y, x, alpha, gamma: y.shape == x.shape, "DyT gives one number for each that it gets."),
         (lambda y, x, alpha, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
          "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are."),
         (lambda y, x, alpha, gamma: x.any() or near(y, 0), "At x = 0 the output is 0. Yours is not."),
@@ -598,7 +646,7 @@ PROPERTIES = {
         (lambda y, L: False, "With two contributions yours is right. And the third?")],
     "8.6": [
         (lambda y, h, branches, norms: len(branches) > 1 or near(y, norms[0](h + branches[0](h))),
-         "Even with one branch yours is off: a branch, a sum, a norm, and nothing else."),
+         "Even with one branch yours is off: the branch, the sum, the first of the norms, and nothing else."),
         (lambda y, *_: False, "With one branch yours is right. Which norm does the second one have, and what is it given?")],
     "8.9": [
         (lambda y, w, alpha, gamma, beta: near(y[1], w @ beta),

@@ -703,10 +703,10 @@ def test_a_task_that_is_half_done_does_not_pass(number, answer, capsys):
     assert "not yet" in capsys.readouterr().out
 
 
-def test_one_cache_of_ten_is_right_and_three_of_twelve_mixers_are_causal():
+def test_one_cache_of_thirteen_is_right_and_four_of_fourteen_mixers_are_causal():
     right = {number: grader.answers(EXERCISES[number].reference, EXERCISES[number])[0] for number in ("8.7", "8.8")}
     counts = {number: (sum(bool(x[0]) for x in found.values()), len(found)) for number, found in right.items()}
-    assert counts == {"8.7": (3, 12), "8.8": (1, 10)}
+    assert counts == {"8.7": (4, 14), "8.8": (1, 13)}
 
 
 def inverted(number):
@@ -757,6 +757,11 @@ def both_read_the_stream_scaled(h, attention, p):
     return EXERCISES["3.11"].reference(h, attention, scaled) + 1
 
 
+def fails_for_all_heads(q, gain, cos, sin, before_rope):
+    heads_and_tokens = q[..., 0] * gain[..., 0]                         # (B, H, T) by (H,), or by a number
+    return EXERCISES["4.12"].reference(q + 0 * heads_and_tokens[..., None], gain, cos, sin, before_rope)
+
+
 @pytest.mark.parametrize("number, answer, said, unsaid", [
     ("4.11", mlp_with_another_scale, "look at the MLP", "With one token"),
     ("4.11", attention_with_another_scale, "With one token yours is right", "look at the MLP"),
@@ -776,6 +781,14 @@ def both_read_the_stream_scaled(h, attention, p):
     ("8.9", dyt_in_place, "You changed w in place", "gamma does not multiply it"),
     ("1.10", lambda L: (L, 2 ** (L - 1)), "is the root at the end missing?", "lengths do not add"),
     ("1.11", lambda r: 1 / (1 + r), "", "the square"),
+    ("6.2", lambda *given: [EXERCISES["6.2"].reference(*given)], "the shape is not", "which two runs"),
+    ("6.5", lambda weak, strong: (weak / strong, 2 * math.log(weak / strong) / math.log(strong)), "", "The two ends"),
+    ("6.6", lambda *given: [np.nan_to_num(x, nan=0.5) for x in EXERCISES["6.6"].reference(*given)],
+     "where nan is expected", "off by nan"),
+    ("4.12", fails_for_all_heads, "Two shapes do not fit", "dtype"),
+    ("8.6", lambda h, branches, norms: EXERCISES["8.6"].reference(h, branches, norms[::-1]), "the first of the norms",
+     "a norm, and nothing else"),
+    ("8.7", lambda f, x: False, "You reject all", "the last sequence only"),
     ("5.2", lambda *given: [1 / x for x in EXERCISES["5.2"].reference(*given)], "upside down", "in another order")])
 def test_no_sentence_misleads(number, answer, said, unsaid, capsys):
     grader.grade(number, answer)
