@@ -176,7 +176,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(n, eps=1e-6)
 
     def forward(self, x):
-        return super().forward(wide(x))
+        return super().forward(wide(x))  # of two dtypes, x and weight, torch would warn
 
 class PowerNorm(nn.Module):
     """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al.
