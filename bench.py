@@ -31,7 +31,8 @@ race    complete runs, each with a cosine of its own, of so many tokens for each
         three seeds holds the true factor about three times in four. Every run that has ended is in --results, a JSON,
         from which the same command goes on, elsewhere too: no run is made twice.
 law     a N^-b + c, N parameters, through the losses of races at several sizes with the same tokens a parameter.
-        Brackets: a bootstrap over seeds, 2.5% to 97.5%. It knows nothing of errors in the law's form.
+        Brackets: a bootstrap over seeds, 2.5% to 97.5%. It knows nothing of errors in the law's form; how large these
+        are, the same law without the smallest size may tell (dashed).
 hellaswag  how often the right one of four endings is the likeliest, by log-likelihood and by that per character. Text
         and tokens as in lm-evaluation-harness 0.4 (task hellaswag 1.0), which gives GPT-2 124M 0.2892 and 0.3114 (not
         run here). Chance: 0.25; +-: a standard error. Rows of --file: ctx_a, ctx_b, activity_label, endings, label.
@@ -796,7 +797,7 @@ def law(options, *paths):
     parameter."""
     generator = np.random.default_rng(0)
     axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
-    table = [["a N^-b + c (2.5%-97.5%)", "b", "c", f"at {options.at:,} parameters"]]
+    table = [["a N^-b + c (2.5%-97.5%)", "b", "c", f"at {options.at:,} parameters", "without the smallest"]]
     for i, (name, found) in enumerate(read_sizes(paths, options.tokens_per_parameter).items()):
         sizes = np.array(sorted(found))
         seeds = [found[size] for size in sizes]
@@ -813,10 +814,14 @@ def law(options, *paths):
         a, b, c = np.array(fits).T[:, :, None]                    # (1001, 1) each
         x = np.geomspace(sizes[0], options.at, 50)
         lines = a * (x / sizes[0]) ** -b + c                      # (1001, 50)
-        table.append([label(name), with_interval(b[:, 0]), with_interval(c[:, 0]), with_interval(lines[:, -1])])
+        a_larger, b_larger, c_larger = fit_law(sizes[1:], means[1:])
+        of_larger = a_larger * (x / sizes[1]) ** -b_larger + c_larger
+        table.append([label(name), with_interval(b[:, 0]), with_interval(c[:, 0]), with_interval(lines[:, -1]),
+                      f"{of_larger[-1]:.3f}"])
         color = color_of(name, i)
         axes.plot(sizes, means, "o", color=color)
         axes.plot(x, lines[0], color=color, label=label(name))
+        axes.plot(x, of_larger, "--", color=color, lw=1)
         axes.fill_between(x, *np.quantile(lines[1:], (0.025, 0.975), axis=0), color=color, alpha=0.15, lw=0)
     expect(len(table) > 1, "law: no arch has four sizes with two seeds each, none diverged; give more races' JSONs")
     print_table(table)
