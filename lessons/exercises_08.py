@@ -1,10 +1,10 @@
 """
-Lesson 8, write the seventh: Dynamic Tanh, LayerNorm scaling, Post-LN, and what a norm of one's own has to pass.
+Lesson 8, write the seventh: Dynamic Tanh, LayerNorm scaling, Post-LN, and what a norm of one's own
+has to pass.
 
-Sources: anGPT sections 3.2 and Appendix A, NormFormer section 1. See grader.py for the form. The references use
-elementary operations only and nothing of model.py.
+Sources: anGPT sections 3.2 and Appendix A, NormFormer section 1. See grader.py for the form. The
+references use elementary operations only and nothing of model.py.
 """
-import itertools
 import math
 from functools import partial
 
@@ -18,7 +18,11 @@ def randn(generator, *shape):
     return torch.randn(*shape, generator=generator)
 
 
-# 8.1 ------------------------------------------------------------------------------------------------------------------
+def rms(x):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+# 8.1 ----------------------------------------------------------------------------------------------
 
 def dyt_inputs(generator):
     yield "a batch (2, 3, 5)", randn(generator, 2, 3, 5), torch.tensor(0.7), randn(generator, 5)
@@ -28,32 +32,54 @@ def dyt_inputs(generator):
     yield "one token of zeros", torch.zeros(1, 4), torch.tensor(1.5), torch.ones(4)
 
 
-def dyt(x, alpha, gamma, *, slope=True, outside=False, gain=True, center=False, divide=False, curve=None):
-    x = x - x.mean(-1, keepdim=True) if center else x
-    x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() if divide else x
-    y = alpha * x if slope else x
-    y = curve(y) if curve else 1 - 2 / ((2 * y).exp() + 1)                            # tanh
-    return (gamma * y if gain else y) * (alpha if outside else 1)
+def tanh(x):
+    return 1 - 2 / ((2 * x).exp() + 1)
+
+
+def dyt(x, alpha, gamma, *, centered=False, normed=False, alpha_inside=True, curve=tanh, gain=True,
+        alpha_outside=False):
+    y = x
+    if centered:
+        y = y - y.mean(-1, keepdim=True)
+    if normed:
+        y = rms(y)
+    if alpha_inside:
+        y = alpha * y
+    y = curve(y)
+    if gain:
+        y = gamma * y
+    if alpha_outside:
+        y = alpha * y
+    return y
 
 
 DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions=[
     (lambda x, alpha, gamma: torch.tanh(gamma * alpha * x),
-     "Your outputs never leave (-1, 1): the gain has no way to make a channel larger where it stands."),
-    (partial(dyt, slope=False, outside=True),
-     "alpha should decide where the curve bends. Where yours stands, it only makes the result larger."),
-    (partial(dyt, slope=False), "alpha does not enter."),
-    (lambda x, alpha, gamma: alpha * torch.tanh(gamma * x), "alpha and gamma have changed places."),
-    (partial(dyt, gain=False), "gamma does not enter."),
-    (lambda x, alpha, gamma: torch.tanh(alpha * x) + gamma, "gamma is a gain: it does not shift the curve."),
-    (partial(dyt, center=True), "You subtract a mean, which is a statistic over the channels: DyT has none."),
-    (partial(dyt, divide=True), "You normalize first. tanh is there so that nothing has to be averaged."),
+     "Your outputs never leave (-1, 1): the gain has no way to make a channel larger "
+     "where it stands."),
+    (partial(dyt, alpha_inside=False, alpha_outside=True),
+     "alpha should decide where the curve bends. Where yours stands, it only makes the "
+     "result larger."),
+    (partial(dyt, alpha_inside=False),
+     "alpha does not enter."),
+    (lambda x, alpha, gamma: alpha * torch.tanh(gamma * x),
+     "alpha and gamma have changed places."),
+    (partial(dyt, gain=False),
+     "gamma does not enter."),
+    (lambda x, alpha, gamma: torch.tanh(alpha * x) + gamma,
+     "gamma is a gain: it does not shift the curve."),
+    (partial(dyt, centered=True),
+     "You subtract a mean, which is a statistic over the channels: DyT has none."),
+    (partial(dyt, normed=True),
+     "You normalize first. tanh is there so that nothing has to be averaged."),
     (partial(dyt, curve=torch.sigmoid),
      "The right kind of curve, but yours goes from 0 to 1: at x = 0 the output should be 0."),
-    (partial(dyt, curve=lambda x: x / (1 + x.abs())), "Another S: Dynamic Tanh has the hyperbolic tangent in it."),
+    (partial(dyt, curve=lambda x: x / (1 + x.abs())),
+     "Another S: Dynamic Tanh has the hyperbolic tangent in it."),
 ])
 
 
-# 8.2 ------------------------------------------------------------------------------------------------------------------
+# 8.2 ----------------------------------------------------------------------------------------------
 
 def jacobian_inputs(generator):
     yield "five channels", randn(generator, 5), torch.tensor(0.7), randn(generator, 5)
@@ -67,80 +93,140 @@ def slope(x, alpha, gamma):
     return gamma * alpha / torch.cosh(alpha * x) ** 2
 
 
-def centered(x, alpha, gamma):
+def dyt_jacobian(x, alpha, gamma):
+    return torch.eye(len(x)) * slope(x, alpha, gamma)
+
+
+def with_projection(x, alpha, gamma):
     n = len(x)
-    return slope(x, alpha, gamma).diag() @ (torch.eye(n) - torch.ones(n, n) / n)
+    projection = torch.eye(n) - torch.ones(n, n) / n
+    return dyt_jacobian(x, alpha, gamma) @ projection
+
+
+def without_inner_factor(x, alpha, gamma):
+    return torch.diag(gamma / torch.cosh(alpha * x) ** 2)
+
+
+def tanh_not_squared(x, alpha, gamma):
+    return torch.diag(gamma * alpha * (1 - torch.tanh(alpha * x)))
+
+
+def by_output(x, alpha, gamma):
+    y = gamma * torch.tanh(alpha * x)
+    return torch.diag(gamma * alpha * (1 - y ** 2))
+
+
+def slope_at_x(x, alpha, gamma):
+    return torch.diag(gamma * alpha / torch.cosh(x) ** 2)
+
+
+def without_gamma(x, alpha, gamma):
+    return dyt_jacobian(x, alpha, torch.ones_like(gamma))
+
+
+def tanh_squared(x, alpha, gamma):
+    return torch.diag(gamma * alpha * torch.tanh(alpha * x) ** 2)
 
 
 JACOBIAN = Exercise(
-    reference=lambda x, alpha, gamma: torch.eye(len(x)) * slope(x, alpha, gamma), inputs=jacobian_inputs,
-    misconceptions=[
-        (centered, "You have LayerNorm's projection in it: there, each channel acts on all through the mean. "
-                   "Which channels of x does output i of DyT look at?"),
-        (lambda x, alpha, gamma: slope(x, alpha, gamma), "These are the numbers, but a Jacobian is a matrix (n, n)."),
-        (lambda x, alpha, gamma: (gamma / torch.cosh(alpha * x) ** 2).diag(),
-         "The chain rule's inner factor is missing: x is multiplied by something before the tanh."),
-        (lambda x, alpha, gamma: (gamma * alpha * (1 - torch.tanh(alpha * x))).diag(),
-         "The derivative of tanh is not that: at x = 0 and far to the left it gives 1 and 2."),
-        (lambda x, alpha, gamma: (gamma * alpha * (1 - (gamma * torch.tanh(alpha * x)) ** 2)).diag(),
-         "You wrote the slope by the output y, which has gamma in it. Use tanh(alpha x) alone there."),
-        (lambda x, alpha, gamma: (gamma * alpha / torch.cosh(x) ** 2).diag(),
-         "You take the slope at x. The tanh is evaluated elsewhere."),
-        (lambda x, alpha, gamma: (alpha / torch.cosh(alpha * x) ** 2).diag(), "gamma does not enter."),
-        (lambda x, alpha, gamma: (gamma * alpha * torch.tanh(alpha * x) ** 2).diag(),
-         "Yours is 0 at x = 0, where DyT is steepest, and grows to both sides."),
-    ], without=AUTOGRAD)
+    reference=dyt_jacobian, inputs=jacobian_inputs, without=AUTOGRAD, misconceptions=[
+    (with_projection,
+     "You have LayerNorm's projection in it: there, each channel acts on all through the mean. "
+     "Which channels of x does output i of DyT look at?"),
+    (slope,
+     "These are the numbers, but a Jacobian is a matrix (n, n)."),
+    (without_inner_factor,
+     "The chain rule's inner factor is missing: x is multiplied by something before the tanh."),
+    (tanh_not_squared,
+     "The derivative of tanh is not that: at x = 0 and far to the left it gives 1 and 2."),
+    (by_output,
+     "You wrote the slope by the output y, which has gamma in it. Use tanh(alpha x) alone there."),
+    (slope_at_x,
+     "You take the slope at x. The tanh is evaluated elsewhere."),
+    (without_gamma,
+     "gamma does not enter."),
+    (tanh_squared,
+     "Yours is 0 at x = 0, where DyT is steepest, and grows to both sides."),
+])
 
 
-# 8.3 ------------------------------------------------------------------------------------------------------------------
+# 8.3 ----------------------------------------------------------------------------------------------
 
 def matching_inputs(generator):
-    spread = torch.tensor([0.5, 1.0, 4.0])[:, None]
-    yield "tokens of different spread", spread * randn(generator, 2, 3, 8)
+    spreads = torch.tensor([0.5, 1.0, 4.0])
+    yield "tokens of different spread", spreads[:, None] * randn(generator, 2, 3, 8)
     yield "tokens with a mean", randn(generator, 2, 5, 4) + 2
     yield "embeddings, std 0.02", 0.02 * randn(generator, 4, 8, 16)
     yield "one token", 3 * randn(generator, 1, 1, 6)
 
 
-def slopes(x, *, center=True, least=0, eps=1e-5, late=0, power=-0.5, mean=torch.mean):
-    """LayerNorm's slope for each token, (variance + eps) ** power; least = 1 divides by n - 1. -> their mean"""
-    off = x - x.mean(-1, keepdim=True) if center else x
-    variance = off.square().sum(-1) / (x.shape[-1] - least)
-    return mean(((variance + eps).sqrt() + late) ** (2 * power))
+def matching_alpha(x, *, centered=True, less=0, eps=1e-5, eps_behind_root=0.0, power=-1,
+                   mean=torch.mean):
+    """less: the variance divides by n - less; power: a token's slope is deviation ** power."""
+    off = x
+    if centered:
+        off = x - x.mean(-1, keepdim=True)
+    variance = off.square().sum(-1) / (x.shape[-1] - less)
+    deviation = (variance + eps).sqrt() + eps_behind_root
+    return mean(deviation ** power)
 
 
-MATCHING = Exercise(reference=slopes, inputs=matching_inputs, tolerance=1e-4, misconceptions=[
+def of_mean_deviation(slopes):
+    return 1 / (1 / slopes).mean()
+
+
+def of_mean_variance(slopes):
+    return 1 / (1 / slopes ** 2).mean().sqrt()
+
+
+def all_tokens_pooled(x):
+    variance = (x - x.mean()).square().mean()
+    return 1 / (variance + 1e-5).sqrt()
+
+
+MATCHING = Exercise(
+    reference=matching_alpha, inputs=matching_inputs, tolerance=1e-4, misconceptions=[
     (lambda x: 1.0,
-     "That is the start in anGPT's Appendix A. It fits inputs of standard deviation 1; these have others."),
-    (partial(slopes, power=0.5), "Upside down: the larger the inputs, the flatter LayerNorm's line."),
-    (partial(slopes, mean=lambda s: 1 / (1 / s).mean()),
-     "The mean of the slopes is asked for. You have the slope of the mean deviation, which is smaller."),
-    (partial(slopes, mean=lambda s: 1 / (1 / s ** 2).mean().sqrt()),
-     "You average the variances and take one slope of that. Each token has its slope first; then they are averaged."),
-    (lambda x: 1 / ((x - x.mean()).square().mean() + 1e-5).sqrt(),
+     "That is the start in anGPT's Appendix A. It fits inputs of standard deviation 1; "
+     "these have others."),
+    (partial(matching_alpha, power=1),
+     "Upside down: the larger the inputs, the flatter LayerNorm's line."),
+    (partial(matching_alpha, mean=of_mean_deviation),
+     "The mean of the slopes is asked for. You have the slope of the mean deviation, "
+     "which is smaller."),
+    (partial(matching_alpha, mean=of_mean_variance),
+     "You average the variances and take one slope of that. Each token has its slope first; then "
+     "they are averaged."),
+    (all_tokens_pooled,
      "You pool all tokens into one deviation. LayerNorm gives each token a slope of its own."),
-    (partial(slopes, power=-1), "LayerNorm divides by the root of the variance."),
-    (partial(slopes, center=False),
+    (partial(matching_alpha, power=-2),
+     "LayerNorm divides by the root of the variance."),
+    (partial(matching_alpha, centered=False),
      "That is RMSNorm's slope. LayerNorm measures the spread around the token's mean."),
-    (partial(slopes, least=1),
+    (partial(matching_alpha, less=1),
      "Your variance divides by n - 1, as torch's std does by itself; LayerNorm divides by n."),
-    (partial(slopes, eps=0), "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts."),
-    (partial(slopes, eps=1e-6), "Your epsilon is 1e-6, where 1e-5 was asked for."),
-    (partial(slopes, eps=0, late=1e-5), "Epsilon is added to the variance, before the root is taken."),
-    (partial(slopes, mean=lambda s: s.max()), "That is the steepest of the slopes; their mean is asked for."),
+    (partial(matching_alpha, eps=0),
+     "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts."),
+    (partial(matching_alpha, eps=1e-6),
+     "Your epsilon is 1e-6, where 1e-5 was asked for."),
+    (partial(matching_alpha, eps=0, eps_behind_root=1e-5),
+     "Epsilon is added to the variance, before the root is taken."),
+    (partial(matching_alpha, mean=torch.max),
+     "That is the steepest of the slopes; their mean is asked for."),
 ])
 
 
-# 8.4 ------------------------------------------------------------------------------------------------------------------
-
-def rms(x):
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-
+# 8.4 ----------------------------------------------------------------------------------------------
 
 def silu_branch(generator, d):
     """A branch that is not linear, as a block's are not."""
-    up, down = randn(generator, d, 2 * d) / d ** 0.5, randn(generator, 2 * d, d)
-    return lambda x: (x @ up) * torch.sigmoid(x @ up) @ down
+    up = randn(generator, d, 2 * d) / d ** 0.5
+    down = randn(generator, 2 * d, d)
+
+    def branch(x):
+        z = x @ up
+        return (z * torch.sigmoid(z)) @ down
+    return branch
 
 
 def scaling_inputs(generator):
@@ -148,70 +234,126 @@ def scaling_inputs(generator):
     yield "the first layer", randn(generator, 2, 3, 4), rms, silu_branch(generator, 4), 1
     yield "layer 24", 5 * randn(generator, 2, 3, 8), rms, silu_branch(generator, 8), 24
     gain = randn(generator, 4)
-    yield "a norm with a gain", randn(generator, 3, 4), lambda x: gain * rms(x), silu_branch(generator, 4), 2
+
+    def norm(x):
+        return gain * rms(x)
+    yield "a norm with a gain", randn(generator, 3, 4), norm, silu_branch(generator, 4), 2
 
 
-def scaled(h, norm, branch, layer, *, power=-0.5, first=0, at="norm", residual=lambda h, norm, factor: h):
-    factor = (layer + first) ** power
-    before, after, end = (factor if at == place else 1 for place in ("input", "norm", "output"))
-    return residual(h, norm, factor) + branch(norm(h * before) * after) * end
+def behind_norm(h, norm, branch, factor):
+    return branch(norm(h) * factor)
 
 
-SCALING = Exercise(reference=scaled, inputs=scaling_inputs, misconceptions=[
-    (partial(scaled, at="residual", residual=lambda h, norm, factor: h * factor),
-     "You shrink the residual stream itself: what early layers wrote would be gone after a few blocks."),
-    (partial(scaled, at="output"),
-     "You shrink what the branch gives. The paper shrinks what it gets, and a branch is not linear."),
-    (partial(scaled, at="input"),
+def as_it_is(h, norm, factor):
+    return h
+
+
+def scaled_step(h, norm, branch, layer, *, first=1, power=-0.5, added=behind_norm, residual=as_it_is):
+    """first: what the first layer counts as."""
+    factor = (layer - 1 + first) ** power
+    return residual(h, norm, factor) + added(h, norm, branch, factor)
+
+
+def behind_branch(h, norm, branch, factor):
+    return branch(norm(h)) * factor
+
+
+def before_norm(h, norm, branch, factor):
+    return branch(norm(h * factor))
+
+
+def without_factor(h, norm, branch, factor):
+    return branch(norm(h))
+
+
+def brackets_missing(h, norm, branch, layer):
+    return h + branch(norm(h) / layer ** 1 / 2)
+
+
+SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, misconceptions=[
+    (partial(scaled_step, added=without_factor, residual=lambda h, norm, factor: h * factor),
+     "You shrink the residual stream itself: what early layers wrote would be gone "
+     "after a few blocks."),
+    (partial(scaled_step, added=behind_branch),
+     "You shrink what the branch gives. The paper shrinks what it gets, and a branch "
+     "is not linear."),
+    (partial(scaled_step, added=before_norm),
      "A norm undoes every factor in front of it (but for epsilon): yours changes nothing."),
-    (partial(scaled, power=-1), "Too strong from layer 2 on: have another look at the power of the layer's number."),
-    (lambda h, norm, branch, layer: h + branch(norm(h) / layer ** 1 / 2),
-     "In Python a power comes before a division: ** 1/2 is ** 1, and then half of that. Brackets help."),
-    (partial(scaled, first=1), "Layers count from 1 here; the first one is left as it is."),
-    (partial(scaled, power=0.5), "Your branches grow with depth; this was meant to tame them."),
-    (partial(scaled, residual=lambda h, norm, factor: norm(h) * factor),
+    (partial(scaled_step, power=-1),
+     "Too strong from layer 2 on: have another look at the power of the layer's number."),
+    (brackets_missing,
+     "In Python a power comes before a division: ** 1/2 is ** 1, and then half of that. "
+     "Brackets help."),
+    (partial(scaled_step, first=2),
+     "Layers count from 1 here; the first one is left as it is."),
+    (partial(scaled_step, power=0.5),
+     "Your branches grow with depth; this was meant to tame them."),
+    (partial(scaled_step, residual=lambda h, norm, factor: norm(h) * factor),
      "The residual takes h itself, whatever the branch is given."),
-    (partial(scaled, residual=lambda h, norm, factor: 0), "The residual is missing."),
+    (partial(scaled_step, residual=lambda h, norm, factor: 0),
+     "The residual is missing."),
 ])
 
 
-# 8.5 ------------------------------------------------------------------------------------------------------------------
+# 8.5 ----------------------------------------------------------------------------------------------
+
+def depth_inputs(generator):
+    yield "1 layer", 1
+    for layers in (2, 6, 24, 1000):
+        yield f"{layers} layers", layers
+
 
 def harmonic(layers, power=1.0):
+    """1 + 1 / 2 ** power + ... + 1 / layers ** power"""
     return sum(layer ** -power for layer in range(1, layers + 1))
 
 
-GROWTH = Exercise(
-    reference=lambda layers: math.sqrt(harmonic(layers)), tolerance=1e-4,
-    inputs=lambda generator: ((f"{layers} layer{'s' * (layers > 1)}", layers) for layers in (1, 2, 6, 24, 1000)),
-    misconceptions=[
-        (lambda layers: math.sqrt(layers),
-         "That is section 3.2's stream, without the factors: every contribution has norm 1 there."),
-        (lambda layers: harmonic(layers), "That is the mean of the squared norm; its root is asked for."),
-        (lambda layers: harmonic(layers, 0.5), "You add the norms, as if all contributions pointed the same way. "
-                                               "What adds up for independent vectors?"),
-        (lambda layers: math.sqrt(harmonic(layers, 0.5)),
-         "There is a root at the end, but what you add under it are the lengths themselves, not yet squared."),
-        (lambda layers: math.sqrt(harmonic(layers, 2)), "You squared the factors once too often."),
-        (lambda layers: math.sqrt(math.log(layers)), "Close for very many layers only; with one layer it is 0."),
-        (lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
-         "A good formula for many layers, where it belongs; for few it is off. Add up the terms themselves."),
-        (lambda layers: math.sqrt(harmonic(layers - 1)), "The last layer is missing, as range leaves out its end."),
-        (lambda layers: 1.0, "Only the last contribution shrinks to nothing; their sum still grows."),
-    ])
+def stream_after(layers):
+    return math.sqrt(harmonic(layers))
 
 
-# 8.6 ------------------------------------------------------------------------------------------------------------------
+GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, misconceptions=[
+    (lambda layers: math.sqrt(layers),
+     "That is section 3.2's stream, without the factors: every contribution has norm 1 there."),
+    (lambda layers: harmonic(layers),
+     "That is the mean of the squared norm; its root is asked for."),
+    (lambda layers: harmonic(layers, 0.5),
+     "You add the norms, as if all contributions pointed the same way. What adds up for "
+     "independent vectors?"),
+    (lambda layers: math.sqrt(harmonic(layers, 0.5)),
+     "There is a root at the end, but what you add under it are the lengths themselves, "
+     "not yet squared."),
+    (lambda layers: math.sqrt(harmonic(layers, 2)),
+     "You squared the factors once too often."),
+    (lambda layers: math.sqrt(math.log(layers)),
+     "Close for very many layers only; with one layer it is 0."),
+    (lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
+     "A good formula for many layers, where it belongs; for few it is off. Add up the "
+     "terms themselves."),
+    (lambda layers: stream_after(layers - 1),
+     "The last layer is missing, as range leaves out its end."),
+    (lambda layers: 1.0,
+     "Only the last contribution shrinks to nothing; their sum still grows."),
+])
 
-def gained(generator, d):
+
+# 8.6 ----------------------------------------------------------------------------------------------
+
+def layer_norm(generator, d):
     gain = 1 + 0.5 * randn(generator, d)
-    return lambda x: gain * (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+
+    def norm(x):
+        off = x - x.mean(-1, keepdim=True)
+        return gain * off / (off.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return norm
 
 
 def post_inputs(generator):
     def case(d, n, size=1.0):
-        return (size * randn(generator, 2, 3, d), [silu_branch(generator, d) for _ in range(n)],
-                [gained(generator, d) for _ in range(n + 1)])
+        h = size * randn(generator, 2, 3, d)
+        branches = [silu_branch(generator, d) for _ in range(n)]
+        norms = [layer_norm(generator, d) for _ in range(n + 1)]
+        return h, branches, norms
 
     yield "one block: two branches", *case(4, 2)
     yield "three blocks: six branches", *case(6, 6)
@@ -219,19 +361,8 @@ def post_inputs(generator):
     yield "one branch", *case(8, 1)
 
 
-def post(h, branches, norms):
-    for i, branch in enumerate(branches):
-        h = norms[i](h + branch(h))
-    return h
-
-
-def pre(h, branches, norms):
-    for branch, norm in zip(branches, norms):
-        h = h + branch(norm(h))
-    return h
-
-
 def chain(step):
+    """A model of steps (h, branch, norm) -> h; the last norm is left over."""
     def run(h, branches, norms):
         for branch, norm in zip(branches, norms):
             h = step(h, branch, norm)
@@ -239,31 +370,76 @@ def chain(step):
     return run
 
 
-POST = Exercise(reference=post, inputs=post_inputs, misconceptions=[
-    (lambda h, branches, norms: norms[-1](post(h, branches, norms)),
-     "Your blocks are right. But the last of them ends in a norm already: what is the extra one for?"),
-    (lambda h, branches, norms: norms[-1](pre(h, branches, norms)), "That is a Pre-LN model."),
-    (pre, "That is a Pre-LN model, and one without its norm at the end."),
+post_ln = chain(lambda h, branch, norm: norm(h + branch(h)))
+pre_ln = chain(lambda h, branch, norm: h + branch(norm(h)))
+
+
+def norm_at_end_too(h, branches, norms):
+    return norms[-1](post_ln(h, branches, norms))
+
+
+def pre_ln_with_last_norm(h, branches, norms):
+    return norms[-1](pre_ln(h, branches, norms))
+
+
+def norm_at_start_too(h, branches, norms):
+    return post_ln(norms[0](h), branches, norms[1:])
+
+
+def one_norm_at_end(h, branches, norms):
+    for branch in branches:
+        h = h + branch(h)
+    return norms[len(branches) - 1](h)
+
+
+POST = Exercise(reference=post_ln, inputs=post_inputs, misconceptions=[
+    (norm_at_end_too,
+     "Your blocks are right. But the last of them ends in a norm already: what is the "
+     "extra one for?"),
+    (pre_ln_with_last_norm,
+     "That is a Pre-LN model."),
+    (pre_ln,
+     "That is a Pre-LN model, and one without its norm at the end."),
     (chain(lambda h, branch, norm: h + norm(branch(h))),
-     "You norm what the branch gives, and the stream grows on. In Post-LN the sum goes through the norm."),
+     "You norm what the branch gives, and the stream grows on. In Post-LN the sum goes "
+     "through the norm."),
     (chain(lambda h, branch, norm: norm(h) + branch(norm(h))),
-     "You norm before the branch and give the residual the normed h, too. The norm comes after the sum."),
-    (lambda h, branches, norms: post(h, branches, norms[1:]),
+     "You norm before the branch and give the residual the normed h, too. The norm comes "
+     "after the sum."),
+    (lambda h, branches, norms: post_ln(h, branches, norms[1:]),
      "Your norms are shifted by one: the first branch's sum goes through the first norm."),
-    (lambda h, branches, norms: post(norms[0](h), branches, norms[1:]),
-     "Before the first branch nothing was added: h goes in as it is. Which norm is left over then?"),
+    (norm_at_start_too,
+     "Before the first branch nothing was added: h goes in as it is. Which norm is "
+     "left over then?"),
     (chain(lambda h, branch, norm: norm(branch(h))),
      "The residual is missing: norm the sum of the branch and what went into it."),
-    (lambda h, branches, norms: norms[len(branches) - 1](
-        chain(lambda h, branch, norm: h + branch(h))(h, branches, norms)),
+    (one_norm_at_end,
      "One norm at the end is not enough: there is one after every branch."),
 ])
 
 
-# 8.7 ------------------------------------------------------------------------------------------------------------------
+# 8.7 ----------------------------------------------------------------------------------------------
 
-def ahead(x, steps=1):
-    return torch.cat((x[:, steps:], torch.zeros_like(x[:, :steps])), dim=1)
+def mean_so_far(x):
+    count = torch.arange(1, x.shape[1] + 1)
+    return x.cumsum(1) / count[:, None]
+
+
+def by_batch(x):
+    return x / x.square().mean((0, 1)).sqrt()
+
+
+def by_batch_detached(x):
+    return x / x.detach().square().mean((0, 1)).sqrt()
+
+
+def by_sequence(x):
+    return x / x.square().mean((1, 2), keepdim=True).sqrt()
+
+
+def ahead(x):
+    """The next token in each token's place."""
+    return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
 def glimpse_in(sequence, channel, size=0.1):
@@ -281,390 +457,661 @@ def there_and_back(x):
     return x / size * size
 
 
-MIXERS = {                                         # (B, T, d) -> (B, T, d)
-    "RMSNorm, token by token": rms,
-    "a mean over the tokens so far": lambda x: x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None],
-    "the mean square of the whole batch": lambda x: x / x.square().mean((0, 1)).sqrt(),
-    "the same, detached as in PowerNorm": lambda x: x / x.detach().square().mean((0, 1)).sqrt(),
-    "the mean square of each sequence": lambda x: x / x.square().mean((1, 2), keepdim=True).sqrt(),
-    "a glimpse of the next token's direction": lambda x: x + 0.1 * ahead(rms(x)),
-    "a glimpse, in the last sequence alone": glimpse_in(-1, 0),
-    "a glimpse of the last channel, in the first sequence alone": glimpse_in(0, -1),
-    "a faint glimpse, in the first sequence alone": glimpse_in(0, 0, 0.001),
-    "a mean over the sequences, place by place": lambda x: x - x.mean(0),
-    "the neighbour's first token": lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
-    "the neighbour's last token": lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
-    "a division by the number of tokens": lambda x: x / x.shape[1],
-    "a division and a multiplication by the same number": there_and_back,
-}
+MIXERS = [                                                  # (B, T, d) -> (B, T, d)
+    ("RMSNorm, token by token", rms,
+     "You reject RMSNorm, which looks at one token at a time."),
+    ("a mean over the tokens so far", mean_so_far,
+     "You reject a mean over the tokens so far. Looking back is allowed."),
+    ("the mean square of the whole batch", by_batch,
+     "A norm with the whole batch's mean square gets through."),
+    ("the same, detached as in PowerNorm", by_batch_detached,
+     "Statistics of the whole batch, detached as in PowerNorm, get through."),
+    ("the mean square of each sequence", by_sequence,
+     "A norm over all tokens of a sequence, later ones too, gets through."),
+    ("a glimpse of the next token's direction", lambda x: x + 0.1 * ahead(rms(x)),
+     "A glimpse of just the next token gets through, one that sees its direction and "
+     "not its length."),
+    ("a glimpse, in the last sequence alone", glimpse_in(-1, 0),
+     "A glimpse of the next token gets through where it happens in the last sequence alone."),
+    ("a glimpse of the last channel, in the first sequence alone", glimpse_in(0, -1),
+     "A glimpse of the next token's last channel gets through where it happens in the first "
+     "sequence alone."),
+    ("a faint glimpse, in the first sequence alone", glimpse_in(0, 0, size=0.001),
+     "A glimpse of a thousandth of the next token gets through where it happens in the first "
+     "sequence alone."),
+    ("a mean over the sequences, place by place", lambda x: x - x.mean(0),
+     "A mean over the batch's sequences, place by place, gets through."),
+    ("the neighbour's first token", lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
+     "What takes something from another sequence's first token gets through."),
+    ("the neighbour's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
+     "What takes something from another sequence's last token gets through."),
+    ("a division by the number of tokens", lambda x: x / x.shape[1],
+     "You reject a division by T, which depends on no token's content."),
+    ("a division and a multiplication by the same number", there_and_back,
+     "You reject what divides by a number and multiplies by it again: only its rounding changes."),
+]
 
 
 def mixer_inputs(generator):
-    for label, mixer in MIXERS.items():
+    for label, mixer, _ in MIXERS:
         yield label, mixer, randn(generator, 3, 5, 4)
 
 
-def moved(f, x, sequences, t, channels=slice(None), change=lambda token: token + 1, least=1e-6):
-    """Where f changes when token t of these sequences does: (B, T), True or False."""
+def one_more(token):
+    return token + 1
+
+
+def moved(f, x, b, t, *, channels=slice(None), change=one_more, least=1e-6):
+    """(B, T), True or False: where f changes when token t of sequence b does, or of a slice of them."""
     other = x.clone()
-    other[sequences, t, channels] = change(x[sequences, t, channels])
+    other[b, t, channels] = change(x[b, t, channels])
     return (f(other) - f(x)).abs().amax(-1) > least
 
 
-def causal(f, x, sequences=None, **others):
-    sequences = range(x.shape[0]) if sequences is None else sequences
-    for b, t in itertools.product(sequences, range(x.shape[1])):
-        found = moved(f, x, b, t, **others)
-        found[b, t:] = False                                                           # these may
-        if found.any():
+def is_causal(f, x, *, sequences=None, **how):
+    B, T, _ = x.shape
+    for b in sequences or range(B):
+        for t in range(T):
+            changed = moved(f, x, b, t, **how)
+            changed[b, t:] = False                          # these may
+            if changed.any():
+                return False
+    return True
+
+
+def changing_all_sequences(f, x, looking_at):
+    for t in range(x.shape[1]):
+        changed = moved(f, x, slice(None), t)
+        if looking_at(changed, t).any():
+            return False
+    return True
+
+
+def last_token_to_first_place(f, x):
+    changed = moved(f, x, slice(None), -1)
+    return not changed[:, 0].any()
+
+
+def return_in_loop(f, x):
+    changed = moved(f, x, 0, 0)
+    return not changed[1:].any()
+
+
+def cutting(f, x):
+    for t in range(1, x.shape[1]):
+        if not torch.allclose(f(x[:, :t]), f(x)[:, :t], atol=1e-6):
             return False
     return True
 
 
 def by_autograd(f, x):
-    jacobian = torch.autograd.functional.jacobian(f, x).abs().amax((2, 5))            # (B, T, B, T)
-    return all((jacobian[b, t, c, s] < 1e-9) or (b == c and s <= t) for b, t, c, s in itertools.product(
-        *(range(n) for n in jacobian.shape)))
+    B, T, _ = x.shape
+    jacobian = torch.autograd.functional.jacobian(f, x).abs().amax((2, 5))      # (B, T, B, T)
+    same_sequence = torch.eye(B).view(B, 1, B, 1)
+    so_far = torch.ones(T, T).tril().view(1, T, 1, T)
+    may = same_sequence * so_far > 0
+    return bool((jacobian.masked_fill(may, 0) < 1e-9).all())
 
 
-def everywhere(f, x, seen):
-    return all(not seen(moved(f, x, slice(None), t), t).any() for t in range(x.shape[1]))
+def own_sequence_only(f, x):
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            if moved(f, x, b, t)[b, :t].any():
+                return False
+    return True
 
 
-CAUSAL_ABOUT = {
-    "RMSNorm, token by token": "You reject RMSNorm, which looks at one token at a time.",
-    "a mean over the tokens so far": "You reject a mean over the tokens so far. Looking back is allowed.",
-    "the mean square of the whole batch": "A norm with the whole batch's mean square gets through.",
-    "the same, detached as in PowerNorm": "Statistics of the whole batch, detached as in PowerNorm, get through.",
-    "the mean square of each sequence": "A norm over all tokens of a sequence, later ones too, gets through.",
-    "a glimpse of the next token's direction":
-        "A glimpse of just the next token gets through, one that sees its direction and not its length.",
-    "a glimpse, in the last sequence alone":
-        "A glimpse of the next token gets through where it happens in the last sequence alone.",
-    "a glimpse of the last channel, in the first sequence alone":
-        "A glimpse of the next token's last channel gets through where it happens in the first sequence alone.",
-    "a faint glimpse, in the first sequence alone":
-        "A glimpse of a thousandth of the next token gets through where it happens in the first sequence alone.",
-    "a mean over the sequences, place by place": "A mean over the batch's sequences, place by place, gets through.",
-    "the neighbour's first token": "What takes something from another sequence's first token gets through.",
-    "the neighbour's last token": "What takes something from another sequence's last token gets through.",
-    "a division by the number of tokens": "You reject a division by T, which depends on no token's content.",
-    "a division and a multiplication by the same number":
-        "You reject what divides by a number and multiplies by it again: only its rounding changes.",
-}
-
-CAUSAL = Exercise(reference=causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions=[
+CAUSAL_ABOUT = {label: sentence for label, _, sentence in MIXERS}
+CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions=[
     (lambda f, x: f(x).shape == x.shape,
-     "You find nothing wrong with any of them: something has to be changed, and its effect looked for."),
-    (lambda f, x: everywhere(f, x, lambda change, t: change[:, :t]),
-     "You change all sequences at once and look at earlier places: what leaks from one sequence to another at the "
-     "same or a later place stays unseen."),
-    (lambda f, x: everywhere(f, x, lambda change, t: change[:, t + 1:]),
-     "You look behind the token that changed. There a change is welcome: it is attention's purpose."),
-    (lambda f, x: everywhere(f, x, lambda change, t: change[:, :t + 1]),
+     "You find nothing wrong with any of them: something has to be changed, and its "
+     "effect looked for."),
+    (lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t]),
+     "You change all sequences at once and look at earlier places: what leaks from one sequence to "
+     "another at the same or a later place stays unseen."),
+    (lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, t + 1:]),
+     "You look behind the token that changed. There a change is welcome: it is "
+     "attention's purpose."),
+    (lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t + 1]),
      "You count the token's own place as a leak; its output has to change."),
-    (lambda f, x: not moved(f, x, slice(None), -1)[:, 0].any(),
-     "You change the last token and look at the first place. Who peeks one token ahead gets through."),
-    (lambda f, x: not moved(f, x, 0, 0)[1:].any(),
+    (last_token_to_first_place,
+     "You change the last token and look at the first place. Who peeks one token "
+     "ahead gets through."),
+    (return_in_loop,
      "You judge by a sequence's first token alone. Does a return stand inside your loop?"),
-    (lambda f, x: all(torch.allclose(f(x[:, :t]), f(x)[:, :t], atol=1e-6) for t in range(1, x.shape[1])),
-     "Cutting tokens off is not changing them: you reject what only counts tokens, and other sequences go unseen."),
+    (cutting,
+     "Cutting tokens off is not changing them: you reject what only counts tokens, and other "
+     "sequences go unseen."),
     (by_autograd,
-     "Gradients do not see what was detached, and PowerNorm's statistics are: change the numbers themselves."),
-    (lambda f, x: not any((change := moved(f, x, b, t))[b, :t].any() for b in range(len(x)) for t in range(x.shape[1])),
-     "You look at the sequence whose token changed. Look at the other sequences of the batch as well."),
-    (lambda f, x: causal(f, x, sequences=[0]),
+     "Gradients do not see what was detached, and PowerNorm's statistics are: change the "
+     "numbers themselves."),
+    (own_sequence_only,
+     "You look at the sequence whose token changed. Look at the other sequences of the "
+     "batch as well."),
+    (lambda f, x: is_causal(f, x, sequences=[0]),
      "You change tokens of the first sequence only. What happens when another one's change?"),
-    (lambda f, x: causal(f, x, sequences=[-1]),
+    (lambda f, x: is_causal(f, x, sequences=[-1]),
      "You change tokens of the last sequence only. What happens when another one's change?"),
-    (lambda f, x: False, "You reject all of them. The output of the token that changed may move, and later ones, too."),
-    (partial(causal, change=lambda token: 2 * token),
-     "You make a token longer and do not turn it: who looks at its direction alone does not notice. Change it "
-     "in another way."),
-    (partial(causal, least=0.0), "You reject what changes by rounding alone: allow for 1e-6."),
-    (partial(causal, least=0.01), "You look for large changes only. A thousandth of a later token is a glimpse, too."),
-    (lambda f, x: causal(f, x, channels=0), "You change the first channel of a token only."),
-    (lambda f, x: not causal(f, x), "Every answer is the opposite of the right one: True is for those that are causal."),
+    (lambda f, x: False,
+     "You reject all of them. The output of the token that changed may move, and later ones, too."),
+    (partial(is_causal, change=lambda token: 2 * token),
+     "You make a token longer and do not turn it: who looks at its direction alone does not "
+     "notice. Change it in another way."),
+    (partial(is_causal, least=0.0),
+     "You reject what changes by rounding alone: allow for 1e-6."),
+    (partial(is_causal, least=0.01),
+     "You look for large changes only. A thousandth of a later token is a glimpse, too."),
+    (lambda f, x: is_causal(f, x, channels=0),
+     "You change the first channel of a token only."),
+    (lambda f, x: not is_causal(f, x),
+     "Every answer is the opposite of the right one: True is for those that are causal."),
 ])
 
 
-# 8.8 ------------------------------------------------------------------------------------------------------------------
+# 8.8 ----------------------------------------------------------------------------------------------
+
+def attend(x, keys, hidden):
+    scores = (x @ keys.mT).masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ keys
+
 
 class Mixer:
-    """A causal mean with weights, in one go (full) or piece by piece (step), in several broken ways."""
+    """A causal mean with weights, in one go (full) or piece by piece (step, which may be broken)."""
 
-    def __init__(self, generator, fault=None):
-        self.places, self.fault = randn(generator, 16, 4), fault
-
-    def attend(self, x, keys, start):
-        i, j = torch.arange(x.shape[1])[:, None], torch.arange(keys.shape[1])
-        hidden = j > i + start
-        if self.fault == ("no mask behind a cache" if start else "no mask without a cache"):
-            hidden = torch.zeros_like(hidden)
-        if self.fault == "mask at the wrong corner":
-            hidden = j > i
-        return (x @ keys.mT).masked_fill(hidden, -math.inf).softmax(-1) @ keys
+    def __init__(self, generator, fault):
+        self.places = randn(generator, 16, 4)
+        self.fault = fault
 
     def full(self, x):
-        x = x + self.places[:x.shape[1]]
-        return Mixer.attend(type(self).sound, x, x, 0)
+        n = x.shape[1]
+        x = x + self.places[:n]
+        later = torch.ones(n, n).triu(1) > 0
+        return attend(x, x, later)
 
     def step(self, x, state):
-        y, state = self.step_of_any(x, state)
-        if self.fault == "turns long pieces round" and x.shape[1] > 3:
-            y = y.flip(1)
-        return y, state
-
-    def step_of_any(self, x, state):
         """x (B, n, 4), what the step before gave or None -> (B, n, 4), state."""
-        keys, start, pieces = (x[:, :0], 0, 0) if state is None else state
-        place = torch.arange(x.shape[1]) + start
-        if self.fault == "all pieces as long as this one":
-            place = torch.arange(x.shape[1]) + pieces * x.shape[1]
-        if start and self.fault == "one place for a piece":
-            place[:] = start
-        x = x + self.places[place - start if self.fault == "places from 0 again" else place]
-        if self.fault == "one sequence's cache for all":
-            keys = keys[:1].expand(len(x), -1, -1)
-        old = {"forgets all but the last piece": keys[:, :0]}.get(self.fault, keys)
+        if state is None:
+            state = x[:, :0], 0, 0
+        cache, start, pieces = state                        # so many tokens and pieces came before
+        n = x.shape[1]
+        x = x + self.places[self.places_of(n, start, pieces)]
+        old = self.read(cache)
         seen = torch.cat((old, x), dim=1)
-        y = self.attend(x, seen, old.shape[1])
-        kept = keys if self.fault == "adds to the cache once" and keys.shape[1] else seen
-        kept = keys if self.fault == "keeps no single token" and x.shape[1] == 1 else kept
+        y = attend(x, seen, self.hidden(n, old.shape[1]))
+        if self.fault == "turns long pieces round" and n > 3:
+            y = y.flip(1)
+        return y, (self.kept(cache, seen, n), start + n, pieces + 1)
+
+    def places_of(self, n, start, pieces):
+        if self.fault == "places from 0 again":
+            return torch.arange(n)
+        if self.fault == "all pieces as long as this one":
+            return torch.arange(n) + pieces * n
+        if self.fault == "one place for a piece" and start > 0:
+            return torch.full((n,), start)
+        return torch.arange(n) + start
+
+    def read(self, cache):
+        if self.fault == "forgets all pieces before":
+            return cache[:, :0]
+        if self.fault == "one sequence's cache for all":
+            return cache[:1].expand_as(cache)
+        return cache
+
+    def hidden(self, n, before):
+        """(n, before + n): which keys come after a query."""
+        query = torch.arange(n)[:, None]
+        key = torch.arange(before + n)
+        none = torch.zeros(n, before + n, dtype=torch.bool)
+        if self.fault == "no mask behind a cache" and before > 0:
+            return none
+        if self.fault == "no mask without a cache" and before == 0:
+            return none
+        if self.fault == "mask at the wrong corner":
+            return key > query
+        return key > query + before
+
+    def kept(self, cache, seen, n):
+        if self.fault == "adds to the cache once" and cache.shape[1] > 0:
+            return cache
+        if self.fault == "keeps no single token" and n == 1:
+            return cache
         if self.fault == "keeps half precision":
-            kept = kept.half().type_as(x)
-        return y, (kept, start + x.shape[1], pieces + 1)
+            return seen.half().type_as(seen)
+        return seen
 
 
-Mixer.sound = Mixer(torch.Generator())
 FAULTS = {
-    None: "You reject the one that is right.",
-    "places from 0 again": "One that counts every piece's places from 0 again gets through.",
-    "one place for a piece": "One that gives all tokens of a piece behind a filled cache the same place gets through.",
+    None:
+        "You reject the one that is right.",
+    "places from 0 again":
+        "One that counts every piece's places from 0 again gets through.",
+    "one place for a piece":
+        "One that gives all tokens of a piece behind a filled cache the same place gets through.",
     "no mask behind a cache":
-        "One that has no mask within a piece behind a filled cache gets through. Is there such a piece among "
-        "yours, and do you compare all of its outputs?",
-    "no mask without a cache": "One that has no mask as long as the cache is empty gets through.",
-    "mask at the wrong corner": "One whose queries see too few keys once the cache is filled gets through.",
-    "forgets all but the last piece": "One that forgets all but the piece before gets through.",
-    "adds to the cache once": "One that fills its cache once and never adds to it gets through.",
-    "keeps no single token": "One that does not keep what comes as a single token gets through.",
+        "One that has no mask within a piece behind a filled cache gets through. Is there such a "
+        "piece among yours, and do you compare all of its outputs?",
+    "no mask without a cache":
+        "One that has no mask as long as the cache is empty gets through.",
+    "mask at the wrong corner":
+        "One whose queries see too few keys once the cache is filled gets through.",
+    "forgets all pieces before":
+        "One that forgets all pieces before gets through.",
+    "adds to the cache once":
+        "One that fills its cache once and never adds to it gets through.",
+    "keeps no single token":
+        "One that does not keep what comes as a single token gets through.",
     "turns long pieces round":
-        "One that gives the outputs of a long piece in reverse order gets through. Is there a long piece among "
-        "yours, and do you compare entry by entry?",
+        "One that gives the outputs of a long piece in reverse order gets through. Is there a long "
+        "piece among yours, and do you compare entry by entry?",
     "all pieces as long as this one":
-        "One that takes all pieces before to be as long as this one gets through: cut into unequal pieces, too.",
-    "one sequence's cache for all": "One that gives all sequences of the batch the first one's cache gets through.",
+        "One that takes all pieces before to be as long as this one gets through: cut into "
+        "unequal pieces, too.",
+    "one sequence's cache for all":
+        "One that gives all sequences of the batch the first one's cache gets through.",
     "keeps half precision":
-        "One that keeps its cache in half precision gets through: how much difference do you allow?",
+        "One that keeps its cache in half precision gets through: how much "
+        "difference do you allow?",
 }
 
 
 def cache_inputs(generator):
-    for i, fault in enumerate(FAULTS):
+    for i, fault in enumerate(FAULTS, start=1):
         mixer = Mixer(generator, fault)
-        yield f"implementation {i + 1}", mixer.full, mixer.step, randn(generator, 2, 6, 4)
+        yield f"implementation {i}", mixer.full, mixer.step, randn(generator, 2, 6, 4)
 
 
 def in_pieces(step, x, sizes):
-    state, found = None, []
+    state = None
+    found = []
     for piece in x.split(sizes, dim=1):
         y, state = step(piece, state)
         found.append(y)
-    return found
+    return torch.cat(found, dim=1)
 
 
 def agrees(full, step, x, sizes, least=1e-5, among=slice(None)):
-    found = torch.cat(in_pieces(step, x, sizes), dim=1)
+    """among: which sequences are compared."""
+    found = in_pieces(step, x, sizes)
     return torch.allclose(found[among], full(x)[among], atol=least)
 
 
-def in_many_ways(full, step, x, **how):
-    return all(agrees(full, step, x, sizes, **how) for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2]))
+def cache_is_right(full, step, x, **how):
+    for sizes in ([1, 1, 1, 1, 1, 1], [6], [2, 3, 1], [3, 1, 2]):
+        if not agrees(full, step, x, sizes, **how):
+            return False
+    return True
 
 
-CACHE = Exercise(
-    reference=in_many_ways,
-    inputs=cache_inputs, about={f"implementation {i + 1}": words for i, words in enumerate(FAULTS.values())},
-    misconceptions=[
-        (lambda full, step, x: agrees(full, step, x, [6]), "All tokens in one piece never read the cache."),
-        (lambda full, step, x: agrees(full, step, x, [1] * 6),
-         "One token at a time passes where several at once fail: a prompt that goes on comes in pieces."),
-        (lambda full, step, x: agrees(full, step, x, [5, 1]),
-         "A prompt and one token: the cache is read once. Whether it was filled right then, the third piece shows."),
-        (lambda full, step, x: agrees(full, step, x, [2, 4]),
-         "Two pieces read the cache once. Whether reading also extends it, only a third one shows."),
-        (lambda full, step, x: all(torch.allclose(y[:, -1], full(x)[:, end - 1], atol=1e-5) for y, end in zip(
-            in_pieces(step, x, [2, 3, 1]), (2, 5, 6))),
-         "You look at the last place of each piece, which may see all of it anyway. The others may not."),
-        (lambda full, step, x: agrees(full, step, x, [1] * 6) and agrees(full, step, x, [6]),
-         "One token at a time and all at once: between them lies a piece of several tokens behind a filled cache."),
-        (lambda full, step, x: step(x, None)[0].shape == full(x).shape,
-         "You find nothing wrong with any of them. Compare numbers, and let every way of cutting count."),
-        (lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
-         "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. Try "
-         "several ways."),
-        (lambda full, step, x: agrees(full, step, x, [3, 3]),
-         "Two pieces of three: nothing comes singly, nothing longer, and the cache is extended unseen."),
-        (lambda full, step, x: all(agrees(full, step, x, [n] * (6 // n)) for n in (1, 2, 3, 6)),
-         "Your pieces are all of one length. Cut into unequal ones, too: 2 + 3 + 1."),
-        (lambda full, step, x: in_many_ways(full, step, x, among=slice(1)),
-         "You compare the first sequence of the batch only."),
-        (partial(in_many_ways, least=0.05), "You allow too much: 1e-5 is the most that rounding does here."),
-        (lambda full, step, x: agrees(full, step, x, [1, 2, 3]),
-         "1 + 2 + 3 only: the first piece is too short to need a mask, and no piece is long."),
-        (lambda full, step, x: torch.allclose(step(x[:, :3], None)[0], full(x)[:, :3], atol=1e-5)
-            and agrees(full, lambda piece, state: (step(piece, None)[0], None), x, [1] * 6),
-         "You reject the right one, too. Each step has to get the state that the one before gave, the first piece "
-         "None; and its outputs are those of its own places in full(x)."),
-    ])
+def last_of_each_piece(full, step, x):
+    found = in_pieces(step, x, [2, 3, 1])
+    ends = [1, 4, 5]
+    return torch.allclose(found[:, ends], full(x)[:, ends], atol=1e-5)
 
 
-# 8.9 ------------------------------------------------------------------------------------------------------------------
+def singly_and_at_once(full, step, x):
+    return agrees(full, step, x, 1) and agrees(full, step, x, 6)
+
+
+def pieces_of_one_length(full, step, x):
+    for size in (1, 2, 3, 6):
+        if not agrees(full, step, x, size):
+            return False
+    return True
+
+
+def without_state(full, step, x):
+    def forgetful(piece, state):
+        y, _ = step(piece, None)
+        return y, None
+    return agrees(full, forgetful, x, 1) and agrees(full, forgetful, x[:, :3], 3)
+
+
+CACHE_ABOUT = {f"implementation {i}": words for i, words in enumerate(FAULTS.values(), start=1)}
+CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOUT, misconceptions=[
+    (lambda full, step, x: agrees(full, step, x, [6]),
+     "All tokens in one piece never read the cache."),
+    (lambda full, step, x: agrees(full, step, x, 1),
+     "One token at a time passes where several at once fail: a prompt that goes on "
+     "comes in pieces."),
+    (lambda full, step, x: agrees(full, step, x, [5, 1]),
+     "A prompt and one token: the cache is read once. Whether it was filled right then, the "
+     "third piece shows."),
+    (lambda full, step, x: agrees(full, step, x, [2, 4]),
+     "Two pieces read the cache once. Whether reading also extends it, only a third one shows."),
+    (last_of_each_piece,
+     "You look at the last place of each piece, which may see all of it anyway. The "
+     "others may not."),
+    (singly_and_at_once,
+     "One token at a time and all at once: between them lies a piece of several tokens behind "
+     "a filled cache."),
+    (lambda full, step, x: step(x, None)[0].shape == full(x).shape,
+     "You find nothing wrong with any of them. Compare numbers, and let every way of "
+     "cutting count."),
+    (lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
+     "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. "
+     "Try several ways."),
+    (lambda full, step, x: agrees(full, step, x, [3, 3]),
+     "Two pieces of three: nothing comes singly, nothing longer, and the cache is "
+     "extended unseen."),
+    (pieces_of_one_length,
+     "Your pieces are all of one length. Cut into unequal ones, too: 2 + 3 + 1."),
+    (lambda full, step, x: cache_is_right(full, step, x, among=slice(1)),
+     "You compare the first sequence of the batch only."),
+    (partial(cache_is_right, least=0.05),
+     "You allow too much: 1e-5 is the most that rounding does here."),
+    (lambda full, step, x: agrees(full, step, x, [1, 2, 3]),
+     "1 + 2 + 3 only: the first piece is too short to need a mask, and no piece is long."),
+    (without_state,
+     "You reject the right one, too. Each step has to get the state that the one before gave, the "
+     "first piece None; and its outputs are those of its own places in full(x)."),
+])
+
+
+# 8.9 ----------------------------------------------------------------------------------------------
 
 def fold_inputs(generator):
     def case(n_out, n):
-        return randn(generator, n_out, n), torch.tensor(0.6), randn(generator, n), randn(generator, n)
+        w = randn(generator, n_out, n)
+        return w, torch.tensor(0.6), randn(generator, n), randn(generator, n)
 
     yield "a matrix (6, 4)", *case(6, 4)
     yield "a square matrix", *case(5, 5)
     yield "one row", *case(1, 3)
-    w, alpha, gamma, beta = case(3, 4)
+    w, alpha, _, beta = case(3, 4)
     yield "a gain of zeros", w, alpha, torch.zeros(4), beta
 
 
+def fold_dyt(w, alpha, gamma, beta):
+    return w * gamma, (w * beta).sum(1)
+
+
+def rows_if_square(w, alpha, gamma, beta):
+    if w.shape[0] == w.shape[1]:
+        return gamma[:, None] * w, w @ beta
+    return fold_dyt(w, alpha, gamma, beta)
+
+
 FOLDING = Exercise(
-    reference=lambda w, alpha, gamma, beta: ((w.T * gamma[:, None]).T, (w * beta).sum(1)), inputs=fold_inputs,
-    parts=("matrix", "bias"), misconceptions=[
-        (lambda w, alpha, gamma, beta: (w * gamma * alpha, w @ beta),
-         "alpha stands inside the tanh: tanh(alpha x) is not alpha tanh(x). It has to stay where it is."),
-        (lambda w, alpha, gamma, beta: (w @ gamma.diag(), torch.zeros(len(w))),
-         "beta is lost: the matrix meets it, too."),
-        (lambda w, alpha, gamma, beta: (w * gamma, w @ (gamma * beta)),
-         "beta is added behind the gain: gamma does not multiply it."),
-        (lambda w, alpha, gamma, beta: (w * gamma, beta), "beta has the matrix's inputs; a bias has its outputs."),
-        (lambda w, alpha, gamma, beta: (gamma[:, None] * w, w @ beta) if w.shape[0] == w.shape[1] else
-            (w * gamma, w @ beta), "For a square matrix you scale the rows. The gain belongs to the inputs."),
-        (lambda w, alpha, gamma, beta: (w * gamma[:, None], w @ beta),
-         "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do the inputs lie?"),
-        (lambda w, alpha, gamma, beta: (w / gamma, w @ beta),
-         "You divide by the gain; the folded matrix has to do its work."),
-        (lambda w, alpha, gamma, beta: (w, w @ beta), "gamma is lost: what takes its place?"),
-    ])
+    reference=fold_dyt, inputs=fold_inputs, parts=("matrix", "bias"), misconceptions=[
+    (lambda w, alpha, gamma, beta: (w * gamma * alpha, w @ beta),
+     "alpha stands inside the tanh: tanh(alpha x) is not alpha tanh(x). It has to "
+     "stay where it is."),
+    (lambda w, alpha, gamma, beta: (w * gamma, torch.zeros(len(w))),
+     "beta is lost: the matrix meets it, too."),
+    (lambda w, alpha, gamma, beta: (w * gamma, w @ (gamma * beta)),
+     "beta is added behind the gain: gamma does not multiply it."),
+    (lambda w, alpha, gamma, beta: (w * gamma, beta),
+     "beta has the matrix's inputs; a bias has its outputs."),
+    (rows_if_square,
+     "For a square matrix you scale the rows. The gain belongs to the inputs."),
+    (lambda w, alpha, gamma, beta: (w * gamma[:, None], w @ beta),
+     "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do "
+     "the inputs lie?"),
+    (lambda w, alpha, gamma, beta: (w / gamma, w @ beta),
+     "You divide by the gain; the folded matrix has to do its work."),
+    (lambda w, alpha, gamma, beta: (w, w @ beta),
+     "gamma is lost: what takes its place?"),
+])
 
 
-# 8.10 -----------------------------------------------------------------------------------------------------------------
+# 8.10 ---------------------------------------------------------------------------------------------
 
 def seed_inputs(generator):
     yield "two seeds", torch.tensor([2.31, 2.29]), torch.tensor([2.35, 2.30])
-    hard = randn(generator, 8)                                                        # seeds that are hard for both
-    yield "eight seeds", 2.3 + 0.1 * hard + 0.01 * randn(generator, 8), 2.32 + 0.1 * hard
-    yield "three seeds, no difference but noise", 2 + 0.05 * randn(generator, 3), 2 + 0.05 * randn(generator, 3)
+    hard = 0.1 * randn(generator, 8)                        # some seeds are hard for both
+    yield "eight seeds", 2.3 + hard + 0.01 * randn(generator, 8), 2.32 + hard
+    some = 2 + 0.05 * randn(generator, 3)
+    yield "three seeds, no difference but noise", some, 2 + 0.05 * randn(generator, 3)
     yield "one seed", torch.tensor([2.2]), torch.tensor([2.4])
 
 
 def spread(x, less=1):
-    """Standard deviation; of one number it is not known."""
-    return ((x - x.mean()).square().sum() / (len(x) - less)).sqrt() if len(x) > less else torch.tensor(math.inf)
+    """Standard deviation, with n - less; where that is 0 it is not known."""
+    if len(x) == less:
+        return torch.tensor(math.inf)
+    squares = (x - x.mean()).square().sum()
+    return (squares / (len(x) - less)).sqrt()
 
 
-def compared(mine, other, *, turn=1, mean=lambda a, b: (a - b).mean(), error=lambda d: spread(d) / len(d) ** 0.5):
-    return turn * mean(mine, other), error(mine - other)
+def mean_difference(mine, other):
+    return (mine - other).mean()
+
+
+def error_of_mean(differences):
+    return spread(differences) / len(differences) ** 0.5
+
+
+def compare(mine, other, *, sign=1, mean=mean_difference, error=error_of_mean):
+    return sign * mean(mine, other), error(mine - other)
+
+
+def best_seeds(mine, other):
+    return mine.min() - other.min()
+
+
+def ratios(mine, other):
+    ratio = mine / other
+    return ratio.mean() - 1, error_of_mean(ratio)
+
+
+def each_sorted(mine, other):
+    return compare(mine.sort().values, other.sort().values)
+
+
+def sizes_of_differences(mine, other):
+    sizes = (mine - other).abs()
+    return sizes.mean(), error_of_mean(sizes)
 
 
 def spreads_subtracted(mine, other):
-    mean, error = compared(mine, other)
+    mean, error = compare(mine, other)
     if len(mine) > 1:
         error = (spread(mine) - spread(other)).abs() / len(mine) ** 0.5
     return mean, error
 
 
-COMPARE = Exercise(reference=compared, inputs=seed_inputs, parts=("mean", "error"), misconceptions=[
-    (partial(compared, turn=-1), "Your sign says the opposite: below zero should mean that mine is better."),
-    (partial(compared, mean=lambda a, b: a[0] - b[0]), "One seed decides nothing: average over all."),
-    (partial(compared, mean=lambda a, b: a.min() - b.min()),
+def as_if_independent(mine, other):
+    variance = spread(mine) ** 2 + spread(other) ** 2
+    return mean_difference(mine, other), (variance / len(mine)) ** 0.5
+
+
+def by_n(differences):
+    return spread(differences, less=0) / len(differences) ** 0.5
+
+
+def by_n_but_for_one(differences):
+    if len(differences) == 1:
+        return math.inf
+    return by_n(differences)
+
+
+def zero_of_one(differences):
+    if len(differences) == 1:
+        return 0.0
+    return error_of_mean(differences)
+
+
+COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"), misconceptions=[
+    (partial(compare, sign=-1),
+     "Your sign says the opposite: below zero should mean that mine is better."),
+    (partial(compare, mean=lambda mine, other: mine[0] - other[0]),
+     "One seed decides nothing: average over all."),
+    (partial(compare, mean=best_seeds),
      "The best seed of each: that rewards luck, and more of it with more seeds."),
-    (lambda mine, other: compared(mine / other, 1.0), "A ratio was not asked for: subtract, in nats per byte."),
-    (lambda mine, other: compared(mine.sort().values, other.sort().values),
+    (ratios,
+     "A ratio was not asked for: subtract, in nats per byte."),
+    (each_sorted,
      "You sort the losses, and pairs with one seed are torn apart."),
-    (lambda mine, other: compared((mine - other).abs(), torch.zeros(())),
+    (sizes_of_differences,
      "You take the differences' sizes. Mine may be ahead with one seed and behind with another."),
     (spreads_subtracted,
      "A difference of two spreads is not the spread of the differences."),
-    (partial(compared, error=spread),
+    (partial(compare, error=spread),
      "That is the spread of one seed's difference. The mean of n of them is known better."),
-    (partial(compared, error=lambda d: spread(d) / len(d)),
+    (partial(compare, error=lambda differences: spread(differences) / len(differences)),
      "You divide by n; the error of a mean shrinks more slowly."),
-    (partial(compared, error=lambda d: spread(d, 0) / len(d) ** 0.5),
+    (partial(compare, error=by_n),
      "With n in the variance, one seed has an error of 0, and two too small a one: n - 1."),
-    (partial(compared, error=lambda d: spread(d, len(d) == 1) / len(d) ** 0.5),
+    (partial(compare, error=by_n_but_for_one),
      "Right for one seed. For more, your variance divides by n, as NumPy's std does by itself."),
-    (partial(compared, error=lambda d: spread(d) / len(d) ** 0.5 if len(d) > 1 else torch.tensor(0.0)),
-     "An error of 0 would mean that one seed settles it. What one seed leaves unknown is not small."),
-    (lambda mine, other: ((mine - other).mean(), ((spread(mine) ** 2 + spread(other) ** 2) / len(mine)) ** 0.5),
-     "You treat the two as independent. Both had the same seeds, easy or hard for both: differences first."),
-    (partial(compared, error=lambda d: d.std() / len(d) ** 0.5),
-     "Right but for one seed, of which torch makes NaN: there the error is unknown, so say infinite."),
+    (partial(compare, error=zero_of_one),
+     "An error of 0 would mean that one seed settles it. What one seed leaves "
+     "unknown is not small."),
+    (as_if_independent,
+     "You treat the two as independent. Both had the same seeds, easy or hard for both: "
+     "differences first."),
+    (partial(compare, error=lambda differences: differences.std() / len(differences) ** 0.5),
+     "Right but for one seed, of which torch makes NaN: there the error is unknown, "
+     "so say infinite."),
 ])
 
 
-# What holds of every right answer: said where none of the known mistakes fits ----------------------------------------
+# What holds of every right answer: said where none of the known mistakes fits ---------------------
+
+def never(y, *arguments):
+    return False
+
+
+def at_most_gamma(y, x, alpha, gamma):
+    return (y.abs() <= gamma.abs() + 0.001).all()
+
+
+def none_at_0(y, x, alpha, gamma):
+    return x.any() or near(y, 0)
+
+
+def sign_of_x(y, x, alpha, gamma):
+    return (y * x * alpha * gamma >= -1e-6).all()
+
+
+def flat_far_out(y, x, alpha, gamma):
+    return x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01)
+
+
+def none_off_diagonal(y, x, alpha, gamma):
+    return near(y - torch.diag(y.diag()), 0)
+
+
+def slope_at_0(y, x, alpha, gamma):
+    return x.any() or near(y.diag(), gamma * alpha)
+
+
+def slope_of_one_token(y, x):
+    tokens = x[..., 0].numel()
+    return tokens > 1 or near(y ** -2, x.var(correction=0) + 1e-5)
+
+
+def pre_ln_in_first_layer(y, h, norm, branch, layer):
+    return layer > 1 or near(y, h + branch(norm(h)))
+
+
+def sum_of_two_squares(y, layers):
+    return layers != 2 or near(y * y, 1.5)
+
+
+def one_branch(y, h, branches, norms):
+    return len(branches) > 1 or near(y, norms[0](h + branches[0](h)))
+
+
+def bias_of_zeros(y, w, alpha, gamma, beta):
+    return near(y[1], w @ beta)
+
+
+def infinite_with_one(y, mine, other):
+    return len(mine) > 1 or y[1] == math.inf
+
+
+def half_with_two(y, mine, other):
+    if len(mine) != 2:
+        return True
+    first, second = mine - other
+    return near(y[1], (first - second).abs() / 2, 1e-5)
+
 
 PROPERTIES = {
     "8.1": [
-        (lambda y, x, alpha, gamma: y.shape == x.shape, "DyT gives one number for each that it gets."),
-        (lambda y, x, alpha, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
+        (lambda y, x, alpha, gamma: y.shape == x.shape,
+         "DyT gives one number for each that it gets."),
+        (at_most_gamma,
          "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are."),
-        (lambda y, x, alpha, gamma: x.any() or near(y, 0), "At x = 0 the output is 0. Yours is not."),
-        (lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
+        (none_at_0,
+         "At x = 0 the output is 0. Yours is not."),
+        (sign_of_x,
          "The output has the sign of x, turned by a negative alpha or gamma. Yours has not."),
-        (lambda y, x, alpha, gamma: x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01),
+        (flat_far_out,
          "Far out the curve is flat, at the channel's gamma. Yours is not."),
-        (lambda y, *_: False, "Far out and at 0 yours is right. How steep is the curve at 0?")],
+        (never,
+         "Far out and at 0 yours is right. How steep is the curve at 0?")],
     "8.2": [
-        (lambda y, x, alpha, gamma: near(y - y.diag().diag(), 0),
+        (none_off_diagonal,
          "Output i looks at x_i alone, so all off the diagonal is 0. In yours it is not."),
-        (lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha),
-         "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has another slope there."),
-        (lambda y, *_: False, "At x = 0 yours is right. How does tanh's slope fall away from there?")],
+        (slope_at_0,
+         "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has "
+         "another slope there."),
+        (never,
+         "At x = 0 yours is right. How does tanh's slope fall away from there?")],
     "8.3": [
-        (lambda y, x: y.numel() == 1, "One number is asked for, the mean over all tokens."),
-        (lambda y, x: x[..., 0].numel() > 1 or near(y ** -2, x.var(correction=0) + 1e-5),
-         "Even with one token, where nothing is averaged, yours is not its slope: look at its variance, eps and root."),
-        (lambda y, x: False, "With one token yours is right. Over which axis is a token's variance, and what is averaged "
-                             "last?")],
+        (lambda y, x: y.numel() == 1,
+         "One number is asked for, the mean over all tokens."),
+        (slope_of_one_token,
+         "Even with one token, where nothing is averaged, yours is not its slope: look at its "
+         "variance, eps and root."),
+        (never,
+         "With one token yours is right. Over which axis is a token's variance, and what is "
+         "averaged last?")],
     "8.4": [
-        (lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
+        (pre_ln_in_first_layer,
          "Even in layer 1, where nothing is scaled, yours is off: that is a plain Pre-LN step."),
-        (lambda y, h, norm, branch, layer: False,
-         "In layer 1 yours is right. In the others: which one thing is divided, and by which power of the layer's "
-         "number?")],
+        (never,
+         "In layer 1 yours is right. In the others: which one thing is divided, and by which power "
+         "of the layer's number?")],
     "8.5": [
-        (lambda y, L: L > 1 or near(y, 1), "After one contribution, of length 1, the stream has length 1."),
-        (lambda y, L: L != 2 or near(y * y, 1.5),
-         "With two, the squares of their lengths, 1 and 1/sqrt(2), add up. The square of yours is something else."),
-        (lambda y, L: False, "With two contributions yours is right. And the third?")],
+        (lambda y, layers: layers > 1 or near(y, 1),
+         "After one contribution, of length 1, the stream has length 1."),
+        (sum_of_two_squares,
+         "With two, the squares of their lengths, 1 and 1/sqrt(2), add up. The square of yours is "
+         "something else."),
+        (never,
+         "With two contributions yours is right. And the third?")],
     "8.6": [
-        (lambda y, h, branches, norms: len(branches) > 1 or near(y, norms[0](h + branches[0](h))),
-         "Even with one branch yours is off: the branch, the sum, the first of the norms, and nothing else."),
-        (lambda y, *_: False, "With one branch yours is right. Which norm does the second one have, and what is it given?")],
+        (one_branch,
+         "Even with one branch yours is off: the branch, the sum, the first of the norms, "
+         "and nothing else."),
+        (never,
+         "With one branch yours is right. Which norm does the second one have, and "
+         "what is it given?")],
     "8.9": [
-        (lambda y, w, alpha, gamma, beta: near(y[1], w @ beta),
+        (bias_of_zeros,
          "The bias: put in an x of zeros, where tanh gives 0. The two ways do not give the same."),
-        (lambda y, w, alpha, gamma, beta: False,
-         "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which column answers?")],
+        (never,
+         "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which "
+         "column answers?")],
     "8.10": [
-        (lambda y, mine, other: near(y[0], (mine - other).mean()), "The mean of the differences, mine - other, is another."),
-        (lambda y, mine, other: len(mine) > 1 or y[1] == math.inf, "With one seed the error is unknown: infinity."),
-        (lambda y, mine, other: len(mine) != 2 or near(y[1], (mine - other).diff().abs().sum() / 2, 1e-5),
+        (lambda y, mine, other: near(y[0], mean_difference(mine, other)),
+         "The mean of the differences, mine - other, is another."),
+        (infinite_with_one,
+         "With one seed the error is unknown: infinity."),
+        (half_with_two,
          "With two seeds the error is half of what the two differences are apart. Yours is not."),
-        (lambda y, *_: False, "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
-                              "the root of n?")],
+        (never,
+         "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
+         "the root of n?")],
 }
 
 
-EXERCISES = {"8.1": DYT, "8.2": JACOBIAN, "8.3": MATCHING, "8.4": SCALING, "8.5": GROWTH, "8.6": POST, "8.7": CAUSAL,
-             "8.8": CACHE, "8.9": FOLDING, "8.10": COMPARE}
+EXERCISES = {
+    "8.1": DYT,
+    "8.2": JACOBIAN,
+    "8.3": MATCHING,
+    "8.4": SCALING,
+    "8.5": GROWTH,
+    "8.6": POST,
+    "8.7": CAUSAL,
+    "8.8": CACHE,
+    "8.9": FOLDING,
+    "8.10": COMPARE,
+}
 
 for number, known in PROPERTIES.items():
     EXERCISES[number].properties = known
