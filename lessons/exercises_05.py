@@ -206,6 +206,7 @@ def lengths_added(alpha, nu, steps):
 
 
 def powers(factor, steps):
+    """1, factor, factor ** 2, ..., factor ** steps"""
     return factor ** torch.arange(steps + 1, dtype=torch.float64)
 
 

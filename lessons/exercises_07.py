@@ -414,7 +414,7 @@ def extra_time(step, gpt):
 
 def from_table6(step, without_qk, overhead, n_layer, *, taken_out=2, norms=6, gpts=without_overhead,
                 whole=extra_time, percent=100):
-    """taken_out, norms: so many in a layer; gpts: GPT's step time; whole: what the share is one of."""
+    """taken_out, norms: in a layer; gpts: GPT's step time; whole: what the share is one of."""
     norm = (step - without_qk) / (taken_out * n_layer)
     gpt = gpts(step, overhead)
     return norm, gpt, percent * norms * n_layer * norm / whole(step, gpt)
@@ -582,12 +582,13 @@ def quantile(numbers, q):
     return ascending[below] + (place - below) * step
 
 
-def three(ratios, low=0.1, high=0.9):
-    return quantile(ratios, 0.5), quantile(ratios, low), quantile(ratios, high)
+def median_and_range(ratios, low=0.1, high=0.9):
+    median = quantile(ratios, 0.5)
+    return median, quantile(ratios, low), quantile(ratios, high)
 
 
 def paired(a, b):
-    return three(b / a)
+    return median_and_range(b / a)
 
 
 def other_middle(middle, a, b):
@@ -609,7 +610,7 @@ def by_lower_medians(a, b):
 
 
 def over_one_median(a, b):
-    return three(b / quantile(a, 0.5))
+    return median_and_range(b / quantile(a, 0.5))
 
 
 def mean_ratio(a, b):
@@ -629,7 +630,7 @@ def how_much_longer(a, b):
 
 
 def sorted_first(a, b):
-    return three(b.sort().values / a.sort().values)
+    return median_and_range(b.sort().values / a.sort().values)
 
 
 PAIRS = Exercise(
@@ -650,7 +651,7 @@ PAIRS = Exercise(
     (lower_median_ratio,
      "torch's median is the lower of two middle values: of an even number of rounds take the "
      "mean of the two."),
-    (lambda a, b: three(a / b),
+    (lambda a, b: median_and_range(a / b),
      "Upside down: asked is how many times as long b takes."),
     (by_best_times,
      "The two best times may come from different rounds, and under steady load there is no "
@@ -659,11 +660,11 @@ PAIRS = Exercise(
      "That is how much longer; asked is how many times as long."),
     (lambda a, b: sorted(paired(a, b)),
      "The right three, in another order: the median comes first."),
-    (lambda a, b: three(b[:, None] / a),
+    (lambda a, b: median_and_range(b[:, None] / a),
      "You compare every round with every other one; only times of one round pair up."),
-    (lambda a, b: three(b / a, low=0.25, high=0.75),
+    (lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
      "The range is from 10% to 90% of the rounds; yours holds the middle half."),
-    (lambda a, b: three(b / a, low=0.0, high=1.0),
+    (lambda a, b: median_and_range(b / a, low=0.0, high=1.0),
      "The range is from 10% to 90%; the extremes are what a hiccup makes."),
     (sorted_first,
      "You sorted both first, which tears apart times that were measured side by side."),
@@ -693,7 +694,7 @@ def fold(w_up, w_down, gain, f_u, f_z, c):
 
 
 def times(w_up, w_down, u, z, down):
-    """For wrong folds: what the rows that make u, those that make z, and w_down are multiplied by."""
+    """For wrong folds: factors of the rows that make u, of those that make z, and of w_down."""
     rows_of_u, rows_of_z = w_up.chunk(2)
     return torch.cat((rows_of_u * u, rows_of_z * z)), w_down * down
 
@@ -814,7 +815,8 @@ def through_softmax(p, dp, mean):
 def attention_backward(q, k, v, p, y, g, *, score_gradient=through_softmax):
     """score_gradient(p, dp, mean) -> dS; mean: each query's mean of dP, weighted with P."""
     dp = g @ v.mT
-    ds = score_gradient(p, dp, (g * y).sum(-1, keepdim=True))
+    mean = (g * y).sum(-1, keepdim=True)
+    ds = score_gradient(p, dp, mean)
     return ds @ k, ds.mT @ q, p.mT @ g
 
 
@@ -850,7 +852,8 @@ def dk_first(q, k, v, p, y, g):
 
 GRADIENTS = ("dq", "dk", "dv")
 ATTENTION = Exercise(
-    reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4, misconceptions=[
+    reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4,
+    misconceptions=[
     (partial(attention_backward, score_gradient=plain_sum),
      "The sum over the keys is one of dP weighted with P; you took the plain one."),
     (partial(attention_backward, score_gradient=sum_over_queries),
@@ -898,7 +901,7 @@ def of_project(adamw, project):
 def optimizer_share(params, tokens, peak, bandwidth, *, flops_each=6, tokens_of_step=plain,
                     adamw_arrays=7, project_arrays=3, bytes_of_number=4, milliseconds=1e3,
                     counted=of_project, whole=all_three, percent=100):
-    """flops_each: for a parameter and token; arrays are read or written; the share is counted / whole."""
+    """flops_each: a parameter and token; arrays: read and written; the share is counted / whole."""
     compute = milliseconds * flops_each * params * tokens_of_step(tokens) / peak
     array = milliseconds * bytes_of_number * params / bandwidth
     adamw = adamw_arrays * array

@@ -26,7 +26,7 @@ def rms(x):
 
 def dyt_inputs(generator):
     yield "a batch (2, 3, 5)", randn(generator, 2, 3, 5), torch.tensor(0.7), randn(generator, 5)
-    yield "as many tokens as channels", randn(generator, 4, 4), torch.tensor(1.0), randn(generator, 4)
+    yield "as many tokens as channels", randn(generator, 4, 4), torch.ones(()), randn(generator, 4)
     yield "large inputs", 1e3 * randn(generator, 3, 6), torch.tensor(0.5), randn(generator, 6)
     yield "a negative alpha", randn(generator, 3, 6), torch.tensor(-2.0), randn(generator, 6)
     yield "one token of zeros", torch.zeros(1, 4), torch.tensor(1.5), torch.ones(4)
@@ -457,7 +457,8 @@ def there_and_back(x):
     return x / size * size
 
 
-MIXERS = [                                                  # (B, T, d) -> (B, T, d)
+# What is to be judged, and what is said to a wrong answer about it.
+MIXERS = [
     ("RMSNorm, token by token", rms,
      "You reject RMSNorm, which looks at one token at a time."),
     ("a mean over the tokens so far", mean_so_far,
@@ -681,6 +682,7 @@ class Mixer:
         return seen
 
 
+# What is wrong with a cache, and what is said to a wrong answer about it.
 FAULTS = {
     None:
         "You reject the one that is right.",
@@ -722,6 +724,7 @@ def cache_inputs(generator):
 
 
 def in_pieces(step, x, sizes):
+    """sizes: the lengths of the pieces, or the one that all have."""
     state = None
     found = []
     for piece in x.split(sizes, dim=1):
