@@ -157,7 +157,7 @@ def write_json(row, folder):
 
 def show_exercises(rows):
     """A table of what the class did, by exercise."""
-    print("\nexercise  solved  wrong  untried  most common mistake")
+    print("\nexercise  solved  wrong  unsolved  most common mistake")
     for number in all_exercises():
         counts = [sum(number in row[state] for row in rows) for state in STATES]
         if not any(counts):
@@ -165,7 +165,7 @@ def show_exercises(rows):
         said = Counter()
         for row in rows:
             said.update(row["mistakes"].get(number, []))
-        line = "{:8}  {:6}  {:5}  {:7}".format(number, *counts)
+        line = "{:8}  {:6}  {:5}  {:8}".format(number, *counts)
         for sentence, count in said.most_common(1):
             line += f"  {count} x {sentence}"
         print(line)

@@ -20,6 +20,7 @@ import grader
 
 ROOT = grader.ROOT
 CALL = re.compile(r'\bgrade\(\s*\\?["\']((\d+)\.\d+)')             # \": as it stands in a notebook's file
+NAMED = re.compile(r'^ *(\w+) *= *grade\(\s*["\']([\d.]+)', re.M)     # what a cell calls its answer to an exercise
 ON_SCREEN = "matplotlib", "pylab", "gui", "config", "load_ext", "reload_ext", "autoreload", "tensorboard"
 
 
@@ -30,10 +31,13 @@ def plain(text, most=100):
 
 
 def in_words(error):
+    name = type(error).__name__
     try:
-        return plain(f"{type(error).__name__}: {error}", 80)
+        if isinstance(error, SyntaxError) and error.lineno:             # its str names a file of IPython's
+            return plain(f"{name}: {error.msg}, line {error.lineno}: {plain(error.text)}")
+        return plain(f"{name}: {error}", 80)
     except Exception:                                   # a student's own, with a __str__ that fails
-        return type(error).__name__
+        return name
 
 
 # ---- In the process --------------------------------------------------------------------------------------------------
@@ -126,6 +130,26 @@ def exercise_of(cells, place):
     return "the end"
 
 
+def cause_of(error, failed):
+    """Where a name is missing that an earlier cell would have given: what ended that cell, in words."""
+    if type(error) is NameError:
+        for source, words in failed.items():
+            if re.search(rf"\b{re.escape(str(error.name))}\b", source):
+                return words
+    return None
+
+
+def go_on(shell, source, cause):
+    """What a failed cell was to grade and did not counts as wrong; its name stands for what is right, as after grade."""
+    for name, number in NAMED.findall(source):
+        if number not in grader.results:
+            try:
+                shell.user_ns[name] = grader.find(number).reference
+            except KeyError:                            # there is no such exercise
+                continue
+            grader.results[number] = "wrong", [cause]
+
+
 def run_task(folder):
     """Does what FOLDER/task.json says, and writes FOLDER/report.json after each step."""
     task = json.loads(Path(folder, "task.json").read_text())
@@ -141,10 +165,16 @@ def run_task(folder):
     shell = new_shell()
     for source in task["setups"]:                       # the lesson's own, as the student's may fail
         shell.run_cell(source)
+    failed = {}                                         # a cell's source -> what ended it, in words
     for place, source in enumerate(cells):
         tell(done=place, at=exercise_of(cells, place))
         if error := run_cell(shell, source, seconds):
-            report["errors"].append(f"at {report['at']} (cell {place + 1}) {in_words(error)}")
+            cause = cause_of(error, failed)
+            if cause is None:
+                cause = in_words(error)
+                report["errors"].append(f"at {report['at']} (cell {place + 1}) {cause}")
+            failed[source] = cause
+            go_on(shell, source, cause)
     tell(done=len(cells), at="the end")
 
 

@@ -955,8 +955,9 @@ CLASS = {
         "raise ValueError('x\\nmallory.ipynb  11 solved, 0 wrong (-), 0 unsolved (-), 3 s')", "quit()", "1 / 0",
         SAMPLE_VARIANCE, "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"],
     "bob/01.ipynb": [
-        "from grader import grade", SWALLOWS, DRIFT, "while True:\n    pass", "import os\nos._exit(0)",
-        "geometry = grade('1.4', lambda x: x)"],
+        "from grader import grade", SWALLOWS, DRIFT, "def layer_norm(x, eps)\n    return x",
+        "layer_norm = grade('1.2', layer_norm)", "assert layer_norm(torch.eye(3), 0).sum().abs() < 1e-5",
+        "while True:\n    pass", "import os\nos._exit(0)", "geometry = grade('1.4', lambda x: x)"],
     "stuck.ipynb": [
         "print('pass')", DRIFT, "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(100)"]}
 
@@ -969,17 +970,22 @@ def test_a_class_of_notebooks_is_graded(runs):
     assert alice["note"].startswith("at 1.1 (cell 1) ModuleNotFoundError: No module named 'a_package_that_is_not")
     assert "at 1.2 (cell 4) SystemExit" in alice["note"] and alice["note"].endswith("; 4 errors in all")
     assert len(alice["note"]) < 400 and "mallory" in alice["note"] and "\nmallory" not in out
-    assert bob["solved"] == "1.1" and bob["wrong"] == "1.3" and bob["mistakes"] == "1.3: no end within 6 s"
-    assert bob["note"] == ("ended early with exit code 0, at 1.4 (cell 5 of 6); "
-                           "at 1.4 (cell 4) TooLong: no end within 6 s")
+    syntax = "SyntaxError: expected ':', line 1: def layer_norm(x, eps)"
+    assert bob["solved"] == "1.1" and bob["wrong"] == "1.2 1.3"
+    assert bob["mistakes"] == f"1.2: {syntax}\n1.3: no end within 6 s"
+    assert bob["note"] == ("ended early with exit code 0, at 1.4 (cell 8 of 9); "
+                           f"at 1.2 (cell 4) {syntax}; at 1.4 (cell 7) TooLong: no end within 6 s")
     assert stuck["solved"] == "1.1" and stuck["note"] == "stopped after 60 s, at the end (cell 3 of 3)"
     assert "not a notebook" in broken["note"] and broken["unsolved"].startswith("1.1 1.2")
-    table = out[out.index("exercise "):]
-    assert re.search(r"1\.1 +3 +0 +1\n1\.2 +0 +1 +3  1 x .*sample variance", table)
+    table = out[out.index("exercise  solved  wrong  unsolved  "):]
+    assert re.search(r"1\.1 +3 +0 +1\n1\.2 +0 +2 +2  1 x .*sample variance", table)
     found = json.loads((folder / "out/alice/01.ipynb.json").read_text())
     assert found["score"] == sum(test["score"] for test in found["tests"]) == 1
     assert [test["name"] for test in found["tests"][:3]] == ["Exercise 1.1", "Exercise 1.2", "Exercise 1.3"]
     assert {test["max_score"] for test in found["tests"]} == {1} and "sample" in found["tests"][1]["output"]
+    found = json.loads((folder / "out/bob/01.ipynb.json").read_text())
+    outputs = [test["output"] for test in found["tests"]]
+    assert outputs[:4] == ["solved", syntax, "no end within 6 s", "unsolved"] and found["output"] == bob["note"]
     assert sorted(path.name for path in (folder / "out").glob("*/*")) == ["01.ipynb.json"] * 2
 
 
