@@ -79,8 +79,10 @@ def code_cells(path):
             warnings.simplefilter("ignore")             # of cells without ids
             notebook = nbformat.read(path, 4)
         cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    except Exception as error:
-        raise NotGradable(f"not a notebook: {in_words(error)}") from None
+    except Exception:
+        beginning = plain(Path(path).read_text(encoding="utf-8", errors="replace"), 30)
+        what = f"begins with {beginning!r}" if beginning else "is empty"
+        raise NotGradable(f"not a notebook: the file {what}") from None
     if not cells:
         raise NotGradable("no code cells")
     return cells
@@ -103,8 +105,8 @@ def run_notebook(path, seconds=600, steps=20, cell_seconds=60, name=None):
         cells = code_cells(path)
         setups = ["from grader import grade, inputs", *map(setup_of, lessons)]
         results, notes = run_cells(cells, setups, seconds, cell_seconds, steps)
-        if not results and not any(map(CALL.search, cells)):
-            notes.append("no call of grade")
+        if not results:
+            notes.append("the lessons' grade was not called")
         found = sorted_out(results, lessons)
     except Exception as error:
         found = sorted_out({}, lessons)

@@ -15,6 +15,7 @@ import time
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -22,6 +23,8 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -153,6 +156,13 @@ def test_folded_solution_passes(number, capsys, monkeypatch):
     assert grader.grade(number, solved) is solved, capsys.readouterr().out
 
 
+def in_order(what, found, numbers):
+    for here, expected in zip_longest(found, numbers, fillvalue="nothing"):
+        assert here == expected, (
+            f"{what} come in the order {' '.join(found)}, EXERCISES in the order {' '.join(numbers)}: where "
+            f"EXERCISES has {expected} stands {here}. Give both one order; a new number comes last in both")
+
+
 @every_lesson
 def test_lesson_has_what_a_teacher_expects(name):
     notebook, path = LESSONS[name], HERE / f"{name}.ipynb"
@@ -164,10 +174,14 @@ def test_lesson_has_what_a_teacher_expects(name):
         assert number in solutions, f"{number}: no folded Solution {number}"
         heading = rf"Exercise {number}\*\* [●○]{{3}} · \d+ minutes"
         assert re.search(heading, prose), f"its heading should read **Exercise {number}** ●○○ · 5 minutes"
-    assert list(graded(notebook)) == numbers == solutions and len(numbers) >= 8
+    in_order("its grade cells", list(graded(notebook)), numbers)
+    in_order("its folded solutions", solutions, numbers)
+    assert len(numbers) >= 8
     assert len(folded(notebook, "Hint")) == len(numbers), "every exercise has a folded Hint"
     assert prose.count("**Predict") >= 2 and "uestions" in prose and re.search("minutes|hours", prose[:1500])
-    assert path.stat().st_size < 400_000, "over 400 KB: a smaller figure helps"
+    size = path.stat().st_size // 1000
+    assert size < 400, (f"{size} KB, under 400 expected. Restart and Run All: begin() saves pictures in few colors. If "
+                        "that is not enough: a smaller figsize, fewer figures, or a shorter printout")
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     ran = [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert ran, "not run once from top to bottom: Restart and Run All, then save"
@@ -213,6 +227,21 @@ def test_stored_figures_have_the_size_of_those_that_are_run(name):
             assert wide >= 350 and 0.7 < wide / named[0] < 1.35 and 0.7 < high / named[1] < 1.35
             for size in re.findall(r"figsize=\(([\d.]+), ([\d.]+)\)", cell.source)[:1]:
                 assert named == [int(DPI * float(x) + 0.01) for x in size], "stored with other dots per inch"
+
+
+def test_begin_makes_pictures_small(tmp_path, monkeypatch):
+    figure = plt.figure(figsize=(3, 2), dpi=DPI)
+    figure.text(0.1, 0.5, "Antialiased", color="C1", size=30)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    whole = Image.fromarray(np.asarray(canvas.buffer_rgba()))
+    whole.save(tmp_path / "whole.png")
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", None)                              # put back after the test
+    begin.save_in_few_colors()
+    figure.savefig(tmp_path / "small.png")
+    small = Image.open(tmp_path / "small.png").convert("RGBA")
+    assert small.size == whole.size and np.abs(np.asarray(small, float) - np.asarray(whole)).mean() < 2
+    assert (tmp_path / "small.png").stat().st_size < 0.6 * (tmp_path / "whole.png").stat().st_size
 
 
 @pytest.mark.parametrize("arch", ["powernorm", "angpt"])
@@ -996,12 +1025,13 @@ def not_run(monkeypatch):
 
 
 @pytest.mark.parametrize("name, content, lesson, note", [
-    ("01.ipynb", None, 1, "no such file"), ("hw2.ipynb", "", 2, "not a notebook: "),
-    ("x.ipynb", "{}", 0, "not a notebook"),
-    ("a_04_nGPT (1).ipynb", "%PDF-1.5", 4, "not a notebook: "), ("5.ipynb", (), 5, "no code cells"),
-    ("x.ipynb", ("# Lesson 6: The race", "1"), 6, "no call of grade"),
-    ("x.ipynb", ("", "1"), 0, "no call of grade; which"),
-    ("99.ipynb", ("", "grade('7.1', f)"), 7, ""), ("3.ipynb", ("## Lesson 3", 'f = grade( "8.2",\n f)'), 8, "")])
+    ("01.ipynb", None, 1, "no such file"), ("hw2.ipynb", "", 2, "not a notebook: the file is empty"),
+    ("x.ipynb", "{}", 0, "not a notebook: the file begins with '{}'"),
+    ("a_04_nGPT (1).ipynb", "%PDF-1.5", 4, "not a notebook: the file begins with '%PDF-1.5'"),
+    ("5.ipynb", (), 5, "no code cells"),
+    ("x.ipynb", ("# Lesson 6: The race", "1"), 6, "the lessons' grade was not called"),
+    ("x.ipynb", ("", "1"), 0, "the lessons' grade was not called; which"),
+    ("99.ipynb", ("", "grade('7.1', f)"), 7, "the"), ("3.ipynb", ("## Lesson 3", 'f = grade( "8.2",\n f)'), 8, "the")])
 def test_the_lesson_is_told_though_nothing_runs(not_run, tmp_path, name, content, lesson, note):
     path = tmp_path / name
     if isinstance(content, tuple):
@@ -1011,7 +1041,7 @@ def test_the_lesson_is_told_though_nothing_runs(not_run, tmp_path, name, content
     row = grade_class.run_notebook(path)
     expected = [number for number in EXERCISES if int(number.split(".")[0]) == lesson]
     assert row["unsolved"] == expected and row["solved"] == row["wrong"] == []
-    assert row["note"].startswith(note) and bool(row["note"]) == bool(note)
+    assert row["note"].startswith(note)
 
 
 @pytest.mark.parametrize("change", [
