@@ -1,5 +1,5 @@
 """
-Grades a class: python lessons/grader.py submissions/*/*.ipynb
+Grades a class: python lessons/grade_class.py submissions/*/*.ipynb
 
 THIS RUNS THE STUDENTS' CODE, with all that you may do yourself: use a machine or an account that
 holds nothing else. What it finds can be forged by who wants to. Each notebook runs apart

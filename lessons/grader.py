@@ -9,9 +9,7 @@ them, and returns it; unsolved or wrong, it returns a function that is right, so
 goes on. What is right is never shown. inputs("1.2") gives the arguments of the input that went
 wrong, and prints what the function gave on it.
 
-    python lessons/grader.py submissions/*.ipynb
-
-grades a class: a row a notebook (grade_class.py). THIS RUNS THE STUDENTS' CODE.
+grade_class.py grades a class.
 
 The exercises of lesson 1 are the dict EXERCISES of exercises_01.py, number -> Exercise. A new one
 needs a reference, inputs, and the wrong answers that one expects, each with the sentence that would
@@ -200,6 +198,6 @@ def print_wrong(number, exercise, function, given, expected, wrong, sentences):
     return sentences or general(function, given, expected, exercise)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":                                              # the same as grade_class.py
     import grade_class
     grade_class.main()

@@ -130,13 +130,14 @@ def exercise_of(cells, place):
     return "the end"
 
 
-def cause_of(error, failed):
+def cause_of(error, at, failed, unreadable):
     """Where a name is missing that an earlier cell would have given: what ended that cell, in words."""
-    if type(error) is NameError:
-        for source, words in failed.items():
-            if re.search(rf"\b{re.escape(str(error.name))}\b", source):
-                return words
-    return None
+    if type(error) is not NameError:
+        return None
+    for source, words in failed.items():
+        if re.search(rf"\b{re.escape(str(error.name))}\b", source):
+            return words
+    return unreadable.get(at)
 
 
 def go_on(shell, source, cause):
@@ -166,14 +167,17 @@ def run_task(folder):
     for source in task["setups"]:                       # the lesson's own, as the student's may fail
         shell.run_cell(source)
     failed = {}                                         # a cell's source -> what ended it, in words
+    unreadable = {}                                     # exercise -> the same of a cell with a syntax error
     for place, source in enumerate(cells):
         tell(done=place, at=exercise_of(cells, place))
         if error := run_cell(shell, source, seconds):
-            cause = cause_of(error, failed)
+            cause = cause_of(error, report["at"], failed, unreadable)
             if cause is None:
                 cause = in_words(error)
                 report["errors"].append(f"at {report['at']} (cell {place + 1}) {cause}")
             failed[source] = cause
+            if isinstance(error, SyntaxError):
+                unreadable[report["at"]] = cause
             go_on(shell, source, cause)
     tell(done=len(cells), at="the end")
 

@@ -984,9 +984,9 @@ CLASS = {
         "raise ValueError('x\\nmallory.ipynb  11 solved, 0 wrong (-), 0 unsolved (-), 3 s')", "quit()", "1 / 0",
         SAMPLE_VARIANCE, "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"],
     "bob/01.ipynb": [
-        "from grader import grade", SWALLOWS, DRIFT, "def layer_norm(x, eps)\n    return x",
+        "from grader import grade", SWALLOWS, DRIFT, "def layer norm(x, eps):\n    return x\nhelper = 1",
         "layer_norm = grade('1.2', layer_norm)", "assert layer_norm(torch.eye(3), 0).sum().abs() < 1e-5",
-        "while True:\n    pass", "import os\nos._exit(0)", "geometry = grade('1.4', lambda x: x)"],
+        "while True:\n    pass", "helper + 1", "import os\nos._exit(0)", "geometry = grade('1.4', lambda x: x)"],
     "stuck.ipynb": [
         "print('pass')", DRIFT, "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(100)"]}
 
@@ -999,10 +999,10 @@ def test_a_class_of_notebooks_is_graded(runs):
     assert alice["note"].startswith("at 1.1 (cell 1) ModuleNotFoundError: No module named 'a_package_that_is_not")
     assert "at 1.2 (cell 4) SystemExit" in alice["note"] and alice["note"].endswith("; 4 errors in all")
     assert len(alice["note"]) < 400 and "mallory" in alice["note"] and "\nmallory" not in out
-    syntax = "SyntaxError: expected ':', line 1: def layer_norm(x, eps)"
+    syntax = "SyntaxError: expected '(', line 1: def layer norm(x, eps):"
     assert bob["solved"] == "1.1" and bob["wrong"] == "1.2 1.3"
     assert bob["mistakes"] == f"1.2: {syntax}\n1.3: no end within 6 s"
-    assert bob["note"] == ("ended early with exit code 0, at 1.4 (cell 8 of 9); "
+    assert bob["note"] == ("ended early with exit code 0, at 1.4 (cell 9 of 10); "
                            f"at 1.2 (cell 4) {syntax}; at 1.4 (cell 7) TooLong: no end within 6 s")
     assert stuck["solved"] == "1.1" and stuck["note"] == "stopped after 60 s, at the end (cell 3 of 3)"
     assert "not a notebook" in broken["note"] and broken["unsolved"].startswith("1.1 1.2")
