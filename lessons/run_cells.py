@@ -35,7 +35,7 @@ def in_words(error):
     try:
         if isinstance(error, SyntaxError) and error.lineno:             # its str names a file of IPython's
             return plain(f"{name}: {error.msg}, line {error.lineno}: {plain(error.text)}")
-        return plain(f"{name}: {error}", 80)
+        return plain(f"{name}: {error}", 80).removesuffix(":")           # of an error without words
     except Exception:                                   # a student's own, with a __str__ that fails
         return name
 

@@ -981,11 +981,11 @@ assert f is not largest"""
 CLASS = {
     "alice/01.ipynb": [
         "%matplotlib inline\n%config InlineBackend.figure_format = 'svg'\nimport a_package_that_is_not_here", DRIFT,
-        "raise ValueError('x\\nmallory.ipynb  11 solved, 0 wrong (-), 0 unsolved (-), 3 s')", "quit()", "1 / 0",
-        SAMPLE_VARIANCE, "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"],
+        "raise ValueError('x\\nmallory.ipynb  11 solved, 0 wrong (-), 0 unsolved (-), 3 s')", "quit()",
+        SAMPLE_VARIANCE + "\n1 / 0", "def largest(n):\n    raise NotImplementedError\nlargest = grade('1.3', largest)"],
     "bob/01.ipynb": [
         "from grader import grade", SWALLOWS, DRIFT, "def layer norm(x, eps):\n    return x\nhelper = 1",
-        "layer_norm = grade('1.2', layer_norm)", "assert layer_norm(torch.eye(3), 0).sum().abs() < 1e-5",
+        "layer_norm = grade('1.2', layer_norm)", "assert callable(globals().get('layer_norm'))",
         "while True:\n    pass", "helper + 1", "import os\nos._exit(0)", "geometry = grade('1.4', lambda x: x)"],
     "stuck.ipynb": [
         "print('pass')", DRIFT, "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(100)"]}
