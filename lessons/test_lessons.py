@@ -231,7 +231,8 @@ def test_stored_figures_have_the_size_of_those_that_are_run(name):
 
 def test_begin_makes_pictures_small(tmp_path, monkeypatch):
     figure = plt.figure(figsize=(3, 2), dpi=DPI)
-    figure.text(0.1, 0.5, "Antialiased", color="C1", size=30)
+    for line in range(5):
+        figure.text(0.1, line / 5, "Antialiased", color=f"C{line}", size=20)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     whole = Image.fromarray(np.asarray(canvas.buffer_rgba()))
@@ -240,7 +241,7 @@ def test_begin_makes_pictures_small(tmp_path, monkeypatch):
     begin.save_in_few_colors()
     figure.savefig(tmp_path / "small.png")
     small = Image.open(tmp_path / "small.png").convert("RGBA")
-    assert small.size == whole.size and np.abs(np.asarray(small, float) - np.asarray(whole)).mean() < 2
+    assert small.size == whole.size and np.abs(np.asarray(small, float) - np.asarray(whole)).max() < 50
     assert (tmp_path / "small.png").stat().st_size < 0.6 * (tmp_path / "whole.png").stat().st_size
 
 
