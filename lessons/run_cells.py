@@ -132,7 +132,7 @@ def exercise_of(cells, place):
 
 def cause_of(error, at, failed, unreadable):
     """Where a name is missing that an earlier cell would have given: what ended that cell, in words."""
-    if type(error) is not NameError:
+    if type(error) is not NameError or not error.name:
         return None
     for source, words in failed.items():
         if re.search(rf"\b{re.escape(str(error.name))}\b", source):
