@@ -52,6 +52,10 @@ def all_exercises():
     return sum(exercises().values(), [])
 
 
+class NotGradable(Exception):
+    pass
+
+
 def sorted_out(results, lessons):
     """The exercises of these lessons, and of others that were graded, by what they came to."""
     found = dict(solved=[], wrong=[], unsolved=[], mistakes={})
@@ -59,15 +63,14 @@ def sorted_out(results, lessons):
         if lesson not in lessons and not results.keys() & numbers:
             continue
         for number in numbers:
-            state, sentences = results.get(number, ("unsolved", []))
+            result = results.get(number, ("unsolved", []))
+            if len(result) != 2 or result[0] not in STATES:
+                raise NotGradable(f"what it says of {number} is not the grader's word")
+            state, sentences = result
             found[state].append(number)
             if state == "wrong":
                 found["mistakes"][number] = [plain(sentence, 500) for sentence in sentences]
     return found
-
-
-class NotGradable(Exception):
-    pass
 
 
 def code_cells(path):
