@@ -42,5 +42,6 @@ def begin():
         print(f"installing {', '.join(needed)}", flush=True)
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *needed])
         importlib.invalidate_caches()
-    save_in_few_colors()
+    if "ipykernel" in sys.modules:          # in a notebook, which keeps its pictures
+        save_in_few_colors()
     return ROOT

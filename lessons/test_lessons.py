@@ -238,7 +238,10 @@ def test_begin_makes_pictures_small(tmp_path, monkeypatch):
     whole = Image.fromarray(np.asarray(canvas.buffer_rgba()))
     whole.save(tmp_path / "whole.png")
     monkeypatch.setattr(FigureCanvasAgg, "print_png", None)                              # put back after the test
-    begin.save_in_few_colors()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "ipykernel", begin)                                 # as in a notebook
+    monkeypatch.chdir(HERE)
+    begin.begin()
     figure.savefig(tmp_path / "small.png")
     small = Image.open(tmp_path / "small.png").convert("RGBA")
     assert small.size == whole.size and np.abs(np.asarray(small, float) - np.asarray(whole)).max() < 50
