@@ -19,6 +19,7 @@ def randn(generator, *shape):
 
 
 def root_of(square, eps, eps_at="inside", power=0.5):
+    """eps_at: inside the root, behind it or nowhere."""
     if eps_at == "inside":
         return (square + eps) ** power
     if eps_at == "behind":

@@ -28,6 +28,7 @@ def over_tokens(x):
 
 
 def psi_of(square, eps, eps_at="inside", root=torch.sqrt):
+    """eps_at: inside the root, behind it or nowhere."""
     if eps_at == "inside":
         return root(square + eps)
     if eps_at == "behind":
