@@ -28,6 +28,7 @@ def over_tokens(x):
 
 
 def psi_of(square, eps, eps_at="inside", root=torch.sqrt):
+    """eps_at: inside the root, behind it or nowhere."""
     if eps_at == "inside":
         return root(square + eps)
     if eps_at == "behind":
@@ -44,8 +45,8 @@ def moment_inputs(generator):
     yield "as many channels as tokens and sequences", tokens(generator, 3, 3, 3)
 
 
-def moment(x, *, over=ALL, center=False, of=torch.mean, root=False):
-    if center:
+def moment(x, *, over=ALL, centred=False, of=torch.mean, root=False):
+    if centred:
         x = x - x.mean(over, keepdim=True)
     found = of(x * x, over)
     if root:
@@ -60,7 +61,7 @@ MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions=[
      "You average over the sequences only, and keep a number for each position."),
     (partial(moment, over=1),
      "You average over time only, and keep a number for each sequence."),
-    (partial(moment, center=True),
+    (partial(moment, centred=True),
      "You subtract the mean first. PowerNorm does not: no mean anywhere."),
     (partial(moment, root=True),
      "That is its root. The square itself is kept, and averaged over steps."),
@@ -88,10 +89,10 @@ def forward_inputs(generator):
     yield "one token", x[:1, :1], moment(x), weight, 1e-5
 
 
-def forward(x, psi2, weight, eps, *, center=False, own=None, root=torch.sqrt, eps_at="inside",
+def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside",
             gain=True):
     """own: the statistic of this batch that is taken for psi2."""
-    if center:
+    if centred:
         x = x - x.mean(ALL)
     if own:
         psi2 = own(x)
@@ -110,12 +111,12 @@ def divided_by_gain(x, psi2, weight, eps):
 
 
 FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions=[
-    (partial(forward, center=True),
+    (partial(forward, centred=True),
      "You subtract the batch's mean. BatchNorm does that, and the essay's Figure 9; PowerNorm "
      "leaves the mean alone."),
     (partial(forward, own=moment),
      "You normalize with this batch's own mean square. The running one is given: psi2."),
-    (partial(forward, center=True, own=moment),
+    (partial(forward, centred=True, own=moment),
      "That is all of BatchNorm: this batch's mean and variance. Neither belongs here."),
     (partial(forward, root=lambda square: square),
      "You divide by the mean square itself. What has the size of x is its root."),
@@ -510,9 +511,9 @@ def exact_inputs(generator):
     yield "one token", x[:1, :1], g[:1, :1] + 1, 1e-1
 
 
-def exact(x, g, eps, *, with_eps=True, hat=True, mean=over_tokens, part=1.0, centered=False,
+def exact(x, g, eps, *, with_eps=True, hat=True, mean=over_tokens, part=1.0, centred=False,
           divided=True):
-    """part: how much of the term in xhat is taken away; centered: whether the mean of g is, too."""
+    """part: how much of the term in xhat is taken away; centred: whether the mean of g is, too."""
     if not with_eps:
         eps = 0
     psi = (moment(x) + eps).sqrt()
@@ -520,7 +521,7 @@ def exact(x, g, eps, *, with_eps=True, hat=True, mean=over_tokens, part=1.0, cen
     if not hat:
         xhat = x
     dx = g - part * xhat * mean(g * xhat)
-    if centered:
+    if centred:
         dx = dx - over_tokens(g)
     if divided:
         dx = dx / psi
@@ -582,7 +583,7 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
      "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root."),
     (partial(exact, divided=False),
      "The last division by psi is missing: x is larger than xhat by it."),
-    (partial(exact, centered=True),
+    (partial(exact, centred=True),
      "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's."),
     (one_hat,
      "In the second term one of the two xhat is still x, or it is not divided by psi."),
@@ -860,10 +861,10 @@ def largest_entry(d, groups):
     return math.sqrt(d / groups)
 
 
-def group_scale(x, groups, eps, *, cut=neighbours, center=False, size=mean_square, eps_at="inside",
+def group_scale(x, groups, eps, *, cut=neighbours, centred=False, size=mean_square, eps_at="inside",
                 joined=side_by_side, bound=largest_entry):
     grouped = cut(x, groups)
-    if center:
+    if centred:
         grouped = grouped - grouped.mean(-1, keepdim=True)
     psi = psi_of(size(grouped), eps, eps_at)
     return joined(grouped / psi), bound(x.shape[-1], groups)
@@ -912,7 +913,7 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
      "A group is d/groups neighbouring channels; yours has every groups-th channel."),
     (partial(group_scale, size=sum_of_squares),
      "You divide by the length of a group: its root *mean* square is smaller."),
-    (partial(group_scale, center=True),
+    (partial(group_scale, centred=True),
      "You subtract a mean. GroupScaling1D only divides."),
     (partial(group_scale, eps_at="behind"),
      "eps stands under the root."),

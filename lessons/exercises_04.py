@@ -1089,7 +1089,7 @@ def query_inputs(generator):
     yield "a small q", 0.001 * q, of_head, cos, sin, True
 
 
-def normed_and_turned(q, gain, cos, sin, before_rope, *, always=None, axes=None, centered=False,
+def normed_and_turned(q, gain, cos, sin, before_rope, *, always=None, axes=None, centred=False,
                       of=torch.mean, eps=1e-6, gained=True):
     """always: what is taken for before_rope; axes: those of the mean square."""
     if always is not None:
@@ -1102,7 +1102,7 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, always=None, axes=None,
         gain = gain[:, None]                        # (H, 1, d_k)
 
     def norm(x):
-        if centered:
+        if centred:
             x = x - x.mean(axes, keepdim=True)
         square = of(x * x, axes, keepdim=True)
         x = x / (square + eps).sqrt()
@@ -1137,7 +1137,7 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     (partial(normed_and_turned, axes=(2, -1)),
      "Your mean square runs over the tokens as well: later ones change earlier ones. T is the axis "
      "to keep."),
-    (partial(normed_and_turned, centered=True),
+    (partial(normed_and_turned, centred=True),
      "That is LayerNorm: RMSNorm subtracts no mean. (A mean over channels is not the same before "
      "and behind rope.)"),
     (partial(normed_and_turned, of=torch.sum),
