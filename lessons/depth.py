@@ -39,10 +39,10 @@ def run(name, seed):
     arch = name.removesuffix("+qk_norm")
     found = SEARCH[name]["lengths"][0]
     rate = found["learning_rate"] * (64 / WIDTH) ** 0.5        # as the built-in rates go with width
-    config = TrainConfig(arch=arch, qk_norm=name.endswith("+qk_norm"), seed=seed, n_layer=LAYERS, n_embd=WIDTH, n_head=4,
-                         block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS, dtype="float32",
-                         learning_rate=rate, embed_std=found["embed_std"], resume="auto", eval_tokens=2 ** 17,
-                         eval_interval=STEPS // 8, out_dir=f"out/depth/{name}-{seed}")
+    config = TrainConfig(arch=arch, qk_norm=name.endswith("+qk_norm"), seed=seed, n_layer=LAYERS, n_embd=WIDTH,
+                         n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS,
+                         learning_rate=rate, embed_std=found["embed_std"], dtype="float32", resume="auto",
+                         eval_tokens=2 ** 17, eval_interval=STEPS // 8, out_dir=f"out/depth/{name}-{seed}")
     batch = Tokens(config.data, "val", 128, 257).batch(range(16), torch.device("cpu"))
     return [record for record in train(config, watch=diagnose(batch)) if "val_loss" in record]
 

@@ -141,7 +141,8 @@ def cause_of(error, at, failed, unreadable):
 
 
 def go_on(shell, source, cause):
-    """What a failed cell was to grade and did not counts as wrong; its name stands for what is right, as after grade."""
+    """What a failed cell was to grade and did not counts as wrong; its name stands for what is
+    right, as after grade."""
     for name, number in NAMED.findall(source):
         if number not in grader.results:
             try:
