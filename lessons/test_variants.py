@@ -250,13 +250,14 @@ class Written:
 
     def ngpt(self, b, l, h):
         small = 1 / math.sqrt(self.d)
+        start = 0.2 / self.L if self.c.arch == "ngpt_by_depth" else 0.05
         y = self.attn(b, h, scale=math.sqrt(self.d_k))
-        h = self.step(h, ref_unit(y), self.stored(b + "alpha_a", 0.05, small).abs())
+        h = self.step(h, ref_unit(y), self.stored(b + "alpha_a", start, small).abs())
         u, z = self.linear(b + "w_up", h).split(4 * self.d, dim=-1)
         u = u * self.stored(b + "s_u", 1, 1)
         z = z * self.stored(b + "s_v", 1, 1) * math.sqrt(self.d)
         y = self.linear(b + "w_down", u * ref_silu(z))
-        return self.step(h, ref_unit(y), self.stored(b + "alpha_m", 0.05, small).abs())
+        return self.step(h, ref_unit(y), self.stored(b + "alpha_m", start, small).abs())
 
     def logits(self, idx):
         h = self.p["wte.weight"][idx]
@@ -270,7 +271,8 @@ class Written:
 
 @pytest.mark.parametrize("arch, options", [
     *[(arch, {}) for arch in VARIANTS], ("postln", GPT2), ("keel", GPT2), ("dyt", GPT2), ("derf", dict(bias=True)),
-    ("powernorm_plain", dict(bias=True, n_layer=2)), ("olmo2", dict(qk_norm=True)), ("mixln", dict(n_layer=8))])
+    ("powernorm_plain", dict(bias=True, n_layer=2)), ("ngpt_by_depth", dict(n_layer=2)),
+    ("olmo2", dict(qk_norm=True)), ("mixln", dict(n_layer=8))])
 def test_a_variant_and_its_gradients_equal_its_equations(arch, options):
     model = rough(arch, **options)
     written = Written(model)
@@ -347,7 +349,7 @@ def test_what_a_variant_adds_to_or_takes_from_the_parameters(arch, base, more):
 
 
 def test_a_variant_is_told_by_name_in_the_docstring_and_takes_the_recipe_of_its_kin():
-    assert len(VARIANTS) == 22
+    assert len(VARIANTS) == 23
     table = [line.split()[0] for line in variants.__doc__.split("\n") if line.startswith("  ") and line.strip()]
     assert [name for name in table if name in ARCHS] == [arch for arch in ARCHS if arch in VARIANTS]
     kin = {"ngpt": "ngpt", "normformer": "normformer", "powernorm": "powernorm", "periln": "normformer",

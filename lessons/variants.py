@@ -14,6 +14,7 @@ Importing this file registers them, and so does their name with the file's in fr
   ngpt_slerp                the arc in place of the chord                         nGPT eq. 6, Table 6, 2
   ngpt_scalar               one number for each of a block's vectors of scales    nGPT Table 5
   ngpt_riemann              the step is projected on the tangent space            nGPT eq. 28-30
+  ngpt_by_depth             alpha starts at 0.2 / layers: 0.05 in four            2604.27077; lesson 6
   ngpt_corrected            nu(alpha) in place of the norm after the step         anGPT Fig. 5, "with LERP correction"
   ngpt_bounded              and weights bounded in place of normalized            anGPT Fig. 5, "with param. bounding"
   normformer_no_attn_ln     without the LayerNorm after attention                 NormFormer Table 4
@@ -121,6 +122,15 @@ class Riemannian(StepsBlock):
     def step(self, h, y, alpha):
         gradient = h * (h * y).sum(-1, keepdim=True) - y                          # (28)
         return unit(h - alpha * gradient)                                         # (29, 30)
+
+
+class AlphaByDepth(NGPTBlock):
+    """Of that study's changes to nGPT this one alone; its equation could not be checked."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.alpha_a.init = 0.2 / config.n_layer
+        self.alpha_m.init = 0.2 / config.n_layer
 
 
 class Corrected(StepsBlock):
@@ -407,6 +417,7 @@ ARCHS.update({
     "ngpt_slerp": Slerp,
     "ngpt_scalar": ScalarScales,
     "ngpt_riemann": Riemannian,
+    "ngpt_by_depth": AlphaByDepth,
     "ngpt_corrected": Corrected,
     "ngpt_bounded": Bounded,
     "normformer_no_attn_ln": NoAttnLN,
