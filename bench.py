@@ -757,18 +757,21 @@ def save_figure(figure, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
-EXPONENTS = np.geomspace(0.02, 2, 300)
+EXPONENTS = np.geomspace(0.02, 2, 1000)
 
 def fit_law(sizes, losses):
     """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a
-    straight line's for each of the exponents b."""
+    straight line's for each of the exponents b, or of a line through 0."""
     x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
     dx = x - x.mean(1, keepdims=True)
     dy = losses - np.mean(losses)
     a = (dx * dy).sum(1) / (dx ** 2).sum(1)
     c = np.mean(losses) - a * x.mean(1)
-    error = ((a[:, None] * dx - dy) ** 2).sum(1)
-    best = np.where(c >= 0, error, math.inf).argmin()
+    a_through_0 = (x * losses).sum(1) / (x ** 2).sum(1)
+    a = np.where(c < 0, a_through_0, a)
+    c = np.maximum(c, 0)
+    error = ((a[:, None] * x + c[:, None] - losses) ** 2).sum(1)
+    best = error.argmin()
     return a[best], EXPONENTS[best], c[best]
 
 def read_sizes(paths, ratio):

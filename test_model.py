@@ -2589,11 +2589,11 @@ def test_fewer_tokens_is_a_factor_at_the_baseline_s_last_loss():
 
 SIZES_OF_LAW = [10_000, 40_000, 160_000, 640_000]
 
-def write_races(folder, sizes, val_tokens=1000):
+def write_races(folder, sizes, val_tokens=1000, smallest_is_off=0):
     """Races' JSONs whose losses are 2 (N / 10,000)^-0.3 + 1.5; returns their paths."""
     paths = []
     for size in sizes:
-        loss = 2 * (size / 10_000) ** -0.3 + 1.5
+        loss = 2 * (size / 10_000) ** -0.3 + 1.5 + smallest_is_off * (size == sizes[0])
         length = dict(tokens_per_parameter=20.0, losses=[loss, loss])
         common = dict(data="tiny", val_tokens=val_tokens, eval_tokens=128, vocab_size=257)
         paths.append(folder / f"{size}.json")
@@ -2603,7 +2603,15 @@ def write_races(folder, sizes, val_tokens=1000):
 def test_a_law_is_recovered():
     sizes = np.array(SIZES_OF_LAW)
     assert bench.fit_law(sizes, 2 * (sizes / 10_000) ** -0.3 + 1.5) == pytest.approx((2, 0.3, 1.5), rel=0.02)
-    assert bench.fit_law(sizes, 2 * (sizes / 10_000) ** -0.3 - 0.2)[2] >= 0
+
+def test_a_law_does_not_end_below_0():
+    sizes = np.array(SIZES_OF_LAW)
+    losses = 2 * (sizes / 10_000) ** -0.3 - 0.2
+    a, b, c = bench.fit_law(sizes, losses)
+    assert c == 0
+    error = lambda a, b: ((a * (sizes / 10_000) ** -b - losses) ** 2).sum()
+    for other in (error(a + 0.02, b), error(a - 0.02, b), error(a, b + 0.01), error(a, b - 0.01)):
+        assert error(a, b) < other
 
 def test_a_law_is_told_and_drawn(tmp_path, capsys):
     benchmark("law", *write_races(tmp_path, SIZES_OF_LAW), at=2_560_000, out_dir=tmp_path)
@@ -2612,6 +2620,9 @@ def test_a_law_is_told_and_drawn(tmp_path, capsys):
     there = 2 * 256 ** -0.3 + 1.5
     assert [float(number) for number in numbers[::2]] == pytest.approx([0.3, 1.5, there, there], rel=0.02)
     assert (tmp_path / "law.png").stat().st_size > 5000
+    benchmark("law", *write_races(tmp_path, SIZES_OF_LAW, smallest_is_off=0.3), at=2_560_000, out_dir=tmp_path)
+    *_, of_all, _, of_larger = capsys.readouterr().out.splitlines()[1].split()
+    assert float(of_larger) == pytest.approx(there, rel=0.02) and abs(float(of_all) - there) > 0.05
 
 def test_a_law_takes_four_sizes_of_one_text(tmp_path):
     with pytest.raises(DataError, match="no arch has four sizes"):

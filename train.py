@@ -76,7 +76,7 @@ RECIPES = {
 def recipe(arch, n_embd, tie):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
-    # From width 64 to 256 the best rate of GPT+, nGPT and anGPT was 0.7 to 3.8 times this, NormFormer's up to 7 times.
+    # From width 64 to 256 the best rate of GPT+, nGPT and anGPT was 0.7 to 3.8 times this, NormFormer's at 64 3 to 7.
     found["learning_rate"] *= (128 / n_embd) ** 0.5
     if tie:
         found["embed_std"] = 0.02                    # README, choice 8

@@ -1,6 +1,6 @@
 """
-Does depth change the order? Four of the seven, twelve layers of width 48, five tokens a parameter, two seeds: half an
-hour on a laptop.
+Does depth change the order? Four of the seven, twelve layers of width 48, five tokens a parameter, two seeds: 40
+minutes on a laptop.
 
     python lessons/depth.py            # runs in out/depth, then assets/depth.json and depth.png; goes on when stopped
 

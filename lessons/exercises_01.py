@@ -720,7 +720,7 @@ STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("ru
 # 1.11  The skip path of Post-LN -------------------------------------------------------------------
 
 def skip_inputs(generator):
-    yield "different branches", torch.tensor([0.1, 2.0, 0.5, 1.0], dtype=torch.float64)
+    yield "different branches", torch.tensor([0.1, 2.0, 0.5, 0.8], dtype=torch.float64)
     yield "three sublayers of equal branch and stream", torch.ones(3, dtype=torch.float64)
     yield "branches that give nothing", torch.zeros(5, dtype=torch.float64)
     yield "a single sublayer", torch.tensor([3.0], dtype=torch.float64)
@@ -759,6 +759,8 @@ SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions=[
     (partial(skip_gain, factors=lambda r: 1 / (1 + r)),
      "1 + r would be the length of the sum if branch and stream pointed the same way. Here the "
      "squares add."),
+    (partial(skip_gain, factors=lambda r: 1 / (1 + r).sqrt()),
+     "Under the root stands 1 + r. The stream's square is 1, the branch's is r^2."),
     (partial(skip_gain, factors=lambda r: 1 / (1 + r * r)),
      "1 + r^2 is the sum's mean square; the norm divides by its root."),
     (partial(skip_gain, factors=lambda r: (1 + r * r).sqrt()),

@@ -20,7 +20,8 @@ import grader
 
 ROOT = grader.ROOT
 CALL = re.compile(r'\bgrade\(\s*\\?["\']((\d+)\.\d+)')             # \": as it stands in a notebook's file
-NAMED = re.compile(r'^ *(\w+) *= *grade\(\s*["\']([\d.]+)', re.M)     # what a cell calls its answer to an exercise
+# name = grade("1.1", answer), or without "name ="
+GRADED = re.compile(r'^ *(?:(?P<name>\w+) *= *)?grade\(\s*["\'](?P<number>[\d.]+)["\']\s*,\s*(?P<answer>\w+)', re.M)
 ON_SCREEN = "matplotlib", "pylab", "gui", "config", "load_ext", "reload_ext", "autoreload", "tensorboard"
 
 
@@ -130,26 +131,35 @@ def exercise_of(cells, place):
     return "the end"
 
 
-def cause_of(error, at, failed, unreadable):
+def cause_of(error, source, at, failed, unreadable):
     """Where a name is missing that an earlier cell would have given: what ended that cell, in words."""
     if type(error) is not NameError or not error.name:
         return None
-    for source, words in failed.items():
-        if re.search(rf"\b{re.escape(str(error.name))}\b", source):
+    for earlier, words in failed.items():
+        if re.search(rf"\b{re.escape(str(error.name))}\b", earlier):
             return words
-    return unreadable.get(at)
+    of_answers = [call["answer"] for call in GRADED.finditer(source)]
+    return unreadable.get(at) if error.name in of_answers else None
 
 
-def go_on(shell, source, cause):
-    """What a failed cell was to grade and did not counts as wrong; its name stands for what is
-    right, as after grade."""
-    for name, number in NAMED.findall(source):
-        if number not in grader.results:
-            try:
-                shell.user_ns[name] = grader.find(number).reference
-            except KeyError:                            # there is no such exercise
-                continue
-            grader.results[number] = "wrong", [cause]
+def was_tried(error, cause, answer):
+    """Not where nothing of that name was ever written."""
+    return cause is not None or type(error) is not NameError or error.name != answer
+
+
+def go_on(shell, source, error, cause):
+    """What a failed cell was to grade and did not counts as wrong, if it was tried; its name stands
+    for what is right, as after grade."""
+    for call in GRADED.finditer(source):
+        number, answer = call["number"], call["answer"]
+        if number in grader.results:
+            continue
+        try:
+            shell.user_ns[call["name"] or answer] = grader.find(number).reference
+        except KeyError:                                # there is no such exercise
+            continue
+        if was_tried(error, cause, answer):
+            grader.results[number] = "wrong", [cause or in_words(error)]
 
 
 def run_task(folder):
@@ -172,14 +182,13 @@ def run_task(folder):
     for place, source in enumerate(cells):
         tell(done=place, at=exercise_of(cells, place))
         if error := run_cell(shell, source, seconds):
-            cause = cause_of(error, report["at"], failed, unreadable)
+            cause = cause_of(error, source, report["at"], failed, unreadable)
             if cause is None:
-                cause = in_words(error)
-                report["errors"].append(f"at {report['at']} (cell {place + 1}) {cause}")
-            failed[source] = cause
+                report["errors"].append(f"at {report['at']} (cell {place + 1}) {in_words(error)}")
+            failed[source] = cause or in_words(error)
             if isinstance(error, SyntaxError):
-                unreadable[report["at"]] = cause
-            go_on(shell, source, cause)
+                unreadable[report["at"]] = in_words(error)
+            go_on(shell, source, error, cause)
     tell(done=len(cells), at="the end")
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -543,12 +544,20 @@ def fold_in_place(w_up, w_down, gain, f_u, f_z, c):
     return w_up, w_down * c
 
 
+def norm_taken_away(h, branches, norms):
+    norms.pop()
+    return EXERCISES["8.6"].reference(h, branches, norms + [None])
+
+
+def output_matrix_in_place(h, attention, p):
+    p["w_o"].mul_(1.5)
+    return EXERCISES["3.11"].reference(h, attention, p)
+
+
 @pytest.mark.parametrize("number, answer, name", [
     ("1.2", in_place, "x"), ("2.8", nu_in_place, "nu"), ("3.6", stream_in_place, "h0"), ("8.4", stepping, "h"),
     ("4.8", spheres_in_place, "w"), ("5.8", least_in_place, "w_up"), ("7.10", fold_in_place, "w_up"),
-    ("8.6", lambda h, branches, norms: [norms.pop(), EXERCISES["8.6"].reference(h, branches, norms + [None])][1], "norms"),
-    ("3.11", lambda h, attention, p: [p.pop("w_o") if False else p["w_o"].mul_(1.5),
-                                      EXERCISES["3.11"].reference(h, attention, p)][1], "p")])
+    ("8.6", norm_taken_away, "norms"), ("3.11", output_matrix_in_place, "p")])
 def test_arguments_that_are_overwritten_are_named(number, answer, name, capsys):
     assert grader.grade(number, answer) is EXERCISES[number].reference
     out = capsys.readouterr().out
@@ -687,7 +696,8 @@ def ffn_with(eps):
 
 def clamped(least):
     def cosine_matrix(a, b):
-        return torch.nn.functional.normalize(a, dim=-1, eps=least) @ torch.nn.functional.normalize(b, dim=-1, eps=least).T
+        unit = partial(torch.nn.functional.normalize, dim=-1, eps=least)
+        return unit(a) @ unit(b).T
     return cosine_matrix
 
 
@@ -921,11 +931,22 @@ def holds(check, answers, number):
 def test_properties_hold_of_what_is_right_and_of_nothing_else(number):
     exercise = EXERCISES[number]
     right = grader.answers(exercise.reference, exercise)[0]
-    changes = (lambda x: 3 * x + 1, lambda x: 0.5 * x, lambda x: -x, lambda x: 0 * x, lambda x: 1.2 * x, lambda x: 9 * x,
-               lambda x: x.flip(-1) if x.dim() else x + 9, lambda x: x + 1.5, lambda x: x.flatten()[:1].expand(3),
-               lambda x: 1.005 * x)
+    changes = (
+        lambda x: 3 * x + 1,
+        lambda x: 0.5 * x,
+        lambda x: -x,
+        lambda x: 0 * x,
+        lambda x: 1.2 * x,
+        lambda x: 9 * x,
+        lambda x: x.flip(-1) if x.dim() else x + 9,
+        lambda x: x + 1.5,
+        lambda x: x.flatten()[:1].expand(3),
+        lambda x: 1.005 * x)
     wrong = [{label: [change(x.double()) for x in parts] for label, parts in right.items()} for change in changes]
-    wrong += [{label: [x.double().flatten()[:2 + i].sum(-1) for i, x in enumerate(parts)] for label, parts in right.items()}]
+    sums = {}
+    for label, parts in right.items():
+        sums[label] = [x.double().flatten()[:2 + i].sum(-1) for i, x in enumerate(parts)]
+    wrong.append(sums)
     wrong += [{label: [*parts[:-1], parts[-1].double().expand(2, *parts[-1].shape)] for label, parts in right.items()}]
     wrong += [grader.answers(mistake, exercise)[0] for mistake, _ in exercise.misconceptions]
     assert len({sentence for _, sentence in exercise.properties}) == len(exercise.properties)
@@ -1020,6 +1041,31 @@ def test_a_class_of_notebooks_is_graded(runs):
     outputs = [test["output"] for test in found["tests"]]
     assert outputs[:4] == ["solved", syntax, "no end within 6 s", "unsolved"] and found["output"] == bob["note"]
     assert sorted(path.name for path in (folder / "out").glob("*/*")) == ["01.ipynb.json"] * 2
+
+
+def missing(name):
+    return NameError(f"name '{name}' is not defined", name=name)
+
+
+@pytest.mark.parametrize("call", ["drift = grade('1.1', drift)", "grade('1.1', drift)"])
+def test_an_answer_that_was_never_written_is_unsolved_and_one_whose_cell_failed_wrong(monkeypatch, call):
+    monkeypatch.setattr(grader, "results", {})
+    shell = SimpleNamespace(user_ns={})
+    run_cells.go_on(shell, call, missing("drift"), None)
+    assert not grader.results and shell.user_ns["drift"] is EXERCISES["1.1"].reference
+    run_cells.go_on(shell, call, missing("drift"), "SyntaxError: invalid syntax")
+    assert grader.results == {"1.1": ("wrong", ["SyntaxError: invalid syntax"])}
+    run_cells.go_on(shell, call.replace("1.1", "1.2"), missing("another"), None)
+    assert grader.results["1.2"] == ("wrong", ["NameError: name 'another' is not defined"])
+
+
+def test_of_a_missing_name_only_a_cell_that_would_have_given_it_is_the_cause():
+    words = "SyntaxError: invalid syntax"
+    cause = partial(run_cells.cause_of, at="1.1", failed={"x = = 3": words}, unreadable={"1.1": words})
+    assert cause(missing("x"), "x + 1") == words
+    assert cause(missing("drift"), "drift = grade('1.1', drift)") == words
+    assert cause(missing("never_defined"), "y = never_defined") is None
+    assert cause(ValueError("x"), "x + 1") is None
 
 
 @pytest.fixture
