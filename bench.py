@@ -31,8 +31,8 @@ race    complete runs, each with a cosine of its own, of so many tokens for each
         three seeds holds the true factor about three times in four. Every run that has ended is in --results, a JSON,
         from which the same command goes on, elsewhere too: no run is made twice.
 law     a N^-b + c, N parameters, through the losses of races at several sizes with the same tokens a parameter.
-        Brackets: a bootstrap over seeds, 2.5% to 97.5%; with two seeds a size it holds the truth about seven times in
-        ten. It knows nothing of errors in the law's form; how large these are, the same law without the smallest size
+        Brackets: a bootstrap over seeds, 2.5% to 97.5%; with two seeds a size it holds the truth about three times in
+        four. It knows nothing of errors in the law's form; how large these are, the same law without the smallest size
         may tell (dashed).
 hellaswag  how often the right one of four endings is the likeliest, by log-likelihood and by that per character. Text
         and tokens as in lm-evaluation-harness 0.4 (task hellaswag 1.0), which gives GPT-2 124M 0.2892 and 0.3114 (not

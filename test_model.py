@@ -2590,10 +2590,12 @@ def test_fewer_tokens_is_a_factor_at_the_baseline_s_last_loss():
 SIZES_OF_LAW = [10_000, 40_000, 160_000, 640_000]
 
 def write_races(folder, sizes, val_tokens=1000, smallest_is_off=0):
-    """Races' JSONs whose losses are 2 (N / 10,000)^-0.3 + 1.5; returns their paths."""
+    """Races' JSONs whose losses are 2 (N / 10,000)^-0.3 + 1.5, but the first's; returns their paths."""
     paths = []
     for size in sizes:
-        loss = 2 * (size / 10_000) ** -0.3 + 1.5 + smallest_is_off * (size == sizes[0])
+        loss = 2 * (size / 10_000) ** -0.3 + 1.5
+        if size == sizes[0]:
+            loss += smallest_is_off
         length = dict(tokens_per_parameter=20.0, losses=[loss, loss])
         common = dict(data="tiny", val_tokens=val_tokens, eval_tokens=128, vocab_size=257)
         paths.append(folder / f"{size}.json")
@@ -2609,7 +2611,8 @@ def test_a_law_does_not_end_below_0():
     losses = 2 * (sizes / 10_000) ** -0.3 - 0.2
     a, b, c = bench.fit_law(sizes, losses)
     assert c == 0
-    error = lambda a, b: ((a * (sizes / 10_000) ** -b - losses) ** 2).sum()
+    def error(a, b):
+        return ((a * (sizes / 10_000) ** -b - losses) ** 2).sum()
     for other in (error(a + 0.02, b), error(a - 0.02, b), error(a, b + 0.01), error(a, b - 0.01)):
         assert error(a, b) < other
 

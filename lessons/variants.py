@@ -125,7 +125,7 @@ class Riemannian(StepsBlock):
 
 
 class AlphaByDepth(NGPTBlock):
-    """Of that study's changes to nGPT this one alone; its equation could not be checked."""
+    """Of 2604.27077's changes to nGPT this one alone; its equation could not be checked."""
 
     def __init__(self, config):
         super().__init__(config)
