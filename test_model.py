@@ -2608,7 +2608,7 @@ def test_a_law_is_recovered():
 
 def test_a_law_does_not_end_below_0():
     sizes = np.array(SIZES_OF_LAW)
-    losses = 2 * (sizes / 10_000) ** -0.3 - 0.2
+    losses = 2 * (sizes / 10_000) ** -0.3 - 0.5
     a, b, c = bench.fit_law(sizes, losses)
     assert c == 0
     def error(a, b):
