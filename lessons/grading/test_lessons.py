@@ -15,7 +15,7 @@ import time
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,22 +26,18 @@ import pytest
 import torch
 from PIL import Image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-import begin
-import cost
 import diagram
 import grade_class
 import grader
 import mistakes
-from answers import aligned, arguments
 import run_cells
-from diagnose import diagnose
-from model import GPT, GPTConfig
-from train import TrainConfig, train
+from answers import aligned, arguments
+from lessons import begin
+from lessons.extras import variants
+from model import ARCHS
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 LESSONS = {path.stem: nbformat.read(path, 4) for path in sorted(HERE.glob("[0-9]*.ipynb"))}
 EXERCISES = {number: exercise for name in LESSONS
              for number, exercise in importlib.import_module(f"exercises_{name[:2]}").EXERCISES.items()}
@@ -72,13 +68,13 @@ def graded(notebook):
 
 
 def a_class_graded(folder):
-    """(what grader.py printed, row of grades.csv by notebook) for the notebooks of CLASS in folder."""
+    """(what grade_class.py printed, row of grades.csv by notebook) for the notebooks of CLASS in folder."""
     for name, cells in CLASS.items():
         notebook(folder / name, *cells)
     (folder / "broken.ipynb").write_text("no notebook, grade(\"1.1\", f)")
     names = [*CLASS, "broken.ipynb"]
-    command = [sys.executable, str(HERE / "grader.py"), *names, "--seconds=60", "--cell_seconds=6", "--json=out"]
-    done = subprocess.run([*command, "--jobs=3"], cwd=folder, capture_output=True, text=True, check=True)
+    command = [sys.executable, str(HERE / "grading/grade_class.py"), *names, "--seconds=60", "--cell_seconds=6"]
+    done = subprocess.run([*command, "--json=out", "--jobs=3"], cwd=folder, capture_output=True, text=True, check=True)
     with open(folder / "grades.csv", newline="") as file:
         rows = {row["notebook"]: row for row in csv.DictReader(file)}
     assert list(rows) == names
@@ -249,50 +245,6 @@ def test_begin_makes_pictures_small(tmp_path, monkeypatch):
     assert (tmp_path / "small.png").stat().st_size < 0.6 * (tmp_path / "whole.png").stat().st_size
 
 
-@pytest.mark.parametrize("arch", ["powernorm", "angpt"])
-def test_diagnosis_by_layer_changes_nothing(arch, tmp_path, monkeypatch):
-    monkeypatch.chdir(HERE.parent)
-    x = torch.arange(64).view(2, 32)
-    watches, logs = (diagnose((x, x + 1)), None), []
-    for watch in watches:
-        config = TrainConfig(arch=arch, n_layer=2, n_head=2, n_embd=16, block_size=32, batch_size=4,
-                             total_batch_size=128, max_steps=4, eval_interval=2, eval_tokens=512, log_interval=1,
-                             device="cpu", dtype="float32", compile="false", out_dir=str(tmp_path / str(watch is None)))
-        logs.append(train(config, watch=watch, say=None))
-    assert [r["val_loss"] for r in logs[0] if "val_loss" in r] == [r["val_loss"] for r in logs[1] if "val_loss" in r]
-    first, last = logs[0][0], logs[0][-1]
-    assert len(last["residual_norm"]) == 3 and len(last["grad_l1"]["w_down"]) == 2 and len(last["grad_l1"]["wte"]) == 1
-    assert first["momentum_var"]["w_o"] == [0, 0] and min(last["momentum_var"]["w_o"]) > 0
-    assert max(last["row_norm_max"]["w_up"]) >= max(last["row_norm"]["w_up"]) > 0
-    if arch == "angpt":
-        assert max(last["row_norm_max"]["w_up"]) < 1 + 1e-5 and abs(first["scale"]["alpha_a"][0] - 0.05) < 1e-5
-        assert first["residual_norm"][0] == pytest.approx(1, abs=1e-4)
-        assert first["scale"]["g"] == pytest.approx([8 ** 0.5] * 2)
-
-
-def test_bytes_are_counted_once_between_two_products():
-    def function(x, w, v):
-        h = x @ w.t()                                               # 4 x 16 numbers, as all below
-        y = h.relu().square() @ v                                   # reads h, writes one array
-        return h + 2 * y                                            # reads h and y, writes one array
-
-    tensors = torch.ones(4, 8), torch.ones(16, 8), torch.ones(16, 16)
-    work = cost.count(make_fx(function, tracing_mode="fake")(*tensors).graph)
-    assert work.flops == 2 * 4 * 8 * 16 + 2 * 4 * 16 * 16
-    assert work.moved == 5 * 4 * 16 * 4
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")           # in torch's compiler
-def test_products_of_a_block_in_training_are_six_a_weight_and_attention_s():
-    B, T, d = 2, 1024, 64                                           # up to 512 tokens a CPU's attention is the formula
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        gpt = GPT(GPTConfig(n_embd=d, n_layer=1, block_size=T))
-        work = cost.training_work(cost.Layer(gpt), B, T, d)
-    attention = (2 + 5) * 2 * d * T / 2                             # products in forward and backward, half the keys
-    assert work.flops == B * T * (6 * 16 * d ** 2 + attention)
-
-
-
 @pytest.mark.parametrize("mark", [*diagram.LESSONS, *diagram.PARTS])
 def test_the_diagram_marks_each_part(mark, monkeypatch):
     shown = []
@@ -304,6 +256,21 @@ def test_the_diagram_marks_each_part(mark, monkeypatch):
     assert len(marked) == parts + 1                                                     # and the legend's
     with pytest.raises(ValueError, match="no part norm3; there are norm1"):
         diagram.block_diagram("norm3")
+
+
+def test_the_map_of_placements_names_all_that_differ_in_theirs_and_nothing_overlaps():
+    fig = diagram.placements()
+    fig.set_dpi(80)
+    assert fig.bbox.width == 900                   # a notebook's
+    texts = [text for text in fig.axes[0].texts if text.get_text()]
+    boxes = [text.get_window_extent() for text in texts]
+    for a, b in combinations(boxes, 2):
+        assert not a.overlaps(b)
+    assert all(fig.bbox.contains(x.x0, x.y0) and fig.bbox.contains(x.x1, x.y1) for x in boxes)
+    assert min(text.get_fontsize() for text in texts) >= 9
+    said = " ".join(text.get_text() for text in texts)
+    for arch in [arch for arch, block in ARCHS.items() if block.__module__ in ("model", variants.__name__)]:
+        assert (arch in said) == ("_" not in arch), arch                           # ngpt_slerp's stand where ngpt's do
 
 
 def square(x):
@@ -1181,11 +1148,10 @@ def setup_of(name):
 def test_the_setup_clones_what_is_not_there(tmp_path):
     assert len({setup_of(name) for name in LESSONS}) == 1, "one setup for all"
     home, away = tmp_path / "home", tmp_path / "away"
-    (home / "lessons").mkdir(parents=True)
+    shutil.copytree(HERE / "begin", home / "lessons/begin")
     away.mkdir()
     (home / "model.py").touch()
     (home / "requirements.txt").write_text("pytest==1.0\n")
-    shutil.copy(HERE / "begin.py", home / "lessons")
     git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], cwd=home, check=True)
@@ -1201,3 +1167,14 @@ def test_the_setup_clones_what_is_not_there(tmp_path):
 def test_what_is_missing_is_installed():
     lines = "torch==1.0   # any version will do\n\n# no-line==1\nnot_there==2.0  # but this"
     assert begin.missing(lines) == ["not_there==2.0"]
+
+
+def test_a_setup_from_before_the_folders_runs(tmp_path):
+    """grader.py, diagram.py and variants.py lay beside the notebooks then."""
+    old = setup_of("04_ngpt") + textwrap.dedent("""
+        from diagram import block_diagram
+        from grader import grade, inputs
+        import lessons.variants
+        print(lessons.variants.StepsBlock.__name__, ROOT)""")
+    said = subprocess.run([sys.executable, "-c", old], cwd=HERE, capture_output=True, text=True)
+    assert said.stdout == f"StepsBlock {HERE.parent}\n", said.stderr

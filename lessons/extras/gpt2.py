@@ -4,18 +4,14 @@
     python train.py --init_from=gpt2-medium --data=data/mine --learning_rate=3e-5
     python train.py --init_from=FOLDER --data=data/mine         # a folder with config.json and model.safetensors
 
-GPT-2 is arch layernorm with learned positions, gelu, biases and one matrix for embedding and head. And the way back, of
-a run with --arch=layernorm --pos=learned --mlp=gelu --tie=true, for whatever reads HuggingFace's files:
-
-    python lessons/gpt2.py out/layernorm FOLDER
+GPT-2 is arch layernorm with learned positions, gelu, biases and one matrix for embedding and head. write_gpt2 is the
+way back; export_gpt2.py is its command.
 """
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 
-from prepare import blame, DataError, expect, read_json, run_script, write_json
+from prepare import blame, expect, read_json, write_json
 
 PUBLISHED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 NAMES = {"h.": "blocks.", "ln_1": "norm1", "attn.c_attn": "w_qkv", "attn.c_proj": "w_o", "ln_2": "norm2",
@@ -65,16 +61,13 @@ def read_gpt2(source):
                 "config": {**sizes, **OURS, "block_size": c["n_positions"], "bias": True}}
 
 
-def write_gpt2(source, folder):
-    """HuggingFace's config.json and model.safetensors of a run, or of whatever train.load_model reads. Raises
-    DataError."""
+def write_gpt2(model, tokenizer, folder):
+    """Writes HuggingFace's config.json and model.safetensors of a model with its tokenizer. Raises DataError."""
     from safetensors.torch import save_file
-    from train import load_model
-    model, tokenizer, state = load_model(source)
     c = model.config
     for name, value in OURS.items():
         found = getattr(c, name)
-        expect(found == value, f"{source}: {name}={found}: GPT-2's files can only hold {name}={value}")
+        expect(found == value, f"{name}={found}: GPT-2's files can only hold {name}={value}")
     weights = {}
     for name, x in model.state_dict().items():
         for theirs, ours in NAMES.items():
@@ -89,14 +82,4 @@ def write_gpt2(source, folder):
     dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), c.dropout)
     write_json(Path(folder, "config.json"), {
         **THEIRS, **sizes, **dropout, "n_positions": c.block_size, "architectures": ["GPT2LMHeadModel"],
-        "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token, "tokenizer": state["tokenizer"]})
-
-
-def main(words):
-    expect(len(words) == 2, "expected two words, a run's folder and one to write to: out/layernorm FOLDER")
-    write_gpt2(*words)
-    print(f"{words[1]}: config.json, model.safetensors")
-
-
-if __name__ == "__main__":
-    run_script(main)
+        "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token, "tokenizer": tokenizer.name})

@@ -3,6 +3,8 @@ What every lesson's setup cell begins with:
 
     from begin import begin
     ROOT = begin()
+
+A folder, as beside the notebooks stand folders only: setup cells look for it there.
 """
 import importlib.util
 import os
@@ -11,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def missing(requirements):
@@ -36,7 +38,10 @@ def save_in_few_colors():
 def begin():
     """Goes to this repository's folder, makes its modules importable, installs what is missing, returns the folder."""
     os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT), str(ROOT / "lessons")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "lessons/grading"), str(ROOT / "lessons/studies")]
+    import lessons
+    # A notebook handed out when variants.py stood beside it says `import lessons.variants`
+    lessons.__path__ = [str(ROOT / "lessons"), str(ROOT / "lessons/extras")]
     needed = missing((ROOT / "requirements.txt").read_text())
     if needed:
         print(f"installing {', '.join(needed)}", flush=True)

@@ -1,7 +1,7 @@
 """
 What happens in each layer while a model trains, for `train(config, watch=...)`:
 
-    from diagnose import diagnose
+    from lessons.studies.diagnose import diagnose
     log = train(config, watch=diagnose(text.batch(range(16), torch.device("cpu"))))
     log[-1]["grad_l1"]["w_down"]                    # a number for each layer
 

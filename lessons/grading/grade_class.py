@@ -1,12 +1,12 @@
 """
-Grades a class: python lessons/grade_class.py submissions/*/*.ipynb
+Grades a class: python lessons/grading/grade_class.py submissions/*/*.ipynb
 
 THIS RUNS THE STUDENTS' CODE, with all that you may do yourself: use a machine or an account that
 holds nothing else. What it finds can be forged by who wants to. Each notebook runs apart
 (run_cells.py), for at most --seconds, each of its cells for at most --cell_seconds; a broken or
 endless one is a row like any other. --csv has the rows too, --json=DIR the same for Gradescope.
 
-    python lessons/grade_class.py --student=DIR
+    python lessons/grading/grade_class.py --student=DIR
 
 writes copies of the lessons without their folded solutions, for handing out.
 """
@@ -44,7 +44,7 @@ def lessons_of(name, text):
 
 def exercises():
     """lesson -> numbers of its exercises"""
-    names = sorted(path.stem for path in ROOT.glob("lessons/exercises_*.py"))
+    names = sorted(path.stem for path in ROOT.glob("lessons/grading/exercises_*.py"))
     return {int(name[-2:]): list(importlib.import_module(name).EXERCISES) for name in names}
 
 

@@ -1,6 +1,5 @@
-"""lessons/variants.py against its equations written out, and what else a variant owes; lessons/gpt2.py, both ways."""
+"""variants.py against its equations written out, and what else a variant owes; gpt2.py and export_gpt2.py."""
 import copy
-import itertools
 import json
 import math
 from dataclasses import asdict
@@ -10,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import lessons.variants as variants
-from lessons.diagram import placements
-from lessons.gpt2 import main as gpt2_command, read_gpt2, write_gpt2
-from model import ANGPTBlock, ARCHS, Cache, GPT, GPTConfig, NGPTBlock, RMSNormBlock
+import lessons.extras.variants as variants
+from lessons.extras.export_gpt2 import main as export
+from lessons.extras.gpt2 import read_gpt2
+from model import ARCHS, Cache, GPT, GPTConfig, NGPTBlock, RMSNormBlock
 from prepare import DataError
 from train import load_model
 
@@ -400,7 +399,7 @@ def test_ngpt_bounded_bounds_along_ngpt_s_axes():
         assert_close(matrix, before / before.norm(dim=dim, keepdim=True).clamp(min=1))
 
 
-# ---- lessons/gpt2.py -------------------------------------------------------------------------------------------------
+# ---- gpt2.py ---------------------------------------------------------------------------------------------------------
 
 def a_run(folder, arch="layernorm", **options):
     """A checkpoint of a rough model in that folder, and the model, in float32."""
@@ -414,7 +413,7 @@ def a_run(folder, arch="layernorm", **options):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
     model = a_run(tmp_path / "run", bias=bias, dropout=0.2)
-    gpt2_command([str(tmp_path / "run"), str(tmp_path / "theirs")])
+    export([str(tmp_path / "run"), str(tmp_path / "theirs")])
     assert capsys.readouterr().out == f"{tmp_path}/theirs: config.json, model.safetensors\n"
     c = json.loads((tmp_path / "theirs" / "config.json").read_text())
     w = load_file(tmp_path / "theirs" / "model.safetensors")
@@ -439,8 +438,8 @@ def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
                                          ("tie", False), ("qk_norm", True)])
 def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, name, value):
     a_run(tmp_path / "run", **{name: value})
-    with pytest.raises(DataError, match=f"^{tmp_path}/run: {name}={value}: GPT-2's files can only hold {name}=.*$"):
-        write_gpt2(tmp_path / "run", tmp_path / "theirs")
+    with pytest.raises(DataError, match=f"^{name}={value}: GPT-2's files can only hold {name}=.*$"):
+        export([tmp_path / "run", tmp_path / "theirs"])
     assert not (tmp_path / "theirs").exists()
 
 
@@ -450,7 +449,7 @@ def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, name, value)
     ("model_type", "llama")])
 def test_what_the_reader_cannot_represent_is_refused_by_name(tmp_path, name, value):
     a_run(tmp_path / "run")
-    write_gpt2(tmp_path / "run", tmp_path / "theirs")
+    export([tmp_path / "run", tmp_path / "theirs"])
     path = tmp_path / "theirs" / "config.json"
     whole = json.loads(path.read_text())
     path.write_text(json.dumps({**whole, "n_inner": 64, "reorder_and_upcast_attn": True}))
@@ -463,7 +462,7 @@ def test_what_the_reader_cannot_represent_is_refused_by_name(tmp_path, name, val
 @pytest.mark.parametrize("source", ["gpt2-mini", "GPT2", "out/nothing_here"])
 def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch, tmp_path):
     a_run(tmp_path / "run")
-    write_gpt2(tmp_path / "run", tmp_path / "theirs")
+    export([tmp_path / "run", tmp_path / "theirs"])
     asked, files = [], tmp_path / "theirs"
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or files)
     with pytest.raises(DataError, match=f"^init_from={source}: no such folder, nor one of gpt2, gpt2-medium, .*$"):
@@ -473,21 +472,4 @@ def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch,
 
 def test_the_command_wants_two_words():
     with pytest.raises(DataError, match="^expected two words, a run's folder and one to write to: .*$"):
-        gpt2_command(["out/layernorm"])
-
-
-# ---- lessons/diagram.py ----------------------------------------------------------------------------------------------
-
-def test_the_map_of_placements_names_all_that_differ_in_theirs_and_nothing_overlaps():
-    fig = placements()
-    fig.set_dpi(80)
-    assert fig.bbox.width == 900                   # a notebook's
-    texts = [text for text in fig.axes[0].texts if text.get_text()]
-    boxes = [text.get_window_extent() for text in texts]
-    for a, b in itertools.combinations(boxes, 2):
-        assert not a.overlaps(b)
-    assert all(fig.bbox.contains(x.x0, x.y0) and fig.bbox.contains(x.x1, x.y1) for x in boxes)
-    assert min(text.get_fontsize() for text in texts) >= 9
-    said = " ".join(text.get_text() for text in texts)
-    for arch in SIX + VARIANTS:
-        assert (arch in said) == ("_" not in arch), arch                           # ngpt_slerp's stand where ngpt's do
+        export(["out/layernorm"])

@@ -2,7 +2,7 @@
 Does depth change the order? Four of the seven, twelve layers of width 48, five tokens a parameter, two seeds: 40
 minutes on a laptop.
 
-    python lessons/depth.py            # runs in out/depth, then assets/depth.json and depth.png; goes on when stopped
+    python lessons/studies/depth.py    # runs in out/depth, then assets/depth.json and depth.png; goes on when stopped
 
 Each trains at the embed_std and the multiple of its built-in rate that a search found for this depth, with width 64 and
 one token a parameter:
@@ -18,16 +18,17 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 import torch
 from matplotlib.figure import Figure
 
-from bench import COLORS, label
-from diagnose import diagnose
+from bench import COLORS, at_best, label, read_race
+from lessons.studies.diagnose import diagnose
 from prepare import prepare
 from train import Tokens, TrainConfig, train
 
-SEARCH = json.loads(Path(__file__).parent.parent.joinpath("assets/race_12x64.json").read_text())["archs"]
+SEARCH = read_race(ROOT / "assets/race_12x64.json")["runs"]
 SEEDS = [1, 2]
 LAYERS = 12
 WIDTH = 48
@@ -37,11 +38,11 @@ STEPS = 1144                           # of 2,048 tokens: five for each of GPT+'
 def run(name, seed):
     """The records of one run that have a validation."""
     arch = name.removesuffix("+qk_norm")
-    found = SEARCH[name]["lengths"][0]
-    rate = found["learning_rate"] * (64 / WIDTH) ** 0.5        # as the built-in rates go with width
+    rate, std = map(float, at_best(SEARCH, name, 401, seeds=[1]).name)
+    rate *= (64 / WIDTH) ** 0.5                                # as the built-in rates go with width
     config = TrainConfig(arch=arch, qk_norm=name.endswith("+qk_norm"), seed=seed, n_layer=LAYERS, n_embd=WIDTH,
                          n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS,
-                         learning_rate=rate, embed_std=found["embed_std"], dtype="float32", resume="auto",
+                         learning_rate=rate, embed_std=std, dtype="float32", resume="auto",
                          eval_tokens=2 ** 17, eval_interval=STEPS // 8, out_dir=f"out/depth/{name}-{seed}")
     batch = Tokens(config.data, "val", 128, 257).batch(range(16), torch.device("cpu"))
     return [record for record in train(config, watch=diagnose(batch)) if "val_loss" in record]
@@ -83,7 +84,7 @@ def draw(found, path):
 if __name__ == "__main__":
     prepare()
     found = {}
-    for name in SEARCH:
+    for name in dict.fromkeys(row["arch"] for row in SEARCH):
         found[name] = measure(name)
         print(label(name), *(f"{losses[-1]:.4f}" for losses in found[name]["val_loss"]))
     Path("assets/depth.json").write_text(json.dumps(found))

@@ -5,10 +5,10 @@ around a branch, of yesterday and today.
 
 Importing this file registers them, and so does their name with the file's in front of it:
 
-    import lessons.variants
+    import lessons.extras.variants
     train(TrainConfig(arch="ngpt_slerp", max_steps=500))
 
-    python train.py --arch=lessons/variants.py:ngpt_slerp --max_steps=500
+    python train.py --arch=lessons/extras/variants.py:ngpt_slerp --max_steps=500
 
   ngpt_no_qk_norm           q and k keep their norms                              nGPT Table 6, 1
   ngpt_slerp                the arc in place of the chord                         nGPT eq. 6, Table 6, 2

@@ -1,7 +1,7 @@
 """
-What the norms of today are worth at this size: all of variants.py beside the six, 5 tokens a parameter.
+What the norms of today are worth at this size: all of lessons/extras/variants.py beside the six, 5 tokens a parameter.
 
-    python lessons/race_variants.py        # hours on one core, into assets/race_variants.json; goes on when stopped
+    python lessons/studies/race_variants.py    # hours on one core, into assets/race_variants.json; goes on when stopped
 
 Complete runs of 0.23M parameters, as in assets/race_small.json, with seed 1 at once and twice the recipe's rate, and at
 half of it where twice is no better than once; then the best of these with seed 2. One thread a run.
@@ -10,14 +10,16 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 import torch
 
-import variants  # registers them
-from bench import finite, train_alone, train_config, write_text
+from bench import train_config, train_once
+from lessons.extras import variants  # registers them
 from model import ARCHS
+from prepare import atomic
 
-RESULTS = Path(__file__).parent.parent / "assets" / "race_variants.json"
+RESULTS = ROOT / "assets" / "race_variants.json"
 OPTIONS = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=561,
                dtype="float32", compile="true", eval_tokens=2 ** 18)
 # An arch, and behind it an embed_std that is not its recipe's: without a norm small tokens stay small
@@ -41,13 +43,14 @@ class Runs:
         options = OPTIONS | ({"embed_std": float(embed_std)} if embed_std else {})
         rate = float(f"{times * train_config(arch, options).learning_rate:.3g}")
         config = train_config(arch, options, seed=seed, learning_rate=rate)
-        loss, seconds = train_alone(config.given)
-        print(f"{name}, {times} times the recipe's rate, seed {seed}: {loss:.4f}, {seconds:.0f} s", flush=True)
+        loss, seconds = train_once(config.given)
+        print(f"{name}, {times} times the recipe's rate, seed {seed}: {loss}, {seconds} s", flush=True)
         self.rows.append({"arch": name, "times": times, "learning_rate": rate, "embed_std": config.embed_std,
-                          "seed": seed, "loss": finite(loss), "seconds": seconds})
+                          "seed": seed, "loss": loss, "seconds": seconds})
         rows = ",\n".join(json.dumps(row) for row in self.rows)
         head = f'"options": {json.dumps(OPTIONS)},\n"torch": "{torch.__version__}"'
-        write_text(RESULTS, f'{{{head},\n"runs": [\n{rows}]}}\n')
+        with atomic(RESULTS) as file:
+            file.write(f'{{{head},\n"runs": [\n{rows}]}}\n'.encode())
 
 
 def main():

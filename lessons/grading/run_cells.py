@@ -195,9 +195,9 @@ def run_task(folder):
 # ---- Outside of it ---------------------------------------------------------------------------------------------------
 
 def copy_repository(folder):
-    for file in [*ROOT.glob("*.py"), ROOT / "requirements.txt", *ROOT.glob("lessons/*.py")]:
+    for file in [*ROOT.glob("*.py"), ROOT / "requirements.txt", *ROOT.glob("lessons/*/*.py")]:
         target = Path(folder, file.relative_to(ROOT))
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     for name in "data", "assets":                       # without data the notebook makes its corpus
         if (ROOT / name).exists():
@@ -210,7 +210,7 @@ def run_process(folder, seconds):
     settings = dict(MPLBACKEND="Agg", IPYTHONDIR=folder, OMP_NUM_THREADS="1")
     with open(log, "w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "run_cells.py", folder], cwd=Path(folder, "lessons"),
+            [sys.executable, "run_cells.py", folder], cwd=Path(folder, "lessons/grading"),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
             env={**os.environ, **settings}, start_new_session=True)
     try:
