@@ -14,7 +14,7 @@ Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/
 """
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,6 @@ except ImportError:
 class ConfigError(ValueError):
     """Options that do not fit: one line that names what was given and what was expected."""
 
-Position = Literal["rope", "learned"]
-Activation = Literal["swiglu", "gelu"]
-
 @dataclass
 class GPTConfig:
     """What a model is. Raises ConfigError where options do not fit together."""
@@ -43,11 +40,11 @@ class GPTConfig:
     n_layer: int = 4            # blocks
     n_head: int = 4             # attention heads
     n_embd: int = 128           # channels of the residual stream
-    pos: Position = "rope"      # how a token's place is told
+    pos: Literal["rope", "learned"] = "rope"    # how a token's place is told
     rope_fraction: float = 1.0  # share of each head's channels that rope turns, in whole pairs
     dropout: float = 0.0        # on embeddings, attention weights and what w_o and w_down give
     qk_norm: bool = False       # unit q and k with a learned gain; ngpt and angpt always do this
-    mlp: Activation = "swiglu"  # gelu is the tanh form, as in GPT-2; not for ngpt and angpt
+    mlp: Literal["swiglu", "gelu"] = "swiglu"   # gelu is the tanh form, as in GPT-2; not for ngpt and angpt
     bias: bool = False          # biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt
     tie: bool = False           # one matrix for token embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1
@@ -57,22 +54,17 @@ class GPTConfig:
 
     def __post_init__(self):
         self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
+        block = ARCHS[self.arch]
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
             self.expect(name, getattr(self, name) >= 1, "at least 1")
         for name in ("rope_fraction", "dropout"):
             self.expect(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        self.expect("embed_std", 0 < self.embed_std < math.inf, "more than 0")
-        self.expect("pos", self.pos in get_args(Position), "rope or learned")
-        self.expect("mlp", self.mlp in get_args(Activation), "swiglu or gelu")
-        divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
-        nearest = self.n_head * max(1, round(self.n_embd / self.n_head))
-        self.expect("n_embd", self.n_head in divisors, f"a multiple of n_head={self.n_head}, such as {nearest}, "
-                    f"or n_head one of {', '.join(map(str, divisors))}")
-        block = ARCHS[self.arch]
-        if block.sphere:
-            self.expect("mlp", self.mlp == "swiglu", "swiglu")
-            self.expect("bias", not self.bias, "False")
-            self.expect("tie", not self.tie, "False")
+        self.expect("pos", self.pos in ("rope", "learned"), "rope or learned")
+        mlps = ("swiglu",) if block.sphere else ("swiglu", "gelu")
+        self.expect("mlp", self.mlp in mlps, " or ".join(mlps))
+        self.expect("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
+        self.expect("bias", not (self.bias and block.sphere), "False")
+        self.expect("tie", not (self.tie and block.sphere), "False")
         self.expect("resid_scale", not self.resid_scale or issubclass(block, NormFormerBlock), "False")
         recounts = issubclass(block, PowerNormBlock)  # computed anew, a batch would enter its running sums twice
         self.expect("checkpoint_blocks", not (self.checkpoint_blocks and recounts), "False")
@@ -291,10 +283,6 @@ class Block(nn.Module):
     def project_(self):
         """What a block does to its own matrices after every step: nothing, off the sphere."""
 
-class Unit(nn.Module):
-    def forward(self, x):
-        return unit(x)
-
 class PreNormBlock(Block):
     """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are
     nGPT's equations.)"""
@@ -305,7 +293,7 @@ class PreNormBlock(Block):
         self.norm1 = self.Norm(self.d, config=config)
         self.norm2 = self.Norm(self.d, config=config)
         self.f = swiglu if config.mlp == "swiglu" else gelu
-        self.norm_qk = Unit() if config.qk_norm else nn.Identity()  # GPT+ (anGPT Table 1)
+        self.norm_qk = unit if config.qk_norm else nn.Identity()  # GPT+ (anGPT Table 1)
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
 
     def forward(self, h, cos, sin, cache=None):

@@ -12,7 +12,6 @@ text, at most 10M tokens; of a file too large for that, its end. Stopped, it goe
 import argparse
 import contextlib
 import difflib
-import functools
 import glob
 import inspect
 import itertools
@@ -21,14 +20,14 @@ import math
 import os
 import random
 import re
+import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import tiktoken
@@ -54,176 +53,85 @@ def blame(message):
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{message} ({type(error).__name__}: {shortened(error)})") from error
+        short = textwrap.shorten(str(error), 200, placeholder=" ...")
+        raise DataError(f"{message} ({type(error).__name__}: {short})") from error
 
-def shortened(error):
-    return textwrap.shorten(str(error), 200, placeholder=" ...")
+def nearest(word, names):
+    """The name that a mistyped word most likely means, as the end of a sentence."""
+    near = difflib.get_close_matches(str(word).lower(), names, 1, 0.6)
+    return f"; did you mean {near[0]}?" if near else ""
 
-@dataclass(frozen=True)
-class Limit:
-    """What a value must be. It stands in an option's type: Annotated[int, Limit(...)]."""
-    holds: Callable
-    expected: str
-
-Count = Annotated[int, Limit(lambda x: x >= 1, "at least 1")]
-WholeNumber = Annotated[int, Limit(lambda x: 0 <= x < 2 ** 32, "at least 0, below 2 ** 32")]
-Positive = Annotated[float, Limit(lambda x: 0 < x < math.inf, "more than 0")]
-NotNegative = Annotated[float, Limit(lambda x: 0 <= x < math.inf, "at least 0")]
-Share = Annotated[float, Limit(lambda x: 0 <= x <= 1, "from 0 to 1")]
-Beta = Annotated[float, Limit(lambda x: 0 <= x < 1, "from 0 to below 1")]
-Device = Literal["auto", "cpu", "cuda", "mps"]
-
-@dataclass
-class Option:
-    """A field of a config class as the command line sees it. The comment behind the field is its
-    help."""
-    name: str
-    kind: type
-    choices: tuple
-    limit: Limit | None
-    group: str
-    help: str
-
-    @property
-    def bare(self):
-        """Whether --name alone stands for --name=true."""
-        return self.kind is bool or "true" in self.choices
-
-def read_type(annotation):
-    """(int, float, bool or str; choices; Limit or None) of int, Literal[...], Annotated[int,
-    Limit(...)], each | None."""
-    if type(None) in get_args(annotation):
-        annotation = next(part for part in get_args(annotation) if part is not type(None))
-    if get_origin(annotation) is Literal:
-        return str, get_args(annotation), None
-    if get_origin(annotation) is Annotated:
-        return annotation.__origin__, (), annotation.__metadata__[0]
-    return annotation, (), None
-
-@functools.cache
-def options_of(cls):
-    """name -> Option of the fields of a dataclass."""
-    options = {}
-    annotations = get_type_hints(cls, include_extras=True)
-    for owner in reversed(cls.__mro__):
-        own = [name for name in vars(owner).get("__annotations__", ()) if name in cls.__dataclass_fields__]
-        source = inspect.getsource(owner) if own else ""
-        comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
-        group = (owner.__doc__ or "Options").split(".")[0]
-        for name in own:
-            options[name] = Option(name, *read_type(annotations[name]), group, comments.get(name, ""))
-    return options
-
-def choose(name, given, valid, hint=""):
+def choose(option, given, valid, hint=""):
     """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
     if given not in valid:
-        near = difflib.get_close_matches(str(given).lower(), valid, 1, 0.4)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{name}={given}: expected one of {', '.join(valid)}{hint}{meant}")
+        raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}{hint}{nearest(given, valid)}")
 
-def check(config):
-    """Raises ConfigError unless every option is one of its choices and within its limit; None is
-    not set yet."""
-    for name, option in options_of(type(config)).items():
+def at_least(least, config, *names):
+    """Raises ConfigError where an option of these names is below `least`; None is not set yet."""
+    for name in names:
         value = getattr(config, name)
-        if value is not None and option.choices:
-            choose(name, value, option.choices)
-        if value is not None and option.limit and not option.limit.holds(value):
-            raise ConfigError(f"{name}={value}: expected {option.limit.expected}")
-
-def convert(option, text):
-    """The value that a word of the command line stands for. Raises ConfigError."""
-    if option.kind is bool:
-        choose(option.name, text.lower(), ("true", "false"))
-        return text.lower() == "true"
-    try:
-        return option.kind(text)
-    except ValueError:
-        expected = "a whole number" if option.kind is int else "a number"
-        with contextlib.suppress(ValueError):
-            if float(text).is_integer():
-                expected += f"; write {int(float(text))}"
-        raise ConfigError(f"{option.name}={text}: expected {expected}") from None
-
-ALSO_CALLED = {"lr": "learning_rate", "epochs": "max_steps", "iterations": "max_steps", "iters": "max_steps",
-               "model": "arch", "norm": "arch", "layers": "n_layer", "heads": "n_head", "width": "n_embd",
-               "context": "block_size", "dataset": "data", "text": "prompt", "file": "source", "input": "source"}
-
-def unknown_option(word, names):
-    """The ConfigError for a word that no option takes; of names the first is what a lone word most
-    likely means."""
-    if not word.startswith("-"):
-        return ConfigError(f"{word}: expected --option=value; did you mean --{names[0]}={word}?")
-    key = word.split("=")[0].lstrip("-")
-    near = [ALSO_CALLED[key]] if ALSO_CALLED.get(key) in names else [name for name in names if key in name.split("_")]
-    near = near or difflib.get_close_matches(key, names, 1, 0.7)
-    return ConfigError(f"unknown option {word}; " + (f"did you mean --{' or --'.join(near)}?" if near
-                                                     else "--help lists them"))
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(f"{name}={value}: expected at least {least}")
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise ConfigError(message)
 
-def typed(argv, description, *classes, without=()):
-    """A dict for each dataclass of what the command line's words give of its fields: --key=value,
-    --key value, or --key alone for true. A field that an earlier class has, or one of `without`, is
-    no option of a later one. Raises ConfigError, one line, for what it can't take; --help prints
-    `description` and the options, and exits."""
+def true_or_false(word):
+    if word.lower() not in ("true", "false"):
+        raise ValueError                                 # argparse says what was given
+    return word.lower() == "true"
+
+def add_options(parser, cls):
+    """Fields of a dataclass as options; the comment behind a field is its help."""
+    group = parser.add_argument_group(cls.__doc__.split(".")[0])
+    source = "".join(inspect.getsource(owner) for owner in cls.__mro__[:-1])
+    comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        kind = hints[field.name]
+        if type(None) in get_args(kind):
+            kind = get_args(kind)[0]                     # int of int | None
+        about = comments.get(field.name, "").replace("%", "%%")
+        if field.default is not None:
+            about += f" [{field.default}]"
+        if get_origin(kind) is Literal:
+            option = dict(choices=get_args(kind))
+        elif kind is bool:
+            option = dict(type=true_or_false, metavar="true|false")
+        else:
+            option = dict(type=kind, metavar=kind.__name__)
+        if kind is bool or "true" in get_args(kind):
+            option |= dict(nargs="?", const="true")      # --name alone
+        group.add_argument(f"--{field.name}", help=about, **option)
+
+def typed(argv, description, *classes):
+    """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
+    --name value, or --name alone for true. Raises ConfigError; --help prints the options, and
+    exits."""
     parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups = {}
-    options = {}
-    owners = {}
-    for cls in classes:
-        defaults = cls()
-        for name, option in options_of(cls).items():
-            if name in options or name in without:
-                continue
-            options[name] = option
-            owners[name] = cls
-            if option.group not in groups:
-                groups[option.group] = parser.add_argument_group(option.group)
-            default = getattr(defaults, name)
-            about = option.help if default is None else f"{option.help} [{default}]"
-            bare = {"nargs": "?", "const": "true"} if option.bare else {}
-            groups[option.group].add_argument(f"--{name}", help=about.replace("%", "%%"), **bare,
-                                              metavar="|".join(option.choices) or option.kind.__name__)
+                    formatter_class=argparse.RawDescriptionHelpFormatter, conflict_handler="resolve")
+    for cls in reversed(classes):                        # of two options of one name the first class's stays
+        add_options(parser, cls)
     given, unknown = parser.parse_known_args(argv)
     if unknown:
-        raise unknown_option(unknown[0], list(options))
-    values = {name: convert(options[name], text) for name, text in vars(given).items()}
-    return [{name: value for name, value in values.items() if owners[name] is cls} for cls in classes]
-
-def parse(cls, argv, description):
-    """An instance of cls, a dataclass, from the command line's words."""
-    [given] = typed(argv, description, cls)
-    return cls(**given)
+        names = [field.name for cls in classes for field in fields(cls)]
+        meant = nearest(unknown[0].split("=")[0].lstrip("-"), names)
+        raise ConfigError(f"{unknown[0]}: no such option{meant}; --help lists them")
+    return vars(given)
 
 def run_script(main):
-    """Calls main with the command line's words. What a user can mend ends in one line on stderr and
-    exit code 2, or the exception's own `exit_code`; Ctrl-C in 130. Only other exceptions, which are
-    bugs, show a traceback."""
+    """Calls main with the command line's words. What a user can mend ends in one line and exit code
+    2, or the exception's own; Ctrl-C ends the process as the signal itself would, so that a shell's
+    loop ends, too."""
     try:
         main(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `| head`, has had enough; at its exit Python would flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        fail("stopped; saved work is intact", 130)
-    except (ConfigError, DataError, UnicodeError) as error:
-        fail(error)
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else error)
-    except Exception as error:
-        if isinstance(error, MemoryError) or "tried to allocate" in str(error) or "out of memory" in str(error):
-            fail(f"out of memory; a smaller model or batch takes less ({shortened(error)})")
-        if not hasattr(error, "exit_code"):
-            raise
-        fail(error, error.exit_code)
-
-def fail(message, code=2):
-    print(f"{Path(sys.argv[0]).name}: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(code)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except (ConfigError, DataError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 2))
 
 # ---- Tokens ---------------------------------------------------------------------------------------------------------
 
@@ -333,15 +241,16 @@ class PrepareConfig:
     data_dir: str = "data"             # folder of all corpora
     tokenizer: str | None = None       # bytes | gpt2 | r50k_base | p50k_base | p50k_edit (bytes; for fineweb gpt2)
     subset: str = "sample-10BT"        # of fineweb
-    tokens: Count | None = None        # stop after that many to train on (all)
-    val_tokens: Count | None = None    # hold out at most that many (5% of the text, 10M)
-    shard_tokens: Count = 100_000_000  # in a file, about
-    workers: Count = os.cpu_count()    # threads that encode
-    seed: WholeNumber = 1337           # of the order of files
+    tokens: int | None = None          # stop after that many to train on (all)
+    val_tokens: int | None = None      # hold out at most that many (5% of the text, 10M)
+    shard_tokens: int = 100_000_000    # in a file, about
+    workers: int = os.cpu_count()      # threads that encode
+    seed: int = 1337                   # of the order of files
     force: bool = False                # start over, replacing what is there
 
     def __post_init__(self):
-        check(self)
+        at_least(1, self, "tokens", "val_tokens", "shard_tokens", "workers")
+        at_least(0, self, "seed")
         stem = Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem
         self.name = stem.strip(".") or "text"
         if self.tokenizer is None:
@@ -607,4 +516,4 @@ def write_meta(folder, tokenizer, options):
                                       "versions": versions, "token_bytes": lengths.tobytes().hex()})
 
 if __name__ == "__main__":
-    run_script(lambda words: prepare(**asdict(parse(PrepareConfig, words, __doc__))))
+    run_script(lambda words: prepare(**typed(words, __doc__, PrepareConfig)))
