@@ -1,0 +1,66 @@
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lessons.extras import hellaswag
+from model import GPT, GPTConfig
+from prepare import DataError, get_tokenizer
+
+BYTES = get_tokenizer("bytes")
+
+
+def write_questions(path, rows):
+    keys = "ctx_a", "ctx_b", "activity_label", "endings", "label"
+    path.write_text("".join(json.dumps(dict(zip(keys, row))) + "\n" for row in rows))
+
+
+def test_questions_are_read_without_wikihow_s_marks(tmp_path):
+    endings = ["eats [step] soup", "b", "[title] Ø", "é日"]
+    write_questions(tmp_path / "q", [("A [title] man [step] sits", "there", "Do", endings, "1")] * 2)
+    found = hellaswag.questions(tmp_path / "q")[0]
+    assert found == ("Do: A. man sits There", ["eats soup", "b", " Ø", "é日"], 1)
+
+
+def test_an_ending_is_scored_as_if_it_were_alone():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=257, n_layer=1, n_head=2, n_embd=16, block_size=16)).eval()
+    pairs = [("Do: A. man sits", "soup"), ("A: b ", "é日"), ("b", "x" * 30)]
+    wanted = []
+    for context, ending in pairs:
+        text = f"{context} {ending}".encode()
+        row = torch.tensor(list(text)[-17:])             # block_size is 16
+        losses = F.cross_entropy(model(row[None, :-1], row[None, 1:])[0][0], row[1:], reduction="none")
+        new = len(text) - len(context.rstrip())          # with the space before it
+        wanted.append(losses[-new:].sum().item())
+    assert hellaswag.nats(model, BYTES, pairs).tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+class LikesA(torch.nn.Linear):
+    """A model to which every next byte is most likely an a."""
+    config = SimpleNamespace(block_size=99)
+
+    def forward(self, x, targets):
+        return 2.0 * F.one_hot(torch.full_like(x, 97), 257), None
+
+
+def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(hellaswag, "load_model", lambda *_: (LikesA(1, 1), BYTES, {}))
+    endings = ["bb", "aab", 6 * "日", "cccc"]            # the likeliest; the likeliest a letter; that a byte
+    write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
+    hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu"])
+    assert capsys.readouterr().out == "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n"
+
+
+@pytest.mark.parametrize("text, says", [
+    ("", "0 questions"), ("oops", "cannot be read"), ('{"ctx_a": "", "label": 1}', "row 1: expected ctx_a"),
+    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], "label": 7}', "a label")])
+def test_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
+    (tmp_path / "q").write_text(text)
+    with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):
+        hellaswag.questions(tmp_path / "q")

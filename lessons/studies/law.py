@@ -1,0 +1,121 @@
+"""
+Loss against size: a N^-b + c through races at several sizes, N parameters, with the same tokens a parameter.
+
+    python lessons/studies/law.py assets/race_0.05m.json assets/race_0.1m.json assets/race_small.json \
+        assets/race_0.6m.json assets/race_1.1m.json
+
+Brackets: a bootstrap over seeds, 2.5% to 97.5%; with two seeds a size it holds the truth about three times in four. It
+knows nothing of errors in the law's form; how large these are, the same law without the smallest size may tell (dashed
+in out/bench/law.png).
+"""
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench import COLORS, at_best, label, print_table, read_race
+from prepare import expect, run_script, typed
+
+import numpy as np
+from matplotlib.figure import Figure
+
+EXPONENTS = np.geomspace(0.02, 2, 1000)
+AT = 100_000_000                         # parameters for which the law is asked
+
+
+@dataclass
+class LawConfig:
+    """Options, beside the files of races."""
+    tokens_per_parameter: float = 20.0   # which runs of the races
+    out_dir: str = "out/bench"           # folder for the picture
+
+
+def fit_law(sizes, losses):
+    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a straight line's for each
+    of the exponents b, or of a line through 0."""
+    x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
+    dx = x - x.mean(1, keepdims=True)
+    a = (dx * (losses - np.mean(losses))).sum(1) / (dx ** 2).sum(1)
+    c = np.mean(losses) - a * x.mean(1)
+    a = np.where(c < 0, (x * losses).sum(1) / (x ** 2).sum(1), a)
+    c = np.maximum(c, 0)
+    error = ((a[:, None] * x + c[:, None] - losses) ** 2).sum(1)
+    best = error.argmin()
+    return a[best], EXPONENTS[best], c[best]
+
+
+def read_sizes(paths, ratio):
+    """arch -> {parameters: losses of its seeds at the best point} of races' runs with so many tokens a parameter."""
+    sizes = {}
+    texts = {}
+    for path in paths:
+        race = read_race(path)
+        texts[path] = {name: race["common"][name] for name in ("val_tokens", "eval_tokens", "vocab_size")}
+        first = texts[paths[0]]
+        expect(texts[path] == first, f"{path}: held out {texts[path]}, in {paths[0]} {first}; these do not compare")
+        near = {}                                                 # arch -> rows
+        for row in race["runs"]:
+            tokens = row["steps"] * race["common"]["total_batch_size"]
+            if abs(tokens / row["parameters"] / ratio - 1) < 0.05:                # archs differ in a few parameters
+                near.setdefault(row["arch"], []).append(row)
+        for arch, rows in near.items():
+            seeds = sorted({row["seed"] for row in rows})
+            best = at_best(rows, arch, rows[0]["steps"], seeds)
+            sizes.setdefault(arch, {})[rows[0]["parameters"]] = best.tolist()
+    return sizes
+
+
+def fits_of(sizes, seeds, draws=1000):
+    """Laws of the means and, behind, of means over seeds drawn with replacement: a, b and c, (draws + 1, 1) each."""
+    generator = np.random.default_rng(0)
+    fits = [fit_law(sizes, [np.mean(losses) for losses in seeds])]
+    for _ in range(draws):
+        fits.append(fit_law(sizes, [generator.choice(losses, len(losses)).mean() for losses in seeds]))
+    return np.array(fits).T[:, :, None]
+
+
+def with_interval(values):
+    """The first of values, which is no draw, and where 95% of the others lie."""
+    low, high = np.quantile(values[1:], (0.025, 0.975))
+    return f"{values[0]:.3f} ({low:.3f}-{high:.3f})"
+
+
+def draw_law(axes, name, sizes, seeds):
+    """An arch's losses and laws; returns its line of the table."""
+    a, b, c = fits_of(sizes, seeds)
+    x = np.geomspace(sizes[0], AT, 50)
+    lines = a * (x / sizes[0]) ** -b + c                          # (draws + 1, 50)
+    means = [np.mean(losses) for losses in seeds]
+    a_larger, b_larger, c_larger = fit_law(sizes[1:], means[1:])
+    of_larger = a_larger * (x / sizes[1]) ** -b_larger + c_larger
+    color = COLORS.get(name)
+    axes.plot(sizes, means, "o", color=color)
+    axes.plot(x, lines[0], color=color, label=label(name))
+    axes.plot(x, of_larger, "--", color=color, lw=1)
+    axes.fill_between(x, *np.quantile(lines[1:], (0.025, 0.975), axis=0), color=color, alpha=0.15, lw=0)
+    return {"a N^-b + c (2.5%-97.5%)": label(name), "b": with_interval(b[:, 0]), "c": with_interval(c[:, 0]),
+            f"at {AT:,} parameters": with_interval(lines[:, -1]), "without the smallest": f"{of_larger[-1]:.3f}"}
+
+
+def main(argv):
+    paths = [word for word in argv if not word.startswith("-")]
+    options = LawConfig(**typed([word for word in argv if word not in paths], __doc__, LawConfig))
+    axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
+    table = []
+    for name, found in read_sizes(paths, options.tokens_per_parameter).items():
+        sizes = np.array(sorted(found))
+        seeds = [found[size] for size in sizes]
+        if len(sizes) < 4 or min(map(len, seeds)) < 2 or not np.isfinite(np.concatenate(seeds)).all():
+            print(f"{label(name)}: no law; it takes four sizes with two seeds each, none of which diverged")
+        else:
+            table.append(draw_law(axes, name, sizes, seeds))
+    expect(table, "no arch has four sizes with two seeds each, none diverged; give more races' JSONs")
+    print_table(table)
+    axes.legend()
+    axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens a parameter")
+    Path(options.out_dir).mkdir(parents=True, exist_ok=True)
+    axes.figure.savefig(f"{options.out_dir}/law.png")
+
+
+if __name__ == "__main__":
+    run_script(main)
