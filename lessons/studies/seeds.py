@@ -1,0 +1,227 @@
+"""
+Why do seeds of one arch differ? Runs of 0.23 million parameters, 20 tokens for each, with a seed for the weights and
+another for the order of the data: three minutes a run on one thread.
+
+    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt,angpt built-in 4x4      # all pairs of four and four seeds
+    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt "half rate" 1-8         # weights 1 and order 1, 2 and 2 ..
+
+Archs train at the rate and embed_std that a search found best for seed 1 (assets/race_small.json), here times what a
+variant says. Each run that ends is a line of assets/seeds.jsonl; the same command goes on, and a second one beside it
+takes other runs. A run also keeps the mean of its weights over the last tenth of its steps.
+"""
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from train import (TrainConfig, batches, for_training, join_machine, make_model, make_optimizer, open_corpus,
+                   optimizer_step, resolve)                    # before torch: it sets how torch's threads wait
+import numpy as np
+import torch
+import torch.nn.functional as F
+from filelock import FileLock, Timeout
+
+from model import Scale
+
+POINT = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048, compile="true",
+             dtype="float32", max_steps=2246, device="cpu")
+BEST = {"ngpt": (0.0113, 0.02), "angpt": (0.00566, 0.02), "rmsnorm+qk_norm": (0.00566, 0.02),
+        "normformer": (0.0113, 1.0)}   # rate and embed_std
+RESULTS = ROOT / "assets/seeds.jsonl"
+EVERY = 50                             # steps between two points of a trajectory
+USUAL = 2 ** 18                        # held-out tokens of a race's loss; all there are: 3.0 times that
+EARLY = 2 ** 16                        # of a loss on the way, every 200 steps
+
+# What a variant changes: options of train.py; rate, a factor; of learned scales of that name where they start (init) and
+# how they are stored (scale, one over their own rate); nudge, a random relative change of each weight
+VARIANTS = {
+    "built-in": {},
+    "half rate": {"rate": 0.5},
+    "warm-up 5%": {"warmup_ratio": 0.05},
+    "warm-up 10%": {"warmup_ratio": 0.1},
+    "warm-up 20%": {"warmup_ratio": 0.2},
+    "clip 0.3": {"grad_clip": 0.3},
+    "beta2 0.99": {"beta2": 0.99},
+    "alpha 0.2/layers": {"alpha": {"init": 0.2 / 3}},
+    "s_z slower": {"s_z": {"scale": 1.0}},
+    "s_qk slower": {"s_qk": {"scale": 1.0}},
+    "s_qk from 2": {"s_qk": {"init": 2.0}},
+    "g from 16": {"g": 16.0},          # angpt, GPT+: there g stands where s_qk^2 d_k^(1/2) does in ngpt, which is 16 from 2
+    "nudged": {"nudge": 1e-5},
+}
+
+def config_of(arch, variant):
+    """(TrainConfig, what is changed in the new model)"""
+    changes = dict(VARIANTS[variant])
+    best_rate, std = BEST[arch]
+    rate = best_rate * changes.pop("rate", 1)
+    starts = {name: changes.pop(name) for name in ("alpha", "s_z", "s_qk", "g", "nudge") if name in changes}
+    name, _, switch = arch.partition("+")
+    given = POINT | {"arch": name, "qk_norm": bool(switch), "learning_rate": rate, "embed_std": std}
+    return TrainConfig(**given | changes), starts
+
+@torch.no_grad()
+def start_otherwise(model, starts):
+    for name, module in model.named_modules():
+        kind = name.split(".")[-1].removesuffix("_a").removesuffix("_m")
+        if isinstance(module, Scale) and kind in starts:
+            vars(module).update(starts[kind])
+            module.weight.fill_(module.scale)
+    for name, p in model.named_parameters():
+        if name.endswith(".g") and "g" in starts:
+            p.fill_(starts["g"])
+        p.mul_(1 + starts.get("nudge", 0) * torch.randn_like(p))
+
+def train_run(arch, variant, weights, order, watch):
+    """Trains as train.py does, and calls watch(step, loss, norm, model) after each step; returns (model, held-out
+    Tokens)."""
+    config, starts = config_of(arch, variant)
+    machine = join_machine(config)
+    corpus = open_corpus(config, machine)
+    config = resolve(config, corpus.vocab_size, machine.world_size)
+    config.seed = weights
+    model = make_model(config, machine)
+    start_otherwise(model, starts)
+    config.seed = order
+    optimizer = make_optimizer(model, config)
+    forward = for_training(model, config, machine)
+    watch(0, None, None, model)
+    for step in range(config.max_steps):
+        micro_batches = batches(corpus.train, step, config, machine)
+        loss, norm = optimizer_step(step, forward, model, optimizer, micro_batches, config, machine)
+        watch(step + 1, loss.item(), norm, model)
+    return model, corpus.val
+
+@torch.no_grad()
+def token_losses(model, held_out, tokens):
+    """Loss of each of the first held-out tokens, in float64, and whether a file begins there."""
+    losses, begins = [], []
+    windows = min(held_out.windows, tokens // held_out.length)
+    model.eval()
+    with torch.compiler.set_stance("force_eager"):
+        for i in range(0, windows, 16):
+            x, y = held_out.batch(range(i, min(i + 16, windows)), torch.device("cpu"))
+            logits = model(x, y)[0]
+            losses.append(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double())
+            begins.append(x.flatten() == 256)
+    model.train()
+    return torch.cat(losses).numpy(), torch.cat(begins).numpy()
+
+def short(x):
+    return float(f"{x:.5g}")
+
+class Watch:
+    """A run's trajectory, and the mean of its weights over the last tenth."""
+    def __init__(self, held_out, last):
+        self.held_out, self.last = held_out, last
+        self.rows, self.early, self.since = defaultdict(list), [], []
+        self.sums, self.count = None, 0
+        x, y = held_out.batch(range(0, held_out.windows, held_out.windows // 16), torch.device("cpu"))
+        self.twice = torch.cat((x[:, :64], x[:, :64]), dim=1)  # the second half can be copied from the first
+        self.x, self.y = x, y
+
+    def __call__(self, step, loss, norm, model):
+        if step:
+            self.since.append((loss, norm))
+        if step and step % EVERY == 0:
+            self.look(step, model)
+        if step and (step % 200 == 0 or step in (50, 100)):
+            self.early.append([step, short(token_losses(model, self.held_out, EARLY)[0].mean())])
+        if step > 0.9 * self.last:
+            values = [p.detach().double() for p in model.parameters()]
+            self.sums = torch._foreach_add(self.sums, values) if self.sums else values
+            self.count += 1
+
+    @torch.no_grad()
+    def look(self, step, model):
+        losses, norms = np.array(self.since).T
+        self.since = []
+        found = {"step": step, "loss": losses.mean(), "worst": losses.max(), "norm": np.median(norms),
+                 "largest_norm": norms.max(), "clipped": (norms > 1).mean()}
+        with torch.compiler.set_stance("force_eager"):
+            found["largest_logit"] = model(self.x, self.y)[0].abs().max().item()
+            logits = model(self.twice, self.twice)[0][:, 64:-1]
+        found["copying"] = F.cross_entropy(logits.flatten(0, 1), self.twice[:, 65:].flatten()).item()
+        for name, module in model.named_modules():
+            if isinstance(module, Scale):
+                found[name.removeprefix("blocks.")] = module().abs().mean().item()
+                if name.endswith("s_qk"):
+                    for head, s_qk in enumerate(module().unflatten(0, (model.config.n_head, -1))):
+                        found[f"{name.removeprefix('blocks.')}.{head}"] = s_qk.square().mean().item()
+            elif isinstance(getattr(module, "g", None), torch.Tensor):
+                found[name.removeprefix("blocks.") + ".g"] = module.g.item()
+        for name, value in found.items():
+            self.rows[name].append(short(value))
+
+    @torch.no_grad()
+    def average(self, model):
+        for p, total in zip(model.parameters(), self.sums):
+            p.copy_(total / self.count)
+        if model.sphere:
+            model.project_()
+
+def by_file(losses, begins):
+    """[tokens, mean loss] of each held-out file."""
+    file = np.cumsum(begins)
+    counts, sums = np.bincount(file), np.bincount(file, losses)
+    return [[int(n), short(total / n)] for n, total in zip(counts, sums) if n]
+
+def one_run(arch, variant, weights, order):
+    started = time.perf_counter()
+    config, _ = config_of(arch, variant)
+    watch = Watch(open_corpus(config, join_machine(config)).val, config.max_steps)
+    model, held_out = train_run(arch, variant, weights, order, watch)
+    losses, begins = token_losses(model, held_out, 10 * USUAL)
+    name = "-".join(map(str, (arch, variant, weights, order))).replace("/", " by ")
+    torch.save(model.state_dict(), ROOT / "out/seeds" / f"{name}.pt")
+    watch.average(model)
+    averaged, _ = token_losses(model, held_out, USUAL)
+    return {"arch": arch, "variant": variant, "weights": weights, "order": order,
+            "learning_rate": config.learning_rate, "embed_std": config.embed_std,
+            "loss": losses[:USUAL].mean(), "loss_all": losses.mean(), "tokens_all": len(losses),
+            "loss_averaged": averaged.mean(), "files": by_file(losses, begins), "early": watch.early,
+            "seconds": round(time.perf_counter() - started), "path": watch.rows}
+
+def read():
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+def key(row):
+    return row["arch"], row["variant"], row["weights"], row["order"]
+
+def pairs_of(text):
+    """Seeds of weights and order: 4x4 is all pairs, 1-8 one seed for both, 2/3,3/2 two pairs."""
+    if "/" in text:
+        return [tuple(map(int, pair.split("/"))) for pair in text.split(",")]
+    if "x" in text:
+        n = int(text.split("x")[0])
+        return [(w + 1, (w + shift) % n + 1) for shift in range(n) for w in range(n)]
+    first, last = map(int, text.split("-"))
+    return [(seed, seed) for seed in range(first, last + 1)]
+
+def run(archs, variants, seeds):
+    """All these runs but those that have ended or are under way in another process."""
+    torch.set_num_threads(1)
+    folder = ROOT / "out/seeds"
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [(arch, variant, *pair) for pair in pairs_of(seeds) for variant in variants.split(",")
+              for arch in archs.split(",")]
+    for one in wanted:
+        lock = FileLock(folder / f"{'-'.join(map(str, one)).replace('/', ' by ')}.lock")
+        try:
+            with lock.acquire(blocking=False):
+                if one in map(key, read()):
+                    continue
+                row = one_run(*one)
+                with open(RESULTS, "a") as file:
+                    file.write(json.dumps(row) + "\n")
+        except Timeout:
+            continue
+        print(*one, f"{row['loss']:.4f}, averaged {row['loss_averaged']:.4f}, {row['seconds']} s", flush=True)
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    {"run": run}[sys.argv[1]](*sys.argv[2:])
