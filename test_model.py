@@ -43,11 +43,11 @@ import prepare as prep
 import sample as sampler
 import train as train_py
 from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, NGPTBlock, PowerNorm, PreNormBlock, rope, unit
-from prepare import (Count, DataError, parse, Positive, prepare, PrepareConfig, read_meta, read_shard, run_script,
-                     write_json, write_shard)
-from train import (batches, Diverged, evaluate, flops_per_token, interrupts, learning_rate, load_model, Machine,
-                   make_optimizer, optimizer_step, read_checkpoint, read_log, RECIPES, resolve, Tokens, train,
-                   TrainConfig)
+from bench import fewer_tokens
+from prepare import DataError, prepare, PrepareConfig, read_meta, read_shard, run_script, write_json, write_shard
+from train import (batches, Diverged, evaluate, learning_rate, load_model, Machine, make_optimizer, optimizer_step,
+                   read_checkpoint, read_log, RECIPES, resolve, Tokens, train, TrainConfig)
+
 
 
 # =====================================================================================================================
@@ -694,7 +694,7 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
     (dict(n_head=0), "n_head=0: expected at least 1"),
     (dict(dropout=1.5), "dropout=1.5: expected from 0 to 1"),
     (dict(rope_fraction=-1), "rope_fraction=-1: expected from 0 to 1"),
-    (dict(n_embd=130, n_head=4), "n_embd=130: expected a multiple of n_head=4, such as 128, or n_head one of 1, 2, 5"),
+    (dict(n_embd=130, n_head=4), "n_embd=130: expected a multiple of n_head=4"),
     (dict(resid_scale=True), "resid_scale=True: expected False with arch=rmsnorm"),
     (dict(arch="powernorm", checkpoint_blocks=True), "checkpoint_blocks=True: expected False with arch=powernorm"),
     (dict(arch="ngpt", mlp="gelu"), "mlp=gelu: expected swiglu with arch=ngpt"),
@@ -1127,115 +1127,9 @@ def test_a_bug_shows_its_traceback(texts, small_gpt2, fineweb, monkeypatch, sour
 
 # ---- Options of every script
 
-@dataclass
-class Parsed:
-    """Model. More of it."""
-    arch: Literal["ngpt", "angpt"] = "ngpt"       # 5% faster
-    bias: bool = False
-
-@dataclass
-class ParsedMore(Parsed):
-    """Training."""
-    max_steps: Count = 10                         # how many; not true | false
-    learning_rate: Positive | None = None         # peak
-    resume: Literal["true", "false", "auto"] = "false"
-
-@pytest.mark.parametrize("words, values", [
-    ("", {}),
-    ("--max_steps=1_000 --learning_rate 1e-3", dict(max_steps=1000, learning_rate=1e-3)),
-    ("--bias --resume --arch=angpt", dict(bias=True, resume="true", arch="angpt")),
-    ("--bias False --resume=auto", dict(bias=False, resume="auto"))])
-def test_an_option_s_type_says_what_its_word_means(words, values):
-    assert parse(ParsedMore, words.split(), "") == ParsedMore(**values)
-
-def test_help_shows_comments_choices_and_defaults_in_groups(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parse(ParsedMore, ["--help"], "What it is.\n  As it stands.")
-    said = capsys.readouterr().out.partition("What it is.\n  As it stands.")[2]
-    expected = ["Model:", "--arch ngpt|angpt", "5% faster [ngpt]", "--bias", "[False]", "Training:", "--max_steps int",
-                "how many; not true | false [10]", "peak\n", "--resume", "true|false|auto"]
-    places = [said.index(text) for text in expected]
-    assert places == sorted(places)
-
-def test_of_two_classes_each_gets_its_own_options():
-    given, more = prep.typed("--bias --max_steps=3 --resume".split(), "", Parsed, ParsedMore)
-    assert given == {"bias": True}
-    assert more == {"max_steps": 3, "resume": "true"}
-    with pytest.raises(ConfigError, match="unknown option --bias"):
-        prep.typed(["--bias"], "", ParsedMore, without=["bias"])
-
-@pytest.mark.parametrize("words, says", [
-    ("--lr=1", "unknown option --lr=1; did you mean --learning_rate.$"),
-    ("--rate 3", "did you mean --learning_rate.$"),
-    ("--max-step=1", "did you mean --max_steps.$"),
-    ("--epochs=3", "unknown option --epochs=3; did you mean --max_steps.$"),
-    ("--zzz=3", "unknown option --zzz=3; --help lists them$"),
-    ("fast", "fast: expected --option=value; did you mean --arch=fast.$"),
-    ("--max_steps=1e2", "max_steps=1e2: expected a whole number; write 100$"),
-    ("--max_steps=0.5", "max_steps=0.5: expected a whole number$"),
-    ("--max_steps=many", "max_steps=many: expected a whole number$"),
-    ("--max_steps=0", "max_steps=0: expected at least 1$"),
-    ("--max_steps", "max_steps: expected one argument$"),
-    ("--learning_rate=x", "learning_rate=x: expected a number$"),
-    ("--learning_rate=inf", "learning_rate=inf: expected more than 0$"),
-    ("--bias=1", "bias=1: expected one of true, false$"),
-    ("--arch=angp", "arch=angp: expected one of ngpt, angpt; did you mean angpt.$"),
-    ("--arch --bias", "arch: expected")])
-def test_bad_options_are_one_line(words, says):
-    with pytest.raises(ConfigError, match=rf"^[^\n]*{says}"):
-        config = parse(ParsedMore, words.split(), "")
-        prep.check(config)                         # as configs do when they are made
-
-@pytest.mark.parametrize("words, says", [
-    ("mine.txt", "did you mean --source=mine.txt.$"),
-    ("--tokens=0", "tokens=0: expected at least 1$"),
-    ("--seed=-1", "seed=-1: expected at least 0, below 2 .. 32$"),
-    ("--tokenizer=byte", "tokenizer=byte: expected one of .*; did you mean bytes.$"),
-    ("--source=fineweb10B-gpt2 --tokenizer=bytes", "tokenizer=bytes: expected one of gpt2$")])
-def test_bad_options_of_prepare_are_one_line(words, says):
-    with pytest.raises(ConfigError, match=says):
-        parse(PrepareConfig, words.split(), "")
-
-@pytest.mark.parametrize("error, code, says", [
-    (ConfigError("bad\noption"), 2, "bad option"),
-    (DataError("bad file"), 2, "bad file"),
-    (MemoryError(), 2, "out of memory"),
-    (PermissionError(13, "Denied", "/x"), 2, "/x: Denied"),
-    (OSError("no network"), 2, "no network"),
-    (UnicodeEncodeError("a", "é", 0, 1, "no"), 2, "'a' codec"),
-    (KeyboardInterrupt(), 130, "stopped; "),
-    (RuntimeError("you tried to allocate 9 bytes"), 2, "out of memory"),
-    (RuntimeError("CUDA out of memory."), 2, "out of memory"),
-    (type("Diverged", (Exception,), {"exit_code": 3})("the loss is nan"), 3, "the loss is nan")])
-def test_run_script_ends_in_one_line(error, code, says, monkeypatch, capsys):
-    def main(words):
-        assert words == ["--a=1"]
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["some/script.py", "--a=1"])
-    with pytest.raises(SystemExit) as end:
-        run_script(main)
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (code, "")
-    assert err.startswith(f"script.py: {says}")
-    assert err.count("\n") == 1
-
 def test_run_script_shows_bugs():
     with pytest.raises(ZeroDivisionError):
         run_script(lambda words: 1 / 0)
-
-def test_run_script_says_nothing_of_a_closed_pipe(monkeypatch):
-    reading, writing = os.pipe()
-    os.close(reading)
-    monkeypatch.setattr(sys, "stdout", open(writing, "w"))
-    run_script(lambda words: print("nobody reads this"))
-    sys.stdout.flush()                             # as Python does at its exit
-
-def test_a_library_s_long_message_ends_with_a_whole_word():
-    with pytest.raises(DataError, match=r"^a.pt: damaged \(ValueError: (words )+\.\.\.\)$"):
-        with prep.blame("a.pt: damaged"):
-            raise ValueError("words " * 99)
-
 
 # =====================================================================================================================
 # train.py
@@ -1264,8 +1158,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Nothing is measured and no picture drawn: this machine multiplies at 1e11 operations a second."""
-    monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: 1e11)
+    """No picture is drawn."""
     monkeypatch.setattr(train_py, "draw_losses", lambda records, path: path.touch())
 
 @pytest.fixture
@@ -1349,16 +1242,7 @@ def test_sizes_are_table_f1(size, layers, heads, width):
         parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
     assert c.max_steps == math.ceil(20 * parameters / 2 ** 19)
 
-def test_batches_follow_what_was_given_and_how_many_processes_there_are():
-    def found(ranks, **options):
-        c = resolve(TrainConfig(**options), world_size=ranks)
-        return c.batch_size, c.total_batch_size
-    assert found(2, total_batch_size=6144) == (6, 6144)
-    assert found(1, batch_size=3) == (3, 2304)
-    assert found(64) == (1, 16384)
-    assert found(8, size="0.5b") == (8, 2 ** 19)
-
-@pytest.mark.parametrize("steps", [500, 1600, 20000])
+@pytest.mark.parametrize("steps", [500, 1600, 5000])
 def test_ten_validations_or_more_take_a_small_share_of_the_time(steps):
     c = resolve(TrainConfig(max_steps=steps, warmup_ratio=0.3))
     assert steps / c.eval_interval >= 10
@@ -1368,13 +1252,6 @@ def test_ten_validations_or_more_take_a_small_share_of_the_time(steps):
 
 def test_the_shortest_run_is_validated_on_enough_tokens():
     assert resolve(TrainConfig(max_steps=1)).eval_tokens == 4096
-
-@pytest.mark.parametrize("arch", RECIPES)
-def test_a_seventh_arch_trains_like_its_family(archs, arch):
-    class Mine(archs[arch]):
-        pass
-    archs["mine"] = Mine
-    assert asdict(TrainConfig(arch="mine")).items() >= RECIPES[arch].items()
 
 def test_an_arch_of_no_family_trains_like_rmsnorm(archs):
     class Mine(model_py.Block):
@@ -1386,48 +1263,44 @@ def test_an_arch_of_no_family_trains_like_rmsnorm(archs):
 --arch=ngtp  did you mean ngpt?
 --arch=gpt  GPT+ is --arch=rmsnorm --qk_norm=true
 --arch=rmsnorm+  --arch=rmsnorm --qk_norm=true
---arch=nowhere.py:mine  no file nowhere.py
---arch=FILE:mine  mine.txt is no Python file
+--arch=nowhere.py:mine  nowhere.py cannot be run
+--arch=FILE:mine  mine.txt cannot be run
 --size=125b  did you mean 125m?
---device=gpu  expected one of auto, cpu, cuda, mps
---dtype=float16  did you mean bfloat16?
---mlp=relu  expected one of swiglu, gelu
---resume=y  expected one of true, false, auto
---keep_best=1  expected one of true, false
+--device=gpu  invalid choice: 'gpu'
+--dtype=float16  invalid choice: 'float16'
+--mlp=relu  invalid choice: 'relu'
+--resume=y  invalid choice: 'y'
 --n_layer=0  at least 1
 --max_steps=0  at least 1
 --eval_tokens=0  at least 1
 --eval_interval=0  at least 1
 --checkpoint_interval=0  at least 1
---log_interval=0  at least 1
---eps=0  more than 0
---embed_std=0  more than 0
---learning_rate=-1  more than 0
---learning_rate=nan  more than 0
---learning_rate=inf  more than 0
+--embed_std=-1  at least 0
+--learning_rate=-1  at least 0
+--learning_rate=nan  at least 0
+--learning_rate=inf  at least 0
 --weight_decay=-1  at least 0
 --grad_clip=-1  at least 0
 --pn_warmup=-1  at least 0
 --dropout=1.5  from 0 to 1
---min_lr_ratio=-1  from 0 to 1
---warmup_ratio=-1  from 0 to 1
---beta1=-1  from 0 to below 1
---beta2=1  from 0 to below 1
+--min_lr_ratio=2  at most 1
+--warmup_ratio=-1  at least 0
+--beta1=-1  at least 0
+--beta2=1.5  at most 1
 --seed=-1  at least 0
---seed=4294967296  below 2 ** 32
 --resid_scale  resid_scale=True: expected False with arch=angpt
 --arch=ngpt --tie  tie=True: expected False with arch=ngpt
---n_embd=130 --n_head=4  n_embd=130: expected a multiple of n_head=4, such as 128
+--n_embd=130 --n_head=4  n_embd=130: expected a multiple of n_head=4
 --arch=powernorm --n_embd=18  multiple of 4
 --vocab_size=100  at least the corpus's 257
---total_batch_size=100  the nearest is 128
---max_steps=x  max_steps=x: expected a whole number
---max_steps=1e2  max_steps=1e2: expected a whole number; write 100
---max_step=3  did you mean --max_steps?
---lr=1  did you mean --learning_rate?
---epochs=3  did you mean --max_steps?
---out_dir=FILE  no folder that can be written to
---out_dir=/proc/x  no folder that can be written to
+--total_batch_size=100  = 4 x 16 x 1 = 64
+--max_steps=x  invalid int value: 'x'
+--max_step=3  did you mean max_steps?
+--lr=1  no such option; --help lists them
+fast  no such option
+--tie=1  invalid true_or_false value: '1'
+--out_dir=FILE  File exists
+--out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no such corpus; python prepare.py --source=... makes a corpus
 --data=FILE  python prepare.py --source=FILE, then --data=data/mine
 --resume=true  run/ckpt.pt: no such checkpoint
@@ -1446,20 +1319,21 @@ def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_torch_does_not_see_is_said():
-    with pytest.raises(ConfigError, match="device=cuda: torch .* sees none here, only cpu"):
+    with pytest.raises(ConfigError, match="device=cuda: expected one of cpu$"):
         train_py.find_device("cuda")
 
 # ---- Data
 
-def test_windows_cross_shards(corpus):
+def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
     tokens = Tokens(corpus, "train", 16, 257)
-    whole = np.concatenate([read_shard(path) for path in sorted(corpus.glob("*_train_*.bin"))])
-    assert tokens.windows == (len(whole) - 1) // 16
-    for i in (0, 187, 188, 193, 194, tokens.windows - 1):
-        assert (tokens.window(i) == whole[16 * i:16 * i + 17]).all()
-    x, y = tokens.batch([3, 194], CPU)
-    assert (x.numpy() == [whole[48:64], whole[16 * 194:16 * 195]]).all()
-    assert (y.numpy() == [whole[49:65], whole[16 * 194 + 1:16 * 195 + 1]]).all()
+    shards = [read_shard(path) for path in sorted(corpus.glob("*_train_*.bin"))]
+    windows = [shard[i:i + 17] for shard in shards for i in range(0, len(shard) - 16, 16)]
+    assert tokens.windows == len(windows)
+    for i in (0, 186, 187, 192, 193, len(windows) - 1):
+        assert (tokens.window(i) == windows[i]).all()
+    x, y = tokens.batch([3, 193], CPU)
+    assert (x.numpy() == [windows[3][:-1], windows[193][:-1]]).all()
+    assert (y.numpy() == [windows[3][1:], windows[193][1:]]).all()
 
 @pytest.mark.parametrize("name", ["wiki_train_1", "wiki_val_2024"])
 def test_what_is_held_out_is_not_trained_on_whatever_the_corpus_s_name(tmp_path, name):
@@ -1509,25 +1383,15 @@ def test_many_ranks_take_in_turns_what_one_takes_alone(corpus, tiny, world_size)
     config = tiny(total_batch_size=64 * 16, batch_size=64 // world_size, max_steps=10)   # from step 7 a new epoch
 
     def stream(machine):
-        rows = [torch.stack(batch, dim=1) for batch in train_py.read_ahead(tokens, 2, config, machine)]
+        rows = []
+        for step in range(2, 10):
+            rows += [torch.stack(batch, dim=1) for batch in batches(tokens, step, config, machine)]
         return torch.cat(rows)                                                           # (windows, 2, 16)
 
     ranks = [stream(Alone(CPU, rank=rank, world_size=world_size)) for rank in range(world_size)]
     alone = stream(Machine(CPU))
     assert len(alone) == 8 * 64
     assert torch.equal(torch.stack(ranks, dim=1).flatten(0, 1), alone)
-
-def test_the_next_batch_is_read_before_it_is_asked_for(tiny):
-    read = Queue()
-    def batch(indices, device):
-        read.put(indices)
-        return indices, None
-    tokens = SimpleNamespace(windows=64, batch=batch)
-    coming = train_py.read_ahead(tokens, 0, tiny(max_steps=2), Machine(CPU))
-    first, _ = next(coming)
-    assert read.get(timeout=5) is first
-    second = read.get(timeout=5)                                                         # raises Empty if it is not
-    assert next(coming)[0] is second
 
 def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
     held_out = train_py.Corpus(corpus, 16)
@@ -1541,50 +1405,16 @@ def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, 
     loss = F.cross_entropy(model(x, y)[0].flatten(0, 1), y.flatten()).item()
     bits = loss * 160 / math.log(2) / (y != 256).sum().item()                            # an end of text has no bytes
     for batch_size in (1, 3, 10):
-        assert found(batch_size, 160) == pytest.approx(dict(val_loss=loss, val_bpb=bits))
+        measured = found(batch_size, 160)
+        assert measured["val_loss"] == pytest.approx(loss)
+        assert measured["val_bpb"] == pytest.approx(bits)
+    parts = [F.cross_entropy(model(x[i:i + 1], y[i:i + 1])[0].flatten(0, 1), y[i]).item() for i in range(10)]
+    assert found(1, 160)["val_error"] == pytest.approx(np.std(parts, ddof=1) / 10 ** 0.5)
     assert found(3, 9)["val_loss"] > 1                                                   # one window at least
     assert found(3, 992) == found(3, 9999)
     assert model.training
 
 # ---- The machine
-
-@pytest.mark.parametrize("name, speed, expected", [("auto", 1.4, torch.float32), ("auto", 1.6, torch.bfloat16),
-                                                   ("float32", 9, torch.float32), ("bfloat16", 1, torch.bfloat16)])
-def test_auto_is_bfloat16_where_that_is_much_faster(monkeypatch, name, speed, expected):
-    monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: speed if dtype == torch.bfloat16 else 1.0)
-    machine = Machine(CPU, train_py.find_dtype(name, Machine(CPU)))
-    assert machine.dtype == expected
-    peak, origin = train_py.peak_flops(machine)
-    assert peak == (speed if expected == torch.bfloat16 else 1.0)
-    assert "own matrix product" in origin
-
-@pytest.mark.parametrize("gpu, peak", [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12),
-                                       ("NVIDIA L40S", 362e12), ("NVIDIA A100-SXM4-80GB", 312e12),
-                                       ("NVIDIA GH200 480GB", 989e12), ("NVIDIA L40", 1e11), ("NVIDIA A10G", 1e11),
-                                       ("NVIDIA RTX A1000", 1e11), ("Tesla T4", 1e11)])
-def test_the_peak_of_a_known_gpu_is_its_data_sheet_s(quick, monkeypatch, gpu, peak):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
-    machine = Machine(torch.device("cuda"), torch.bfloat16)
-    flops, origin = train_py.peak_flops(machine)
-    assert flops == peak
-    assert ("data sheet" in origin) == (peak > 1e12)
-    assert train_py.peak_flops(Machine(torch.device("cuda")))[0] == 1e11                 # float32 is not on it
-
-def test_long_runs_are_compiled_block_by_block_and_short_ones_not(tiny, monkeypatch):
-    compiled = []
-    def compile_function(function):
-        compiled.append("loss")
-        return function
-    monkeypatch.setattr(torch, "compile", compile_function)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
-    work = flops_per_token(GPT(resolve(tiny()).model_config())) * 6 * 128
-    for seconds, compiler in ((14.9, "/usr/bin/g++"), (15.1, None), (15.1, "/usr/bin/g++")):
-        assert compiled == []
-        monkeypatch.setattr(train_py, "matmul_flops", lambda device, dtype: work / seconds)
-        monkeypatch.setattr(train_py.shutil, "which", lambda name: compiler)
-        train(tiny(compile="auto"), say=None)
-    train(tiny(compile=True), say=None)
-    assert compiled == 2 * ["ANGPTBlock", "ANGPTBlock", "loss"]
 
 @pytest.fixture
 def group_of_one():
@@ -1639,10 +1469,6 @@ def test_learning_rate_is_a_line_and_a_cosine():
     assert rates[99] == pytest.approx(0.2)
     assert (rates[59] + rates[60]) / 2 == pytest.approx(1.1, rel=1e-2)                   # halfway
 
-def test_flops_are_those_of_the_matrices_and_of_attention():
-    c = GPTConfig(arch="rmsnorm", n_layer=3, n_embd=32, n_head=2, block_size=8, vocab_size=50)
-    assert flops_per_token(GPT(c)) == 6 * (3 * 16 * 32 ** 2 + 50 * 32) + 3 * 12 * 32 * 8 / 2
-
 @pytest.mark.parametrize("arch, batch_size, grad_clip", [("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
 def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip):
     config = tiny(arch=arch, batch_size=batch_size, grad_clip=grad_clip, weight_decay=0.3)
@@ -1693,9 +1519,7 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny):
     log = train(config, say=told.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "0.96 epochs" in told[0]
     assert "peak learning rate 0.01, warm-up 20%" in told[0]
-    assert "mfu is a share of 0.1 TFLOP/s, this machine's own matrix product" in told[0]
     assert read_log(out) == log
     assert [record["step"] for record in log] == [0, 10, 20, 30, 40, 50, 60]
     losses = dict(column(log, "val_loss"))
@@ -1705,38 +1529,14 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny):
     last = log[-1]
     assert last.keys() >= {"seconds", "loss", "val_bpb", "lr", "grad_norm"}
     assert last["tokens"] == 60 * 128
-    flops = flops_per_token(GPT(resolve(config).model_config()))
-    assert last["mfu"] == pytest.approx(last["tokens_per_s"] * flops / 1e11)
     state = torch.load(out / "ckpt.pt", weights_only=True)
-    assert (state["step"], state["best_val_loss"]) == (60, min(losses.values()))
-
-def test_losses_are_drawn_as_a_picture(tmp_path):
-    records = [dict(step=i, tokens=100 * i, loss=3 - i, val_loss=4 - i) for i in range(3)]
-    train_py.draw_losses(records, tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-
-@pytest.mark.parametrize("arch", [*PRE_NORM, *SPHERE, "rmsnorm+qk_norm"])
-def test_a_run_with_nothing_but_the_arch_given_has_usual_losses_beside_it(arch):
-    name, plus, _ = arch.partition("+")
-    usual = resolve(TrainConfig(arch=name, qk_norm=bool(plus)), 257)
-    runs = train_py.usual_losses(asdict(usual))
-    assert len(runs) == 2
-    for losses in runs.values():
-        assert [int(tokens) // 2048 for tokens in losses] == list(range(0, 1601, 200))
-        assert list(losses.values()) == sorted(losses.values(), reverse=True)
-    like_it = TrainConfig(arch=name, qk_norm=bool(plus), seed=3, out_dir="elsewhere", eval_interval=50)
-    assert train_py.usual_losses(asdict(resolve(like_it, 257))) == runs
-    before_an_option = asdict(resolve(like_it, 257))
-    del before_an_option["beta1"]
-    assert train_py.usual_losses(before_an_option) == runs
-    other = TrainConfig(arch=name, qk_norm=bool(plus), dropout=0.1)
-    assert train_py.usual_losses(asdict(resolve(other, 257))) == {}
+    assert state["step"] == 60
 
 def test_watch_sees_each_validation_and_joins_the_record(tiny):
     seen = []
     def watch(model, optimizer, step):
         seen.append((step, isinstance(model, GPT), len(optimizer.state) > 0))
-        return {"twice": 2 * step} if step else None
+        return {"twice": torch.tensor(2 * step), "step": 99} if step else None     # our own names stay
     log = train(tiny(log_interval=5), watch=watch, say=None)
     assert seen == [(0, True, False), (3, True, True), (6, True, True)]
     assert column(log, "twice") == [(3, 6), (6, 12)]
@@ -1771,33 +1571,6 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny, monkey
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
     train(go_on(config, max_steps=6), say=None)      # auto would be float32, since the machine is no faster
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
-
-def test_validations_and_one_record_in_ten_seconds_are_told(tiny, monkeypatch):
-    told = []
-    now = 100.0
-    monkeypatch.setattr(train_py.time, "monotonic", lambda: now)
-    monkeypatch.setattr(train_py, "draw_losses", lambda records, path: told.append("drawn"))
-    log = train_py.Log(tiny(), 0, Machine(CPU), told.append)
-    log.told = now
-    for step, seconds in enumerate([1, 9, 3, 1, 9, 1]):
-        now += seconds
-        found = dict(val_loss=1, val_bpb=1) if step in (3, 4) else {}
-        log.add(dict(step=step, tokens=0, seconds=0.0), dict(loss=1, tokens_per_s=8) | found)
-    assert [line.split("   ")[:2] for line in told] == [
-        ["step 2/6", "1:04 left"], ["step 3/6", "0:48 left"], ["drawn"], ["step 4/6", "0:32 left"], ["drawn"]]
-
-def test_the_best_validation_s_weights_are_kept(tiny, tmp_path, monkeypatch):
-    states = []
-    def watch(model, optimizer, step):
-        states.append(copy.deepcopy(model.state_dict()))
-    losses = iter([4.0, 2.0, 3.0, 2.5])
-    monkeypatch.setattr(train_py, "evaluate", lambda *_: {"val_loss": next(losses), "val_bpb": 1.0})
-    train(tiny(keep_best=True), watch, say=None)
-    train(go_on(tiny(), max_steps=9), watch, say=None)
-    best = read_checkpoint(tmp_path / "run" / "best.pt")
-    assert best["step"] == 3
-    assert same_state(best["model"], states[1])
-    assert same_state(weights(tiny()), states[3])
 
 @pytest.mark.parametrize("factor", [math.nan, 1e30])
 def test_a_run_whose_loss_or_gradient_is_not_finite_stops_before_its_weights_do(tiny, monkeypatch, factor):
@@ -1834,7 +1607,7 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tin
     parts = tiny(**options, out_dir=str(tmp_path / "parts"))
     never = tiny(**options, out_dir=str(tmp_path / "never"))
     log = train(whole, say=None)
-    with pytest.raises(error, match="Stopped and saved at step 3"):
+    with pytest.raises(error):
         for config in (parts, never):
             train(config, watch=stop, say=None)
     assert checkpoint(parts)["step"] == 3
@@ -1845,74 +1618,31 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tin
     assert same_state(weights(whole), weights(parts))
     assert not list(tmp_path.glob("*.1"))
 
-@pytest.mark.parametrize("signals, raises", [
-    ([signal.SIGINT], False), ([signal.SIGTERM, signal.SIGTERM], False), ([signal.SIGINT, signal.SIGINT], False),
-    ([signal.SIGINT, "later", signal.SIGTERM], False), ([signal.SIGINT, "later", signal.SIGINT], True)])
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_a_signal_asks_and_a_later_ctrl_c_insists(signals, raises, torchrun, monkeypatch):
-    before = signal.getsignal(signal.SIGINT)
-    if torchrun:                                     # which passes a Ctrl-C on, late
-        monkeypatch.setenv("RANK", "0")
-    with pytest.raises(KeyboardInterrupt) if raises and not torchrun else contextlib.nullcontext():
-        with interrupts() as received:
-            for number in signals:
-                if number == "later":
-                    time.sleep(0.21)
-                else:
-                    signal.raise_signal(number)
-    assert signals[0] in received
-    assert signal.getsignal(signal.SIGINT) is before
-
-@pytest.mark.parametrize("when", [0, 3, 6])
-def test_a_signal_in_a_validation_does_not_wait_for_its_end_which_is_made_up_for(tiny, monkeypatch, when):
-    log = train(tiny(eval_tokens=900), say=None)
-    whole = weights(tiny())
-    looked = []                                      # at batches of held-out tokens, 14 in a validation
-    last = 14 * when // 3 + 5
-    def batch(self, indices, device, inner=Tokens.batch):
-        if self.windows < 100:
-            looked.append(indices)
-            if len(looked) == last:
-                signal.raise_signal(signal.SIGTERM)
-        return inner(self, indices, device)
-    monkeypatch.setattr(Tokens, "batch", batch)
-    with pytest.raises(SystemExit):
-        train(tiny(eval_tokens=900), say=None)
-    assert len(looked) == last
-    assert checkpoint(tiny())["step"] == when
-    assert [step for step, _ in column(read_log(tiny().out_dir), "val_loss")] == list(range(0, when, 3))
-    again = train(go_on(tiny()), say=None)
-    assert column(again, "val_loss") == column(log, "val_loss")
-    assert same_state(whole, weights(tiny()))
-
-def test_a_finished_run_says_so_and_can_be_trained_longer(tiny):
-    told = []
-    train(tiny(), say=None)
-    train(go_on(tiny()), say=told.append)
-    assert "had ended, with step 6; a larger --max_steps goes on" in told[0]
-    assert "goes on after" not in told[0]
-    log = train(go_on(tiny(), max_steps=9), say=told.append)
-    assert "goes on after step 6, to 9, where the cosine ends" in "".join(told)
-    assert [record["step"] for record in log] == list(range(10))
-    assert log[-1]["seconds"] > sum(128 / record["tokens_per_s"] for record in log[1:])          # those of both parts
-    assert log[-1]["lr"] == pytest.approx(0.01 * tiny().learning_rate)
-    with pytest.raises(DataError, match="made with max_steps=9, now max_steps=6"):
-        train(go_on(tiny(), max_steps=6), say=None)
+def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
+    train(tiny(warmup_ratio=0.5), say=None)
+    assert train(go_on(tiny()), say=None)[-1]["step"] == 6
+    log = train(go_on(tiny(), max_steps=30), say=None)
+    assert [record["step"] for record in log] == list(range(31))
+    rates = [rate for _, rate in column(log, "lr")]
+    assert rates[6:] == sorted(rates[6:], reverse=True)
+    assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
+    assert column(log, "val_loss")[-1][0] == 30
 
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
-    same = checkpoint(config)["config"] | dict(resume="true", batch_size=8)
+    same = checkpoint(config)["config"] | dict(resume="true", batch_size=8, warmup_ratio=0)
     same_run = [f"--out_dir={config.out_dir}", "--resume=true", "--device=cpu"]
     command(*same_run, "--max_steps=7")
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
     train(go_on(config, max_steps=8), say=None)
     assert checkpoint(config)["config"] == same | dict(max_steps=8, batch_size=4)
-    command(*same_run, "--max_steps=9", "--dropout=0", "--grad_clip=1")                  # the defaults, but typed
-    assert checkpoint(config)["config"] == same | dict(max_steps=9, dropout=0, grad_clip=1)
-    code, _, said = command(*same_run, "--n_layer=3", "--beta1=0.9")
+    command(*same_run, "--max_steps=9", "--beta1=0.9", "--grad_clip=1")                  # the defaults, but typed
+    assert checkpoint(config)["config"] == same | dict(max_steps=9, beta1=0.9, grad_clip=1)
+    code, _, said = command(*same_run, "--n_layer=3")
     assert code == 2
-    assert "made with n_layer=2, now n_layer=3; beta1=0.8, now beta1=0.9" in said
+    assert "made with n_layer=2, now n_layer=3" in said
+    assert command(*same_run, "--seed=3")[0] == 2
     code, _, said = command(*same_run, "--arch=angpt")
     assert code == 2
     assert "made with arch=ngpt, now arch=angpt" in said
@@ -1953,16 +1683,7 @@ def test_a_run_goes_on_in_its_folder_whatever_the_folder_s_name(tiny, monkeypatc
     assert Path("out/rmsnorm/ckpt.pt").read_bytes() == other
     said = []
     train(TrainConfig(eval_only=True, device="cpu"), say=said.append)
-    assert json.loads(said[0])["weights"] == "out/angpt/ckpt.pt"
-
-def test_the_first_process_decides_what_is_gone_on_from(tiny):
-    log = train(tiny(), say=None)
-    second = Alone(CPU, rank=1, world_size=2)        # the first says nothing
-    config, state = train_py.go_on_from(tiny(resume="auto"), second)
-    assert config.resume == "false"
-    assert state is None
-    assert train_py.Log(tiny(), 0, second, print).records == []
-    assert train_py.Log(tiny(resume="true"), 3, second, print).records == log[:4]
+    assert json.loads(said[0])["weights"] == "out/angpt"
 
 def test_a_log_is_rewritten_at_once_or_not_at_all(tiny, tmp_path, monkeypatch):
     train(tiny(), say=None)
@@ -1978,8 +1699,6 @@ def test_a_log_is_read_as_far_as_it_is_whole(tiny, tmp_path):
     path = tmp_path / "run" / "log.jsonl"
     path.write_bytes(path.read_bytes()[:-30] + b"\xff{")
     assert read_log(path.parent) == log[:-1]
-    path.write_text('[1, 2]\n{"step": 1}\n')
-    assert read_log(path.parent) == []
     assert read_log(tmp_path / "none") == []
     assert "val_loss" in train(go_on(tiny(), max_steps=7), say=None)[-1]
 
@@ -1994,23 +1713,6 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(tiny, monkeypatc
         train(go_on(tiny(), max_steps=7), say=None)
     assert (tmp_path / "run" / "ckpt.pt").read_bytes() == before
     assert not list(tmp_path.glob("run/*.tmp"))
-
-def test_a_checkpoint_is_written_while_the_run_goes_on(tiny, monkeypatch):
-    goes_on = threading.Event()
-    weights = {}
-    saved = {}
-    def save_late(state, file):
-        saved[state["step"]] = state
-        if state["step"] == 2:
-            assert goes_on.wait(20)
-    def watch(model, optimizer, step):
-        weights[step] = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
-        if step == 3:
-            goes_on.set()
-    monkeypatch.setattr(torch, "save", save_late)
-    train(tiny(max_steps=4, eval_interval=1, checkpoint_interval=2), watch, say=None)
-    copied = [saved[2]["model"], saved[2]["optimizer"]["state"]]
-    torch.testing.assert_close(copied, weights[2], rtol=0, atol=0)
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_happened(tiny, command, tmp_path):
     whole = tiny(arch="powernorm", max_steps=40, out_dir=str(tmp_path / "whole"))
@@ -2029,22 +1731,12 @@ def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_
         finally:
             first.kill()
     assert code == 2
-    assert f"process {first.pid} on" in said
+    assert "another run is writing here" in said
     assert said.count("\n") == 1
     assert checkpoint(killed)["step"] == 27
     assert [step for step, _ in column(train(go_on(killed), say=None), "loss")] == list(range(1, 41))
     assert same_state(weights(whole), weights(killed))
     assert not list(tmp_path.glob("*.1"))
-
-def test_a_folder_in_use_is_said_with_the_option_that_gave_it(tmp_path):
-    with train_py.lock_folder(tmp_path / "race.json", "results"):
-        with pytest.raises(DataError, match=f"race.json: process {os.getpid()} on .* give another --results"):
-            with train_py.lock_folder(tmp_path / "race.json", "results"):
-                pass
-    with FileLock(tmp_path / ".run.lock"):           # its holder has not written who it is
-        with pytest.raises(DataError, match="run: another process runs here; .* give another --out_dir"):
-            with train_py.lock_folder(tmp_path / "run"):
-                pass
 
 # ---- Weights that exist
 
@@ -2069,7 +1761,7 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, t
 def test_a_run_from_weights_names_what_does_not_fit_them(tiny):
     train(tiny(pos="learned"), say=None)
     new = dict(init_from=tiny().out_dir, out_dir="none")
-    with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3; n_embd=16, now n_embd=32"):
+    with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
         train(tiny(**new, n_layer=3, n_embd=32), say=None)
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
@@ -2082,36 +1774,8 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, comma
                             "--device=cpu")
         found = json.loads(out)
         assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6)
-        assert found["step"] == 6
+        assert found["val_error"] >= 0
     assert before == {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
-
-@pytest.mark.parametrize("arch, old, new, counts", [
-    ("ngpt", "h = unit(h + self.alpha_a().abs()", "h = unit(h - self.alpha_a().abs()", True),
-    ("ngpt", "return (x / norm.masked_fill", "return (2 * x / norm.masked_fill", True),  # a function of all
-    ("ngpt", "# (10)\n        u, z", "# (10), other words\n        u, z", False),
-    ("ngpt", "h = h + self.drop(", "h = h - self.drop(", False),                         # the pre-norm blocks'
-    ("rmsnorm", "h = h + self.drop(", "h = h - self.drop(", True),
-    ("ngpt", "return self.nu(alpha_m)", "return 2 * self.nu(alpha_m)", False),           # anGPT's
-    ("ngpt", '"ngpt": NGPTBlock,', '"ngpt": NGPTBlock, "mine": NGPTBlock,', False)])
-def test_a_digest_is_of_the_code_that_an_arch_computes_with(monkeypatch, arch, old, new, counts):
-    before = train_py.source_digest(arch)
-    assert old in train_py.MODEL_SOURCE
-    monkeypatch.setattr(train_py, "MODEL_SOURCE", train_py.MODEL_SOURCE.replace(old, new))
-    assert (train_py.source_digest(arch) != before) == counts
-
-def test_other_code_than_a_checkpoint_s_is_said_in_one_line(tiny, monkeypatch, capsys):
-    config = tiny(arch="ngpt")
-    train(config, say=None)
-    def uses():
-        load_model(config.out_dir)                   # as sample.py does
-        train(go_on(config, data=config.data, eval_only=True), say=None)
-        train(go_on(config), say=None)
-        return capsys.readouterr().err.splitlines()
-    assert uses() == []
-    monkeypatch.setattr(train_py, "MODEL_SOURCE", train_py.MODEL_SOURCE.replace("(h_a - h)", "(h_a + h)"))
-    said = uses()
-    assert len(said) == 3
-    assert all("the code of ngpt has changed since" in line for line in said)
 
 def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, archs, tmp_path, capsys):
     path = tmp_path / "mine.py"
@@ -2125,15 +1789,16 @@ ARCHS["mine"] = Mine
     assert config.learning_rate == tiny(arch="ngpt").learning_rate
     train(config, say=None)
     path.write_text(path.read_text().replace("a comment", "another") + "class Other(Mine): slope = 3")
-    train(go_on(config, arch=config.arch, max_steps=7), say=None)
+    told = []
+    train(go_on(config, arch=config.arch, max_steps=7), say=told.append)
+    assert "mine.py:mine has changed" in told[0]
+    working = path.read_text()
+    path.write_text("a typo, saved while the run goes on")
     load_model(config.out_dir)
-    assert capsys.readouterr().err == ""
-    path.write_text(path.read_text().replace("slope = 1", "slope = 2"))
-    load_model(config.out_dir)
-    assert "mine.py:mine has changed" in capsys.readouterr().err
     del archs[config.arch]                           # as in another process
-    with pytest.raises(DataError, match="code that is not of this folder; to run it: --arch=.*mine.py:mine"):
+    with pytest.raises(DataError, match="its blocks are in a file; to run that, give --arch=.*mine.py:mine"):
         load_model(config.out_dir)
+    path.write_text(working)
     assert type(load_model(config.out_dir, arch=config.arch)[0].blocks[0]).__name__ == "Mine"
 
 def test_an_arch_typed_into_a_notebook_is_saved(tiny, archs, monkeypatch):
@@ -2203,7 +1868,7 @@ def test_gpt2_s_weights_give_gpt2_s_logits(tiny, tmp_path, small_gpt2, monkeypat
     (dict(n_head=3), "n_head=3")])
 def test_weights_that_are_not_gpt2_s_are_one_line(tmp_path, changes, says):
     write_gpt2(tmp_path, **changes)
-    with pytest.raises(DataError, match=f"^.*{says}.*$"):
+    with pytest.raises((DataError, ConfigError), match=f"^.*{says}.*$"):
         load_model(tmp_path)
 
 def test_gpt2_s_files_that_are_not_whole_are_one_line(tmp_path):
@@ -2241,7 +1906,6 @@ def test_a_corpus_whose_tokenizer_cannot_be_had_is_trained_on(tiny, corpus, tmp_
 def test_the_command_trains_and_writes_a_sample(tiny, command):
     code, out, _ = command(*words(tiny(arch="ngpt", qk_norm=True, vocab_size=400)))      # some stand for no token
     assert code == 0
-    assert "qk_norm=true changes nothing: ngpt always makes q and k unit" in out
     assert "step 6/6" in out
     assert len(out.split("A sample")[1]) > 100
 
@@ -2250,13 +1914,11 @@ def test_a_stopped_command_says_how_to_go_on(tiny, command, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     data = tmp_path / "my texts"
     data.symlink_to(tiny().data)
-    evaluate_whole = train_py.evaluate
-    monkeypatch.setattr(train_py, "evaluate", lambda *_: signal.raise_signal(signal.SIGTERM))
-    code, out, _ = command(*words(tiny(out_dir=None, data=str(data))), "--init_from=run")
-    assert code == 0
+    with patch.object(train_py.Run, "validate", lambda run: signal.raise_signal(signal.SIGTERM) or {}):
+        code, out, _ = command(*words(tiny(out_dir=None, data=str(data))), "--init_from=run")
+    assert code == 128 + signal.SIGTERM
     assert "A sample" not in out
-    again = re.search("Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
-    monkeypatch.setattr(train_py, "evaluate", evaluate_whole)
+    again = re.search("Stopped and saved at step 1. To go on: python train.py (.*)", out)[1]
     code, out, _ = command(*shlex.split(again))
     assert code == 0
     assert "step 6/6" in out
@@ -2280,52 +1942,12 @@ def test_two_processes_equal_one(tiny, tmp_path):
         assert theirs == pytest.approx(ours, rel=1e-5)
     theirs = weights(two)
     for name, x in weights(one).items():
-        assert torch.allclose(x, theirs[name], rtol=1e-3, atol=1e-5), name
+        far = ~torch.isclose(x, theirs[name], rtol=1e-3, atol=1e-5)
+        assert far.float().mean() < 1e-3, name      # Adam takes a whole step where a gradient is mere rounding
 
 
 # =====================================================================================================================
-# sample.py and bench.py
-
-TINY_RUN = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=64,
-                eval_tokens=128, device="cpu", dtype="float32", compile="false")
-
-def benchmark(name, *files, **options):
-    words = [name]
-    for file in files:
-        words.append(str(file))
-    for key, value in options.items():
-        words.append(f"--{key}={value}")
-    bench.main(words)
-
-class InThisProcess:
-    """A pool of processes that needs none: what is submitted runs at once."""
-    def __init__(self, *arguments):
-        self.shutdown = lambda **options: None
-
-    def submit(self, function, *arguments):
-        future = Future()
-        future.set_result(function(*arguments))
-        return future
-
-@pytest.fixture
-def bench_quick(quick, monkeypatch):
-    """Races run in this process; what benchmarks change of it is as before in the end."""
-    monkeypatch.setattr(bench, "ProcessPoolExecutor", InThisProcess)
-    before = signal.getsignal(signal.SIGTERM)
-    with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):
-        yield
-    signal.signal(signal.SIGTERM, before)
-
-@pytest.fixture
-def run_race(corpus, tmp_path, bench_quick):
-    """A function that races at tiny size; returns the JSON."""
-    def run(**options):
-        places = dict(data=corpus, out_dir=tmp_path, results=tmp_path / "race.json")
-        short = dict(archs="rmsnorm+qk_norm,angpt", tokens_per_parameter="0.02,0.05", seeds=2)       # 4 and 9 steps
-        options = TINY_RUN | places | short | options
-        benchmark("race", **options)
-        return json.loads(options["results"].read_text())
-    return run
+# sample.py
 
 # ---- sample.py
 
@@ -2366,9 +1988,9 @@ def test_a_prompt_may_stand_in_a_file(folders, say, tmp_path):
 
 def test_sample_writes_of_several_runs_and_several_seeds(folders, say):
     both = say(f"--out_dir={','.join(folders)}", "--prompt=ab", "--num_samples=2")
-    heads = re.findall(r"--- (.*): (\w+), step 6, best held-out loss \d\.\d+\n", both)
-    assert heads == [(folders[0], "ngpt"), (folders[1], "rmsnorm")]
-    assert both.endswith("---\n" + say(f"--out_dir={folders[1]}", "--prompt=ab", "--seed=1338"))
+    heads = re.findall(r"--- (.*), step 6, seed (\d+)\n", both)
+    assert heads == [(folder, seed) for folder in folders for seed in ("1337", "1338")]
+    assert both.endswith("seed 1338\n" + say(f"--out_dir={folders[1]}", "--prompt=ab", "--seed=1338"))
 
 def test_sample_takes_an_arch_of_a_file_that_has_moved(tiny, archs, say, tmp_path):
     old, new = tmp_path / "old.py", tmp_path / "new.py"
@@ -2381,332 +2003,136 @@ def test_sample_takes_an_arch_of_a_file_that_has_moved(tiny, archs, say, tmp_pat
         say(f"--out_dir={config.out_dir}")
     assert say(f"--out_dir={config.out_dir}", f"--arch={new}:mine", "--prompt=abc").startswith("abc")
 
-# ---- Errors
 
-@pytest.mark.parametrize("words, says", [
-    ("sped", "did you mean speed?"),
-    ("speed --archs=rmsnorm+qknorm", "did you mean qk_norm?"),
-    ("speed --arch=ngpt", "unknown option --arch"),
-    ("sample --new_tokens=300", "2 to block_size - 16 = 240"),
-    ("sample --batch_sizes=1,x", "batch_sizes=1,x"),
-    ("race --tokens_per_parameter=5,-1", "numbers above 0"),
-    ("curves", "no folders"),
-    ("curves nowhere", "nowhere: no such folder"),
-    ("law nowhere", "nowhere: expected a race's JSON"),
-    ("hellaswag --file=no", "file=no: HellaSwag's questions"),
-    ("--prompt=FILE:no", "no: cannot be read"),
-    ("--out_dir=no", "no/ckpt.pt"),
-])
-def test_errors_of_bench_and_sample_are_one_line(words, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    script = sampler if words.startswith("--") else bench
-    with pytest.raises((ConfigError, DataError), match=re.escape(says)) as error:
-        script.main(words.split())
-    assert "\n" not in str(error.value)
+# =====================================================================================================================
+# bench.py
 
-def test_a_lone_word_is_taken_for_a_prompt():
-    with pytest.raises(ConfigError, match="did you mean --prompt=hello"):
-        sampler.main(["hello"])
+TINY_RUN = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=64, device="cpu",
+                dtype="float32", compile="false")
 
-# ---- Speed
+def benchmark(name, *folders, **options):
+    bench.main([name, *map(str, folders), *(f"--{key}={value}" for key, value in options.items())])
 
-def test_ratios_are_taken_within_a_round(capsys):
-    found = bench.compare({
-        "a": [{"ms": 4}, {"ms": 2}, {"ms": 4}],
-        "b": [{"ms": 4}, {"ms": 6}, {"ms": 8}],
-    })
-    assert found["b"]["ratio"] == pytest.approx(dict(median=2, p10=1.2, p90=2.8))
-    assert found["b"]["spread"]["median"] == 6
-    assert "2.000 (1.200-2.800)" in capsys.readouterr().out
+class OneAfterAnother(contextlib.ExitStack):
+    """A pool of threads that needs none: train.py takes signals in the main thread alone."""
+    def __init__(self, workers):
+        super().__init__()
 
-def test_speed_takes_whole_training_steps(bench_quick, monkeypatch, tmp_path, capsys):
-    steps = []
-    def step(number, forward, model, *others):
-        before = model.lm_head.weight.detach().clone()
-        result = optimizer_step(number, forward, model, *others)
-        assert not model.lm_head.weight.equal(before)
-        steps.append(model.config.arch)
-        return result
-    monkeypatch.setattr(bench, "optimizer_step", step)
-    benchmark("speed", **TINY_RUN, archs="rmsnorm,ngpt", rounds=2, out_dir=tmp_path)
-    found = json.loads((tmp_path / "speed.json").read_text())["archs"]
-    assert sorted(steps) == ["ngpt"] * 5 + ["rmsnorm"] * 5
-    assert found["rmsnorm"]["ratio"] == dict(median=1, p10=1, p90=1)
-    work = 6 * (16 * 48 + 16 * 16 + 16 * 128 + 64 * 16 + 16 * 257) + 12 * 16 * 8
-    values = found["ngpt"]["values"]
-    assert values["tokens/s"] == pytest.approx([64e3 / ms for ms in values["ms/step"]])
-    assert values["MFU"] == pytest.approx([rate * work / 1e11 for rate in values["tokens/s"]])
-    assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\) .*\nngpt ", capsys.readouterr().out)
+    def map(self, function, names, chunksize):
+        return [function(name) for name in names]
 
-# ---- Memory
+@pytest.fixture
+def race(corpus, tmp_path, monkeypatch):
+    """A function that races at tiny size in this process; returns the rows."""
+    monkeypatch.setattr(bench, "ThreadPool", OneAfterAnother)
+    monkeypatch.setattr(bench, "in_a_process", lambda *arguments: bench.make_runs(*arguments) is None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+    def run(**options):
+        options = dict(TINY_RUN, data=str(corpus), out_dir=tmp_path, results=tmp_path / "race.json", eval_tokens=64,
+                       archs="rmsnorm,angpt", tokens_per_parameter="0.02,0.05", seeds=2, workers=1) | options
+        benchmark("race", **options)
+        return json.loads((tmp_path / "race.json").read_text())["runs"]
+    return run
 
-def memory_config(**options):
-    sizes = dict(TINY_RUN, n_layer=3, n_embd=64, block_size=1024, batch_size=5, total_batch_size=5120, dtype="float32")
-    return resolve(TrainConfig(**sizes | options))
+@pytest.mark.parametrize("best", [(0, 0), (5, -3), (-4, 2)])
+def test_the_search_goes_on_beyond_its_edge(best):
+    def loss(place):
+        return 2 * (place[0] - best[0]) ** 2 + abs(place[1] - best[1])
+    across = [(-1, 0), (1, 0)]
+    assert bench.climb(loss, [(0, 0)], [*across, (0, -1), (0, 1)]) == best
+    assert bench.climb(loss, [(0, 0)], across) == (best[0], 0)
+
+def test_the_search_begins_at_the_better_start_and_stays_where_all_is_equal():
+    losses = {-4: 3, -3: 2, -2: 3, -1: 2, 0: 1, 1: 2}
+    assert bench.climb(lambda place: losses[place[0]], [(-3, 0), (0, 0)], [(-1, 0), (1, 0)]) == (0, 0)
+    assert bench.climb(lambda place: 1.0, [(2, 2)], [(1, 0)]) == (2, 2)
+
+@pytest.mark.parametrize("tokens, losses, target, factor", [
+    ([1, 4], [4, 3], 3.5, 2), ([1, 4], [4, 3], 2, 1 / 4), ([1, 4], [4, 3], 5, 16),
+    ([1, 2, 4, 8], [2, 1, 3, 1], 1.5, 8 / 2 ** 0.5), ([1, 2, 4], [3, 2, 2], 1, 0), ([1, 4], [4, math.inf], 3, 0),
+    ([4], [4], 4, math.nan), ([1, 4], [4, 3], math.inf, math.nan)])
+def test_fewer_tokens_by_straight_lines(tokens, losses, target, factor):
+    tokens, losses = np.array(tokens), np.array(losses)[:, None]
+    assert fewer_tokens(tokens, np.full(losses.shape, target), losses) == pytest.approx(factor, nan_ok=True)
+
+def test_the_interval_of_a_factor_is_over_seeds():
+    baseline = np.array([[4, 4, 4], [3.4, 2.6, 3]])
+    losses = np.array([[3.5, 3.5, 3.5], [2.5, 2.5, 2.5]])
+    assert bench.interval_of_factor([1, 4], baseline, losses) == pytest.approx((4 ** 0.1, 4 ** 0.9))
+
+def test_a_race_runs_what_has_no_row(race, tmp_path, monkeypatch, capsys):
+    rows = race()
+    for arch in ("rmsnorm", "angpt"):
+        for steps in {row["steps"] for row in rows}:
+            here = [row for row in rows if (row["arch"], row["steps"]) == (arch, steps)]
+            best = min((row for row in here if row["seed"] == 1), key=lambda row: row["loss"])
+            [again] = [row for row in here if row["seed"] == 2]
+            assert again["learning_rate"] == best["learning_rate"] and again["embed_std"] == best["embed_std"]
+            assert bench.at_best(rows, arch, steps, [1, 2]).tolist() == [best["loss"], again["loss"]]
+    assert (tmp_path / "race.png").stat().st_size > 5000
+    (tmp_path / "race.json").write_text(json.dumps(dict(json.loads((tmp_path / "race.json").read_text()),
+                                                        runs=rows[:-1])))
+    made = []
+    train_once = bench.train_once
+    monkeypatch.setattr(bench, "train_once", lambda options: made.append(options) or train_once(options))
+    assert race()[-1]["loss"] == rows[-1]["loss"]
+    assert len(made) == 1 and made[0]["seed"] == rows[-1]["seed"]
+    with pytest.raises(DataError, match="made with other beta1"):
+        race(beta1=0.8)
+
+def test_a_run_that_diverged_has_a_row(race, monkeypatch):
+    def diverge(config, say):
+        raise bench.Diverged
+    monkeypatch.setattr(bench, "train", diverge)
+    rows = race(sweep="false")
+    assert [row["loss"] for row in rows] == 8 * [None]
+
+@pytest.mark.parametrize("name, options, columns", [
+    ("speed", dict(rounds=2), {"ms/step", "tokens/s"}), ("sample", dict(rounds=2, new_tokens=5), {"tokens/s"})])
+def test_measurements_are_told_and_kept(name, options, columns, tmp_path, capsys):
+    with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):
+        benchmark(name, **TINY_RUN, **options, archs="rmsnorm,ngpt", out_dir=tmp_path)
+    found = json.loads((tmp_path / f"{name}.json").read_text())["found"]
+    assert {arch: len(rounds) for arch, rounds in found.items()} == {"rmsnorm": 2, "ngpt": 2}
+    assert set(found["ngpt"][0]) == columns and min(found["ngpt"][0].values()) > 0
+    assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\).*\nngpt ", capsys.readouterr().out)
 
 @pytest.mark.parametrize("arch, compiled", [("powernorm", "true"), ("angpt", "false")])
 def test_memory_counted_in_small_models_is_the_large_one_s(arch, compiled):
-    config = memory_config(arch=arch, compile=compiled)
+    sizes = dict(TINY_RUN, n_layer=3, n_embd=64, block_size=1024, batch_size=5, total_batch_size=5120)
+    config = bench.resolve(bench.train_config(arch, sizes, compile=compiled))
     fixed, sequence = bench.memory_of(config)
-    assert fixed + 5 * sequence == pytest.approx(bench.peak_bytes(config), rel=0.005)
-    kept = 16 * sum(p.numel() for p in GPT(config.model_config()).parameters())   # weights, gradients, two moments
-    logits = 4 * 1024 * 257
-    assert kept <= fixed < 1.1 * kept
-    assert 3 * logits < sequence
-
-@pytest.mark.parametrize("compiled", ["true", "false"])
-def test_memory_of_short_sequences_is_a_gpu_s_too(compiled):
-    peaks = []
-    for length in (512, 513):
-        config = memory_config(arch="rmsnorm", compile=compiled, block_size=length, total_batch_size=5 * length,
-                               n_head=8)
-        peaks.append(bench.peak_bytes(config))
-    assert 0.98 * peaks[1] < peaks[0] < peaks[1]
-
-def test_memory_falls_where_less_is_kept():
-    counted = {}
-    for name, options in {"plain": {}, "compiled": dict(compile="true"), "anew": dict(checkpoint_blocks=True)}.items():
-        config = memory_config(**dict(arch="ngpt", n_layer=2, compile="false") | options)
-        counted[name] = bench.peak_bytes(config)
-    assert counted["anew"] < counted["compiled"] < counted["plain"]
+    assert fixed + 5 * sequence == pytest.approx(bench.peak_bytes(config, 3, 5), rel=0.005)
+    kept = 16 * bench.count_parameters(config)           # weights, gradients, two moments
+    assert kept <= fixed < 1.1 * kept and sequence > 3 * 4 * 1024 * 257
 
 def test_memory_says_which_batch_fits_a_card(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "memory_of", lambda config: (10e9, 2.3e9))
-    benchmark("memory", **TINY_RUN | dict(batch_size=2), archs="ngpt,rmsnorm+qk_norm", out_dir=tmp_path)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[1:] == [["ngpt", "10.00", "2.30", "14.60", "4", "8", "16", "32"],
-                        ["GPT+", "10.00", "2.30", "14.60", "4", "8", "16", "32"]]
-    assert json.loads((tmp_path / "memory.json").read_text())["archs"]["ngpt"]["peak"] == 14.6e9
+    benchmark("memory", **TINY_RUN, archs="rmsnorm+qk_norm", out_dir=tmp_path)
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row == ["GPT+", "10.00", "2.30", "19.20", "4", "8", "16", "32"]
+    assert (tmp_path / "memory.json").exists()
 
-def test_decoding_is_measured_at_every_batch_size(bench_quick, tmp_path):
-    changes = dict(block_size=32, batch_size=2, archs="layernorm,angpt", rounds=2)
-    benchmark("sample", **TINY_RUN | changes, batch_sizes="1,2", new_tokens=5, out_dir=tmp_path)
-    found = json.loads((tmp_path / "sample.json").read_text())["batch_sizes"]
-    assert list(found) == ["1", "2"]
-    assert list(found["2"]) == ["layernorm", "angpt"]
-    assert min(found["2"]["angpt"]["values"]["tokens/s"]) > 0
-
-# ---- Race
-
-@pytest.mark.parametrize("seed", range(20))
-def test_climbing_finds_the_least_loss_of_convex_tables(seed):
-    chance = random.Random(seed)
-    p, q = chance.uniform(-5, 5), chance.uniform(-5, 5)
-    steepness = chance.uniform(0.1, 9)
-    def loss(place):
-        return steepness * (place[0] - p) ** 2 + abs(place[1] - q)
-    known = {}
-    unknown = [(0, 0)]
-    while unknown:
-        for place in unknown:
-            known[place] = loss(place)
-        best, unknown = bench.climb(known.get, [(0, 0)], [(-1, 0), (1, 0), (0, -1), (0, 1)])
-    assert best == min(itertools.product(range(-9, 10), repeat=2), key=loss)
-    assert len(known) <= 5 + 3 * (abs(best[0]) + abs(best[1]))       # what lies beside the way
-
-def test_climbing_begins_at_the_better_of_two_hills():
-    losses = {-4: 3.0, -3: 2.0, -2: 3.0, -1: 2.0, 0: 1.0, 1: 2.0}
-    known = {(i, 0): loss for i, loss in losses.items()}
-    sideways = [(-1, 0), (1, 0)]
-    assert bench.climb(known.get, [(-3, 0)], sideways) == ((-3, 0), [])
-    assert bench.climb(known.get, [(-3, 0), (0, 0)], sideways) == ((0, 0), [])
-    assert bench.climb(known.get, [(-3, 0), (-9, 0)], sideways) == (None, [(-9, 0)])
-
-@pytest.mark.parametrize("name", ["rmsnorm+qk_norm", "angpt"])
-def test_a_race_s_runs_are_train_s_at_the_best_point(run_race, tiny, tmp_path, name):
-    found = run_race()
-    parameters = found["archs"]["rmsnorm+qk_norm"]["parameters"]
-    runs = {}
-    for row in found["runs"]:
-        runs[bench.Run(*[row[key] for key in bench.Run._fields])] = row["loss"]
-    for length in found["archs"][name]["lengths"]:
-        assert length["steps"] == round(length["tokens_per_parameter"] * parameters / 64)
-        here = [run for run in runs if run.arch == name and run.steps == length["steps"]]
-        best = min((run for run in here if run.seed == 1), key=runs.get)
-        assert (best.learning_rate, best.embed_std) == (length["learning_rate"], length["embed_std"])
-        assert [run for run in here if run.seed == 2] == [best._replace(seed=2)]
-        assert length["losses"] == [runs[best], runs[best._replace(seed=2)]]
-    options = dict(arch=name.split("+")[0], qk_norm="+" in name, max_steps=best.steps, seed=1,
-                   learning_rate=best.learning_rate, embed_std=best.embed_std)
-    log = train(tiny(**TINY_RUN | options), say=None)
-    assert log[-1]["val_loss"] == pytest.approx(runs[best], rel=1e-6)
-
-def test_a_race_goes_on_from_its_json_and_is_drawn(run_race, tmp_path, monkeypatch):
-    few = dict(sweep="false", seeds=1)
-    found = run_race(**few)
-    assert len(found["runs"]) == 4
-    assert (tmp_path / "race.png").stat().st_size > 5000
-    monkeypatch.setattr(bench, "train_alone", None)      # no run is made twice
-    assert run_race(**few) == found
-    with pytest.raises(DataError, match="made with beta1=0.9, now 0.8; give the same"):
-        run_race(**few, beta1=0.8)
-    with FileLock(tmp_path / ".race.json.lock"), pytest.raises(DataError, match="give another --results"):
-        run_race(**few)
-
-def test_a_race_is_run_at_another_s_multiples(run_race, tmp_path):
-    small = run_race(archs="layernorm", seeds=1)
-    length = small["archs"]["layernorm"]["lengths"][-1]
-    length["place"] = [-2, 1]
-    (tmp_path / "small.json").write_text(json.dumps(small))
-    found = run_race(archs="layernorm", seeds=1, sweep="false", n_embd=64, like=tmp_path / "small.json",
-                     results=tmp_path / "large.json")
-    recipe = resolve(TrainConfig(arch="layernorm", n_embd=64))
-    for run in found["runs"]:
-        assert run["learning_rate"] == pytest.approx(recipe.learning_rate / 4, rel=1e-2)
-        assert run["embed_std"] == pytest.approx(recipe.embed_std * 3, rel=0.1)
-    with pytest.raises(DataError, match="like=.*none.json: expected a race's JSON"):
-        run_race(like=tmp_path / "none.json")
-
-def test_a_run_that_diverged_is_remembered(run_race, monkeypatch):
-    monkeypatch.setitem(RECIPES, "layernorm", dict(RECIPES["layernorm"], learning_rate=1e30))
-    options = dict(archs="layernorm", sweep="false", seeds=1)
-    found = run_race(**options)
-    assert found["archs"]["layernorm"]["lengths"][0]["losses"] == [None]
-    monkeypatch.setattr(bench, "train_alone", None)
-    assert run_race(**options) == found
-
-def test_tokens_to_reach_a_loss_lie_on_straight_lines():
-    reach = bench.tokens_to_reach
-    assert reach(3.5, [1, 4], [4, 3]) == pytest.approx(2)
-    assert reach(2, [1, 4], [4, 3]) == pytest.approx(16)             # beyond the longest
-    assert reach(5, [1, 4], [4, 3]) == pytest.approx(1 / 4)          # before the shortest
-    assert reach(1.5, [1, 2, 4, 8], [2, 1, 3, 1]) == pytest.approx(2 ** 0.5)         # the first that falls
-    assert reach(1, [1, 2, 4], [3, 2, 2]) == math.inf
-    assert reach(2, [1, 2, 4], [3, math.inf, 1]) == math.inf
-
-def test_fewer_tokens_is_a_factor_at_the_baseline_s_last_loss():
-    tokens = [1, 4]
-    baseline = np.array([[4, 4, 4], [3.4, 2.6, 3]])
-    losses = np.array([[3.5, 3.5, 3.5], [2.5, 2.5, 2.5]])
-    assert bench.fewer_tokens(tokens, baseline, losses) == pytest.approx(2)
-    assert math.isnan(bench.fewer_tokens([4], baseline[1:], losses[1:]))
-    assert math.isnan(bench.fewer_tokens(tokens, baseline * math.inf, losses))
-    low, high = bench.interval_of_factor(tokens, baseline, losses)
-    assert (low, high) == pytest.approx((4 ** 0.1, 4 ** 0.9))        # where seed 1 or seed 2 is drawn thrice
-    assert math.isnan(bench.interval_of_factor(tokens, baseline[:, :2], losses[:, :2])[0])
-
-# ---- Laws and curves
-
-SIZES_OF_LAW = [10_000, 40_000, 160_000, 640_000]
-
-def write_races(folder, sizes, val_tokens=1000, smallest_is_off=0):
-    """Races' JSONs whose losses are 2 (N / 10,000)^-0.3 + 1.5, but the first's; returns their paths."""
-    paths = []
-    for size in sizes:
-        loss = 2 * (size / 10_000) ** -0.3 + 1.5
-        if size == sizes[0]:
-            loss += smallest_is_off
-        length = dict(tokens_per_parameter=20.0, losses=[loss, loss])
-        common = dict(data="tiny", val_tokens=val_tokens, eval_tokens=128, vocab_size=257)
-        paths.append(folder / f"{size}.json")
-        write_json(paths[-1], dict(common=common, archs=dict(angpt=dict(parameters=size, lengths=[length]))))
-    return paths
-
-def test_a_law_is_recovered():
-    sizes = np.array(SIZES_OF_LAW)
-    assert bench.fit_law(sizes, 2 * (sizes / 10_000) ** -0.3 + 1.5) == pytest.approx((2, 0.3, 1.5), rel=0.02)
-
-def test_a_law_does_not_end_below_0():
-    sizes = np.array(SIZES_OF_LAW)
-    losses = 2 * (sizes / 10_000) ** -0.3 - 0.5
-    a, b, c = bench.fit_law(sizes, losses)
-    assert c == 0
-    def error(a, b):
-        return ((a * (sizes / 10_000) ** -b - losses) ** 2).sum()
-    for other in (error(a + 0.02, b), error(a - 0.02, b), error(a, b + 0.01), error(a, b - 0.01)):
-        assert error(a, b) < other
-
-def test_a_law_is_told_and_drawn(tmp_path, capsys):
-    benchmark("law", *write_races(tmp_path, SIZES_OF_LAW), at=2_560_000, out_dir=tmp_path)
-    name, *numbers = capsys.readouterr().out.splitlines()[1].split()
-    assert name == "angpt"
-    there = 2 * 256 ** -0.3 + 1.5
-    assert [float(number) for number in numbers[::2]] == pytest.approx([0.3, 1.5, there, there], rel=0.02)
-    assert (tmp_path / "law.png").stat().st_size > 5000
-    benchmark("law", *write_races(tmp_path, SIZES_OF_LAW, smallest_is_off=0.3), at=2_560_000, out_dir=tmp_path)
-    *_, of_all, _, of_larger = capsys.readouterr().out.splitlines()[1].split()
-    assert float(of_larger) == pytest.approx(there, rel=0.02) and abs(float(of_all) - there) > 0.05
-
-def test_a_law_takes_four_sizes_of_one_text(tmp_path):
-    with pytest.raises(DataError, match="no arch has four sizes"):
-        benchmark("law", *write_races(tmp_path, SIZES_OF_LAW[:3]), out_dir=tmp_path)
-    others = write_races(tmp_path, [5000], val_tokens=999)
-    with pytest.raises(DataError, match="5000.json: held out .*999.* do not compare"):
-        benchmark("law", *write_races(tmp_path, SIZES_OF_LAW), *others, out_dir=tmp_path)
-
-def test_a_law_is_not_drawn_through_runs_that_diverged(tmp_path, capsys):
-    paths = write_races(tmp_path, SIZES_OF_LAW)
-    race = json.loads(paths[0].read_text())
-    race["archs"]["angpt"]["lengths"][0]["losses"][1] = None
-    write_json(paths[0], race)
-    with pytest.raises(DataError, match="no arch has four sizes with two seeds each, none diverged"):
-        benchmark("law", *paths, out_dir=tmp_path)
-    assert capsys.readouterr().out == "angpt: no law, as one of its best runs diverged\n"
-
-def test_curves_are_drawn_until_ctrl_c(tmp_path, monkeypatch):
-    with (tmp_path / "log.jsonl").open("w") as file:
-        for i in range(3):
-            print(json.dumps(dict(step=i, tokens=100 * i, seconds=i, val_loss=2 / (i + 1))), file=file)
-    drawn = []
-    def draw(axes, lines):
-        drawn.append(lines)
-        draw_lines(axes, lines)
-    def sleep(seconds):
-        if len(drawn) == 2:
-            raise KeyboardInterrupt
-    draw_lines = bench.draw_lines
-    monkeypatch.setattr(bench, "draw_lines", draw)
-    monkeypatch.setattr(bench.time, "sleep", sleep)
-    with pytest.raises(KeyboardInterrupt):
-        bench.main(["curves", f"{tmp_path}/none", str(tmp_path), "--follow", f"--out_dir={tmp_path}/new"])
-    assert list(drawn[1]) == [str(tmp_path)]
-    assert drawn[1][str(tmp_path)][:2] == ([1e-4, 2e-4], [[1, 2 / 3]])
+@pytest.mark.parametrize("words", ["--key=loss {0}", "{0} --key=loss --usual"])
+def test_folders_stand_anywhere_among_curves_options(words, tmp_path):
+    (tmp_path / "angpt").mkdir()
+    rows = [dict(step=i, tokens=100 * i, loss=2.0) for i in range(3)]
+    (tmp_path / "angpt/log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    bench.main(["curves", *words.format(tmp_path / "angpt").split(), f"--out_dir={tmp_path}/new"])
     assert (tmp_path / "new/curves.png").stat().st_size > 5000
 
-# ---- HellaSwag
+def test_a_known_gpu_s_mfu():
+    model = bench.GPT(bench.resolve(bench.train_config("ngpt", TINY_RUN)).model_config())
+    work = 6 * (16 * 48 + 16 * 16 + 16 * 128 + 64 * 16 + 16 * 257) + 12 * 16 * 8
+    assert bench.flops_per_token(model) == work
 
-def write_questions(path, rows):
-    keys = "ctx_a", "ctx_b", "activity_label", "endings", "label"
-    path.write_text("".join(json.dumps(dict(zip(keys, row))) + "\n" for row in rows))
-
-def test_questions_are_read_without_wikihow_s_marks(tmp_path):
-    endings = ["eats [step] soup", "b", "[title] Ø", "é日"]
-    write_questions(tmp_path / "q", [("A [title] man [step] sits", "there", "Do", endings, "1")] * 2)
-    assert bench.questions(tmp_path / "q")[0] == ("Do: A. man sits There", ["eats soup", "b", " Ø", "é日"], 1)
-
-def test_an_ending_is_scored_as_if_it_were_alone(folders):
-    model, tokenizer, _ = load_model(folders[0])
-    pairs = [("Do: A. man sits", "soup"), ("A: b ", "é日"), ("b", "x" * 30)]
-    wanted = []
-    for context, ending in pairs:
-        text = f"{context} {ending}".encode()
-        row = torch.tensor(list(text)[-17:])             # block_size is 16
-        logits = model(row[None, :-1], row[None, 1:])[0][0]
-        losses = F.cross_entropy(logits, row[1:], reduction="none")
-        new = len(text) - len(context.rstrip())          # with the space before it
-        wanted.append(losses[-new:].sum().item())
-    assert bench.nats(model, tokenizer, pairs).tolist() == pytest.approx(wanted, rel=1e-5)
-
-class LikesA(torch.nn.Linear):
-    """A model to which every next byte is most likely an a."""
-    config = SimpleNamespace(block_size=99)
-
-    def forward(self, x, targets):
-        return 2.0 * F.one_hot(torch.full_like(x, 97), 257), None
-
-def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "load_model", lambda *_: (LikesA(1, 1), prep.get_tokenizer("bytes"), {}))
-    endings = ["bb", "aab", 6 * "日", "cccc"]            # the likeliest; the likeliest a letter; that a byte
-    write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
-    benchmark("hellaswag", file=tmp_path / "q", results_dir=tmp_path, batch_size=3, device="cpu")
-    found = json.loads((tmp_path / "hellaswag.json").read_text())["runs"]["out/angpt"]
-    assert found == pytest.approx(dict(acc=0.4, acc_stderr=(0.4 * 0.6 / 4) ** 0.5,
-                                       acc_norm=0.2, acc_norm_stderr=(0.2 * 0.8 / 4) ** 0.5))
-
-@pytest.mark.parametrize("text, says", [
-    ("", "0 questions"), ("oops", "cannot be read"), ('{"ctx_a": "", "label": 1}', "row 1: expected ctx_a"),
-    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], "label": 7}', "label from 0")])
-def test_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
-    (tmp_path / "q").write_text(text)
-    with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):
-        benchmark("hellaswag", file=tmp_path / "q")
+@pytest.mark.parametrize("words, says", [
+    ("sped", "did you mean speed?"), ("speed --archs=rmsnorm+qknorm", "did you mean qk_norm?"),
+    ("speed --arch=ngpt", "archs go to --archs"), ("sample --batch_size=0", "batch_size=0"),
+    ("race --tokens_per_parameter=5,x", "tokens_per_parameter=5,x"), ("curves", "no folders"),
+    ("curves nowhere", "nowhere: no such folder")])
+def test_errors_of_bench_are_one_line(words, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ConfigError, DataError), match=re.escape(says)) as error:
+        bench.main(words.split())
+    assert "\n" not in str(error.value)
