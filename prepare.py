@@ -6,8 +6,8 @@
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb, tokenized by others
 
 A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out, <name>_train_000001.bin
-and so on to train on, and of meta.json, written last. Files come in a seeded order. The first are held out: 5% of the
-text, at most 10M tokens; of a file too large for that, its end. Stopped, it goes on from the last whole shard.
+and so on to train on, and of meta.json, written last. Files come in a seeded order; what comes first is held out, 5% of
+the text, at most 10M tokens. Stopped, it goes on from the last whole shard.
 """
 import argparse
 import contextlib
@@ -84,7 +84,6 @@ def true_or_false(word):
 
 def add_options(parser, cls):
     """Fields of a dataclass as options; the comment behind a field is its help."""
-    group = parser.add_argument_group(cls.__doc__.split(".")[0])
     source = "".join(inspect.getsource(owner) for owner in cls.__mro__[:-1])
     comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
     hints = get_type_hints(cls)
@@ -103,7 +102,7 @@ def add_options(parser, cls):
             option = dict(type=kind, metavar=kind.__name__)
         if kind is bool or "true" in get_args(kind):
             option |= dict(nargs="?", const="true")      # --name alone
-        group.add_argument(f"--{field.name}", help=about, **option)
+        parser.add_argument(f"--{field.name}", help=about, **option)
 
 def typed(argv, description, *classes):
     """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
@@ -135,10 +134,8 @@ def run_script(main):
 
 # ---- Tokens ---------------------------------------------------------------------------------------------------------
 
-MAGIC = 20240520
-VERSION = 1
+MAGIC, VERSION = 20240520, 1
 HEADER = 256                         # int32 numbers before the tokens
-PIECE = 900_000                      # bytes of a text that are encoded at a time; tiktoken can't take a million spaces
 TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # tiktoken's others do not fit in uint16
 
 def get_tokenizer(name):
@@ -152,10 +149,9 @@ def get_tokenizer(name):
 
 def bytes_per_token(tokenizer):
     """(n_vocab,) length of each token's text; end-of-text has none."""
-    texts = (tokenizer.decode_single_token_bytes(token) for token in range(tokenizer.n_vocab))
-    lengths = np.array([len(text) for text in texts])
+    lengths = [len(tokenizer.decode_single_token_bytes(token)) for token in range(tokenizer.n_vocab)]
     lengths[tokenizer.eot_token] = 0
-    return lengths
+    return np.array(lengths, np.uint8)
 
 def encode(tokenizer, data, new=True):
     """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; an "<|endoftext|>" inside
@@ -179,6 +175,20 @@ def atomic(path):
     finally:
         Path(f"{path}.tmp").unlink(missing_ok=True)
 
+@contextlib.contextmanager
+def only_one_in(folder, otherwise):
+    """While it lasts no other process enters here for the same folder. Raises DataError."""
+    folder = Path(folder)
+    with blame(f"{folder}: no folder that can be written to"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise DataError(f"{folder}: {otherwise}") from None
+    with lock:
+        yield
+
 def write_json(path, value):
     with atomic(path) as file:
         file.write(json.dumps(value, indent=2).encode())
@@ -198,11 +208,11 @@ def read_shard(path):
     """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is
     whole."""
     header = np.fromfile(path, "<i4", count=3).tolist()
-    count = header[2] if len(header) == 3 else 0
     size = os.path.getsize(path)
-    whole = count > 0 and header[:2] == [MAGIC, VERSION] and size == 4 * HEADER + 2 * count
-    expect(whole, f"{path}: begins with {header} and has {size} bytes, expected magic number {MAGIC}, "
-                  f"version {VERSION}, a count of tokens, and {4 * HEADER} bytes + 2 for each")
+    count = (size - 4 * HEADER) // 2
+    expect(header == [MAGIC, VERSION, count] and count > 0 and size % 2 == 0,
+           f"{path}: begins with {header} and has {size} bytes, expected magic number {MAGIC}, version {VERSION}, "
+           f"a count of tokens, and {4 * HEADER} bytes + 2 for each")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
@@ -213,14 +223,13 @@ def read_meta(folder):
     if folder.is_file():
         hint = f"that is a text: python prepare.py --source={folder}, then --data=data/{folder.stem}"
     expect(folder.is_dir(), f"data={folder}: no such corpus; {hint}")
-    ours = (folder / "meta.json").exists() or (folder / "state.json").exists()
-    if not ours and list(folder.glob("*_train_*.bin")):
+    if not (folder / "meta.json").exists():
+        expect(shards_of(folder) and not (folder / BEGUN).exists(),
+               f"data={folder}: no whole corpus; the command that began it goes on: python prepare.py --source=...")
         return {"tokenizer": "gpt2", "vocab_size": 50257}
-    expect((folder / "meta.json").exists(), f"data={folder}: no whole corpus; the command that began it goes on: "
-                                            "python prepare.py --source=...")
     meta = read_json(folder / "meta.json")
-    for key, kind in dict(tokenizer=str, vocab_size=int, complete=bool, train_tokens=int, val_tokens=int).items():
-        expect(type(meta.get(key)) is kind, f"{folder}/meta.json: {key} is {meta.get(key)!r}, expected {kind.__name__}")
+    missing = {"tokenizer", "vocab_size", "train_tokens", "val_tokens"} - set(meta)
+    expect(not missing, f"{folder}/meta.json: has no {', '.join(sorted(missing))}; --force makes the corpus anew")
     return meta
 
 def token_lengths(meta):
@@ -232,6 +241,11 @@ def token_lengths(meta):
     return bytes_per_token(get_tokenizer(meta["tokenizer"]))
 
 # ---- Corpora --------------------------------------------------------------------------------------------------------
+
+BEGUN = "begun.json"                 # what a corpus is made of and with, and how far it has come
+PIECE = 900_000                      # bytes of a text that are encoded at a time; tiktoken can't take a million spaces
+STREAMED = "fineweb", "fineweb10B-gpt2"
+KINDS = ".txt", ".jsonl", ".parquet"
 
 @dataclass
 class PrepareConfig:
@@ -253,8 +267,7 @@ class PrepareConfig:
         at_least(0, self, "seed")
         stem = Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem
         self.name = stem.strip(".") or "text"
-        if self.tokenizer is None:
-            self.tokenizer = "gpt2" if self.source in ("fineweb", "fineweb10B-gpt2") else "bytes"
+        self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
         choose("tokenizer", self.tokenizer, ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
 
 def source_files(source, seed):
@@ -265,172 +278,88 @@ def source_files(source, seed):
         found = [path for path in sorted(root.rglob("*.py")) if left_out.isdisjoint(path.relative_to(root).parts)]
         found = {path.read_bytes(): path for path in found}.values()  # each text once
     else:
-        paths = list(Path(source).rglob("*")) or [Path(name) for name in glob.glob(source, recursive=True) or [source]]
-        found = [path for path in paths if path.suffix.lower() in (".txt", ".jsonl", ".parquet")]
+        found = [Path(source), *Path(source).rglob("*"), *map(Path, glob.glob(source, recursive=True))]
+        found = [path for path in found if path.suffix.lower() in KINDS and path.is_file()]
     paths = sorted({path for path in found if path.stat().st_size})
-    what = "empty" if found else "no .txt, .jsonl, .parquet file, nor stdlib or fineweb"
-    expect(paths, f"--source={source}: {what}")
+    expect(paths, f"--source={source}: no {', '.join(KINDS)} file that holds anything, nor stdlib or fineweb")
     random.Random(seed).shuffle(paths)
     return paths
 
-def has_rows(path):
-    return path.suffix.lower() in (".jsonl", ".parquet")
+def state_of(paths):
+    """What tells whether files have changed, in words."""
+    stats = [path.stat() for path in paths]
+    newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(s.st_mtime for s in stats)))
+    return f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest} UTC"
 
-def rows_of(path):
-    """Yields the texts of a .jsonl or .parquet file, as bytes."""
-    with open(path, "rb") as file, blame(f"{path}: expected rows with a string `text`"):
-        if path.suffix.lower() == ".jsonl":
-            for number, line in enumerate(filter(bytes.strip, file), 1):
-                with blame(f"{path}, row {number}: expected JSON with a string `text`"):
-                    yield json.loads(line)["text"].encode("utf-8", errors="replace")
-        else:
-            from pyarrow.parquet import ParquetFile
-            for batch in ParquetFile(file).iter_batches(batch_size=1000, columns=["text"]):
-                for text in batch["text"].to_pylist():
-                    yield text.encode()
+def read_texts(path):
+    """Yields the texts of a .jsonl or .parquet file. Not by `datasets`: it would take a text like
+    2024-01-01 for a date."""
+    if path.suffix.lower() == ".jsonl":
+        for line in filter(bytes.strip, path.open("rb")):
+            yield json.loads(line)["text"]
+    else:
+        from pyarrow.parquet import ParquetFile
+        for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
+            yield from batch["text"].to_pylist()
 
-def read_file(path, start=0, stop=None):
-    """Yields (bytes, begins a document?): rows start to stop of .jsonl and .parquet files; of a
-    text its bytes from start to stop, in pieces of whole lines, unless those are overlong."""
-    if has_rows(path):
-        for row in itertools.islice(rows_of(path), start, stop):
-            yield row, True
-        return
-    if stop is None:
-        stop = path.stat().st_size
-    with open(path, "rb") as file:
-        file.seek(start)
-        while file.tell() < stop:
-            first = file.tell() == start
-            data = file.read(min(PIECE, stop - file.tell()))
-            yield data + file.readline(min(50_000, stop - file.tell())), first
-
-def end_of(path, size):
-    """Where the last `size` bytes of a file begin: the number of a row, or of a byte, that of a
-    line if one begins near."""
-    whole = path.stat().st_size
-    if has_rows(path):
-        rows = sum(1 for _ in rows_of(path))
-        return max(0, rows - max(1, rows * size // whole))
-    with open(path, "rb") as file:
-        file.seek(whole - size)
-        file.readline(50_000)
-        return file.tell() if file.tell() < whole else whole - size
-
-def hold_out(paths, size):
-    """Two lists of (path, start, stop): about `size` bytes to hold out, and the rest to train on.
-    Whole files are held out in their order; of one that would make it twice the size, or more than
-    a tenth of all, the end."""
-    most = min(2 * size, sum(path.stat().st_size for path in paths) / 10)
-    held, rest = [], []
-    done = 0
+def read_files(paths):
+    """Yields (bytes, begins a document?): a row of .jsonl and .parquet files whole, other texts by
+    lines, in pieces that are no more than a twentieth of all files."""
+    half = min(PIECE, sum(path.stat().st_size for path in paths) // 20) // 2 or 1
     for path in paths:
-        whole = path.stat().st_size
-        if done >= size:
-            rest.append((path, 0, None))
-        elif done + whole <= most:
-            held.append((path, 0, None))
+        if path.suffix.lower() in (".jsonl", ".parquet"):
+            with blame(f"{path}: expected rows with a string `text`"):
+                for text in read_texts(path):
+                    yield text.encode(errors="replace"), True
         else:
-            place = end_of(path, min(whole, size - done))
-            rest.append((path, 0, place))
-            held.append((path, place, None))
-        done += whole
-    return held, rest
+            with path.open("rb") as file:
+                while data := file.read(half) + file.readline(half):
+                    yield data, file.tell() == len(data)
 
-class ShardWriter:
-    """Encodes pieces of text in threads, which suffice as tiktoken releases Python's lock, and
-    writes them as shards."""
-
-    def __init__(self, folder, options, tokenizer, pool, bar):
-        self.folder, self.options, self.tokenizer, self.pool, self.bar = folder, options, tokenizer, pool, bar
-        self.bytes_per_token = 1 if options.tokenizer == "bytes" else 5  # more than most have
-
-    def path(self, number):
-        return self.folder / f"{self.options.name}_{'train' if number else 'val'}_{number:06d}.bin"
-
-    def write(self, number, pieces, most_bytes, most_tokens):
-        """Takes the next pieces up to a number of bytes; writes a shard of them unless it is there.
-        How many tokens it has: 0 if no pieces were left. As bytes decide, where a shard ends is
-        known without encoding those before."""
-        path = self.path(number)
-        is_there = path.exists()
-        shard, waiting = bytearray(), []
-        while most_bytes > 0 and (piece := next(pieces, None)):
-            most_bytes -= len(piece[0])
-            self.bar.update(len(piece[0]))
-            if not is_there:
-                waiting.append(self.pool.submit(encode, self.tokenizer, *piece))
-            if len(waiting) > 16 * self.options.workers:
-                shard += waiting.pop(0).result().tobytes()
-        for future in waiting:
-            shard += future.result().tobytes()
-        if shard:
-            write_shard(path, np.frombuffer(shard, np.uint16)[:min(most_tokens, len(shard))])
-        return len(read_shard(path)) if path.exists() else 0
-
-    def write_training(self, pieces, first=1, after_shard=lambda number: None):
-        """Shards to train on, from number `first`, until --tokens are there or no pieces are
-        left."""
-        left = self.options.tokens or math.inf
-        for number in range(1, first):
-            left -= len(read_shard(self.path(number)))
-        number = first
-        while left > 0:
-            at_once = min(left, self.options.shard_tokens, 400_000_000)  # counts are int32
-            count = self.write(number, pieces, self.bytes_per_token * at_once, left)
-            if count == 0:
-                break
-            after_shard(number)
-            left -= count
-            number += 1
-        expect(number > 1, f"{self.options.source}: all was held out; "
-                           "give it more text, or fewer --val_tokens and --force")
-
-def tokenize_files(paths, folder, options, tokenizer):
-    """Writes those shards of texts on this machine that are not there yet."""
-    def pieces(parts):
-        for path, start, stop in parts:
-            yield from read_file(path, start, stop)
-
-    total = sum(path.stat().st_size for path in paths)
-    most = options.val_tokens or 10_000_000
-    with ThreadPoolExecutor(options.workers) as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
-        writer = ShardWriter(folder, options, tokenizer, pool, bar)
-        size = most * writer.bytes_per_token
-        if not options.val_tokens:
-            size = min(size, math.ceil(total / 20))
-        held, rest = hold_out(paths, size)
-        writer.write(0, pieces(held), math.inf, most)
-        writer.write_training(pieces(rest))
-
-def tokenize_fineweb(folder, options, tokenizer):
-    """The same of FineWeb, streamed. rows.json says how many shards are whole, and where the stream
-    goes on."""
+def read_source(options, paths, place):
+    """Yields (bytes, begins a document?, place to go on from behind it), from a place on."""
+    if paths:
+        for number, piece in enumerate(read_files(paths), 1):
+            if number > (place or 0):
+                yield *piece, number
+        return
     import datasets
-    progress = folder / "rows.json"
-    saved = read_json(progress) if progress.exists() else {"shards": 0}
-    failed = f"--source={options.source}: failed; the same command goes on from the last whole shard"
-    with blame(failed):
+    with blame(f"--source={options.source}: failed; the same command goes on from the last whole shard"):
         rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train", streaming=True)
-        if saved["shards"]:
-            rows.load_state_dict(saved["rows"])
+        if place:
+            rows.load_state_dict(place)
+        for row in rows:
+            yield row["text"].encode(), True, rows.state_dict()
 
-    def read():
-        with blame(failed):
-            for row in rows:
-                yield row["text"].encode(), True
-
-    def after_shard(number):
-        write_json(progress, {"shards": number + 1, "rows": rows.state_dict()})
-
-    pieces = read()
-    with ThreadPoolExecutor(options.workers) as pool, tqdm(unit="B", unit_scale=True, disable=None) as bar:
-        writer = ShardWriter(folder, options, tokenizer, pool, bar)
-        if saved["shards"] == 0:
-            most = options.val_tokens or 10_000_000
-            writer.write(0, pieces, most * writer.bytes_per_token, most)
-            after_shard(0)
-        writer.write_training(pieces, max(1, saved["shards"]), after_shard)
+def write_shards(folder, options, tokenizer, paths, begun):
+    """Writes the shards that are not there yet: the beginning of the source, held out, then those to
+    train on. Bytes decide where a shard ends, tokens where the last one does."""
+    per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
+    most = options.val_tokens or 10_000_000
+    held_out = most * per_token
+    total = sum(len(data) for data, _ in read_files(paths)) if paths else None
+    if total and not options.val_tokens:
+        held_out = min(held_out, math.ceil(total / 20))
+    pieces = read_source(options, paths, begun["place"])
+    with ThreadPoolExecutor(options.workers) as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        while (left := (options.tokens or math.inf) - begun["tokens"]) > 0:
+            number = begun["shards"]
+            size = per_token * min(left, options.shard_tokens, 400_000_000) if number else held_out  # counts are int32
+            encoding = []  # by threads, which suffice as tiktoken releases Python's lock
+            while size > 0 and (piece := next(pieces, None)):
+                data, begins, begun["place"] = piece
+                encoding.append(pool.submit(encode, tokenizer, data, begins))
+                size -= len(data)
+                bar.update(len(data))
+            if not encoding:
+                break
+            tokens = np.concatenate([future.result() for future in encoding])
+            tokens = tokens[:min(left if number else most, len(tokens))]
+            write_shard(folder / f"{options.name}_{'train' if number else 'val'}_{number:06d}.bin", tokens)
+            begun["tokens"] += len(tokens) if number else 0
+            begun["shards"] += 1
+            write_json(folder / BEGUN, begun)
+    expect(begun["tokens"], f"{options.source}: all was held out; give it more text, or fewer --val_tokens")
 
 def fetch_shards(folder, options):
     """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
@@ -445,75 +374,59 @@ def fetch_shards(folder, options):
 def shards_of(folder):
     return sorted(folder.glob("*_train_??????.bin")) + sorted(folder.glob("*_val_??????.bin"))
 
-def state_of(paths):
-    """What tells whether files have changed, in words."""
-    stats = [path.stat() for path in paths]
-    newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(s.st_mtime for s in stats)))
-    return f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest} UTC"
-
-def check_folder(folder, made, files):
-    """Raises DataError if shards in the folder were made with other options, or of files that have
-    changed since."""
-    if not shards_of(folder):
-        return
-    earlier = {"options": {"source": "unknown"}}
-    for path in (folder / "state.json", folder / "meta.json"):
-        if path.exists():
-            earlier |= read_json(path)
-    other = []
-    for name, value in earlier["options"].items():
-        if value != made.get(name):
-            other.append(f"{name}={value}, now {made.get(name)}")
-    expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
-    expect(earlier.get("files") in (None, files),
-           f"{folder}: made of files, {earlier.get('files')}; now there are {files}; --force makes it anew, "
-           "another --name keeps both")
+def begin(folder, options, files):
+    """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with other
+    options, or of files that have changed since."""
+    made = {name: value for name, value in asdict(options).items() if name not in ("data_dir", "workers", "force")}
+    there = [path for path in (folder / "meta.json", folder / BEGUN) if path.exists()]
+    if there:
+        begun = read_json(there[0])
+        earlier = begun.get("options", {}) | {"files": begun.get("files")}
+        other = [f"{name}={earlier.get(name)}, now {value}" for name, value in (made | {"files": files}).items()
+                 if earlier.get(name) != value]
+        expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
+        return begun
+    expect(not shards_of(folder), f"{folder}: has shards of unknown origin; give another --name, or --force")
+    begun = {"source": options.source, "options": made, "files": files, "shards": 0, "tokens": 0, "place": None}
+    write_json(folder / BEGUN, begun)
+    return begun
 
 def prepare(source="stdlib", **options):
     """What the command does, with the same options; returns the corpus's folder. Raises ConfigError
     and DataError."""
     options = PrepareConfig(source, **options)
-    made = {key: value for key, value in asdict(options).items() if key not in ("data_dir", "workers", "force")}
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
-    streamed = source in ("fineweb", "fineweb10B-gpt2")
-    paths = [] if streamed else source_files(source, options.seed)
-    files = None if streamed else state_of(paths)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(folder / ".lock", blocking=False).acquire()
-    except Timeout:
-        raise DataError(f"{folder}: another prepare.py is at work here; wait for it, or give another --name") from None
-    with lock:
+    paths = [] if source in STREAMED else source_files(source, options.seed)
+    with only_one_in(folder, "another prepare.py is at work here; wait for it, or give another --name"):
+        folder.mkdir(exist_ok=True)
         if options.force:
-            ours = [folder / "meta.json", folder / "state.json", folder / "rows.json"]
-            for path in ours + shards_of(folder):
+            for path in [folder / "meta.json", folder / BEGUN, *shards_of(folder)]:
                 path.unlink(missing_ok=True)
-        check_folder(folder, made, files)
+        begun = begin(folder, options, state_of(paths) if paths else None)
         if not (folder / "meta.json").exists():
-            write_json(folder / "state.json", {"options": made, "files": files})
             if source == "fineweb10B-gpt2":
                 fetch_shards(folder, options)
-            elif source == "fineweb":
-                tokenize_fineweb(folder, options, tokenizer)
             else:
-                tokenize_files(paths, folder, options, tokenizer)
-            write_meta(folder, tokenizer, options={"source": source, "options": made, "files": files})
+                write_shards(folder, options, tokenizer, paths, begun)
+            write_meta(folder, tokenizer, begun)
     print("{}: {train_tokens:,} tokens to train on, {val_tokens:,} held out".format(folder, **read_meta(folder)))
     return folder
 
-def write_meta(folder, tokenizer, options):
+def write_meta(folder, tokenizer, begun):
     """meta.json: what the corpus is, what it was made of and with."""
-    lengths = bytes_per_token(tokenizer).astype(np.uint8)
+    lengths = bytes_per_token(tokenizer)
     counts = {}
     for split in ("train", "val"):
-        shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
+        shards = [read_shard(path) for path in shards_of(folder) if f"_{split}_" in path.name]
         counts[f"{split}_tokens"] = sum(len(shard) for shard in shards)
         counts[f"{split}_bytes"] = sum(int(lengths[shard].sum(dtype=np.int64)) for shard in shards)
     versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
-    write_json(folder / "meta.json", {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **options,
+    write_json(folder / "meta.json", {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
+                                      **{key: begun[key] for key in ("source", "options", "files")},
                                       "shards": [path.name for path in shards_of(folder)], "complete": True,
                                       "versions": versions, "token_bytes": lengths.tobytes().hex()})
+    (folder / BEGUN).unlink()
 
 if __name__ == "__main__":
     run_script(lambda words: prepare(**typed(words, __doc__, PrepareConfig)))

@@ -874,7 +874,7 @@ def test_a_damaged_shard_is_told(tmp_path):
         with pytest.raises(DataError, match=f".* {len(damaged)} bytes, expected magic number 20240520, version 1"):
             read_shard(path)
 
-# ---- What is held out
+# ---- Corpora
 
 def test_of_the_default_corpus_whole_files_in_order_are_held_out(tmp_path):
     root = Path(os.__file__).parent
@@ -896,46 +896,15 @@ def test_of_the_default_corpus_whole_files_in_order_are_held_out(tmp_path):
     with pytest.raises(DataError, match="seed=5, now 1337; go back"):
         prepare(data_dir=str(tmp_path))
 
-@pytest.mark.parametrize("sizes", [[5000], [5000, 5000], [5000] * 3, [5000] * 9, [5000] * 20, [10, 9000, 9000],
-                                   [6], [100_000, 400]])
+@pytest.mark.parametrize("sizes", [[50], [5000], [5000] * 9, [10, 9000, 9000], [100_000, 400]])
 def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(tmp_path, sizes):
     for i, size in enumerate(sizes):
-        (tmp_path / f"{i}.txt").write_text(("one line\n" * size)[:size])
+        (tmp_path / f"{i}.txt").write_text((f"line of {i}\n" * size)[:size])
     val, train = read_corpus(prepare(str(tmp_path), data_dir=f"{tmp_path}/data"))
+    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1                 # one may be cut, where all is
     held = sum(map(len, val))
     assert held + sum(map(len, train)) == sum(sizes)
-    assert math.floor(sum(sizes) / 20) - len("one line\n") <= held <= max(1, sum(sizes) / 10)
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize("count, held", [(2, 1), (3, 1), (20, 1), (50, 2)])
-def test_of_few_rows_the_last_are_held_out_whole(tmp_path, kind, count, held):
-    rows = [{"text": f"row {i:02d}"} for i in range(count)]
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    else:
-        (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    val, train = read_corpus(prepare(f"{tmp_path}/a.{kind}", data_dir=str(tmp_path)))
-    assert train + val == [row["text"].encode() for row in rows]
-    assert len(val) == held
-
-@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-@pytest.mark.parametrize("piece", [prep.PIECE, 997])
-def test_of_a_lone_text_the_last_lines_are_held_out(tmp_path, small_gpt2, monkeypatch, tokenizer, piece):
-    monkeypatch.setattr(prep, "PIECE", piece)
-    text = "".join(f"line {i} in thé inn\n" for i in range(4000)).encode()
-    (tmp_path / "lines.txt").write_bytes(text)
-    folder = prepare(f"{tmp_path}/lines.txt", data_dir=str(tmp_path), tokenizer=tokenizer)
-    [val], [train] = read_corpus(folder)
-    assert train + val == text
-    assert val.startswith(b"line ")
-    assert 0.049 < len(val) / len(text) <= 0.05
-
-def test_a_lone_line_is_not_both_held_out_and_trained_on(tmp_path):
-    (tmp_path / "line.txt").write_text("one line " * 20)
-    with pytest.raises(DataError, match="all was held out"):
-        prepare(f"{tmp_path}/line.txt", data_dir=str(tmp_path), val_tokens=1000)
-
-# ---- What is read, and how many tokens of it
+    assert sum(sizes) / 20 <= held <= sum(sizes) / 10
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 @pytest.mark.parametrize("source, name, expected", [
@@ -945,7 +914,11 @@ def test_files_folders_and_globs_give_their_texts(texts, small_gpt2, tokenizer, 
     folder = prepare(f"{texts}/{source}", data_dir=f"{texts}/data", tokenizer=tokenizer)
     val, train = read_corpus(folder)
     assert folder == texts / "data" / name
-    assert sorted(val + train) == sorted(expected)
+    assert sorted(b"".join(val + train)) == sorted(b"".join(expected))
+    total = sum(map(len, expected))
+    assert total / 20 <= sum(map(len, val)) < total / 20 + max(map(len, expected))
+    if source.startswith("a."):
+        assert val + train == expected                                           # rows whole and in their order
 
 def test_a_name_stays_inside_its_folder():
     assert PrepareConfig(name="../../x.y").name == "x.y"
@@ -957,7 +930,7 @@ def test_as_many_tokens_as_asked_for_whatever_the_workers(texts, small_gpt2, tok
         folder = prepare(f"{texts}/all.txt", data_dir=str(texts), name=f"{tokens}", tokenizer=tokenizer, tokens=tokens,
                          val_tokens=1500, shard_tokens=500, workers=workers)
         meta = read_meta(folder)
-        assert 1450 < meta["val_tokens"] <= 1500
+        assert meta["val_tokens"] == 1500
         assert len(meta["shards"]) > 2
         return np.concatenate([read_shard(path) for path in sorted(folder.glob("*_train_*"))])
 
@@ -966,8 +939,6 @@ def test_as_many_tokens_as_asked_for_whatever_the_workers(texts, small_gpt2, tok
     every = made(None, workers=1)
     assert np.array_equal(made(10 ** 9, workers=3), every)
     assert np.array_equal(made(3001, workers=2), every[:3001])
-
-# ---- FineWeb
 
 @pytest.fixture
 def fineweb(texts, monkeypatch):
@@ -1023,9 +994,7 @@ def test_fineweb_tokenized_by_others(tmp_path, small_gpt2, monkeypatch):
     assert read_corpus(folder) == [[b"the inn"], [b"the inn"] * 2]
     assert asked == [["fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin"]]
 
-# ---- A corpus that is there
-
-def test_killed_and_resumed_equals_undisturbed(tmp_path):
+def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
     source = tmp_path / "long.jsonl"
     source.write_text("".join(json.dumps({"text": f"{i} " * 20}) + "\n" for i in range(3000)))
     whole = prepare(str(source), data_dir=f"{tmp_path}/whole", shard_tokens=1500)
@@ -1036,28 +1005,22 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path):
         process.kill()
     with pytest.raises(DataError, match="long: no whole corpus; the command that began it goes on: python prepare.py"):
         read_meta(tmp_path / "long")
+    shutil.copytree(tmp_path / "long", tmp_path / "kept" / "long")
     assert files_of(prepare(str(source), data_dir=str(tmp_path), shard_tokens=1500)) == files_of(whole)
-
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_changed_source_is_noticed(tmp_path, monkeypatch, is_whole):
-    source = tmp_path / "mine.txt"
-    source.write_text("a line\n" * 1000)
-    folder = prepare(str(source), data_dir=str(tmp_path))
-    if not is_whole:
-        (folder / "meta.json").unlink()
     with source.open("a") as file:
-        file.write("more\n")
-    with pytest.raises(DataError, match="mine: made of .* 7,000 bytes.*; now there are 1 with 7,005 bytes.*--force"):
-        prepare(str(source), data_dir=str(tmp_path))
-    prepare(str(source), data_dir=str(tmp_path), force=True)
-    assert sum(map(len, sum(read_corpus(folder), []))) == 7005
+        file.write(json.dumps({"text": "more"}))
+    for data_dir in (tmp_path, tmp_path / "kept"):
+        with pytest.raises(DataError, match="long: made with files=1 with .*, now 1 with .*--force"):
+            prepare(str(source), data_dir=str(data_dir), shard_tokens=1500)
+    assert read_corpus(prepare(str(source), data_dir=str(tmp_path), force=True))[1][-1] == b"more"
 
 def test_force_removes_this_corpus_s_shards_alone(texts):
     folder = texts / "a"
     folder.mkdir()
     (folder / "weights.bin").write_text("mine")
     write_shard(folder / "a_train_000009.bin", [1, 2])
-    with pytest.raises(DataError, match="a: made with source=unknown, now"):
+    assert read_meta(folder) == {"tokenizer": "gpt2", "vocab_size": 50257}       # as others make them
+    with pytest.raises(DataError, match="a: has shards of unknown origin"):
         prepare(f"{texts}/a.jsonl", data_dir=str(texts))
     prepare(f"{texts}/a.jsonl", data_dir=str(texts), force=True)
     assert read_meta(folder)["shards"] == ["a_train_000001.bin", "a_val_000000.bin"]
@@ -1065,20 +1028,8 @@ def test_force_removes_this_corpus_s_shards_alone(texts):
     assert (folder / "weights.bin").read_text() == "mine"
 
 def test_a_second_at_work_is_refused(texts):
-    (texts / "a").mkdir()
-    with FileLock(texts / "a" / ".lock"), pytest.raises(DataError, match="another prepare.py is at work"):
+    with FileLock(texts / ".a.lock"), pytest.raises(DataError, match="a: another prepare.py is at work"):
         prepare(f"{texts}/a.jsonl", data_dir=str(texts))
-
-def test_shards_without_meta_json_are_gpt2_s(tmp_path):
-    write_shard(tmp_path / "fineweb_train_000001.bin", [1, 2])
-    assert read_meta(tmp_path) == {"tokenizer": "gpt2", "vocab_size": 50257}
-
-@pytest.mark.parametrize("name, bad", [("tokenizer", 5), ("vocab_size", True), ("complete", 0), ("val_tokens", None)])
-def test_a_damaged_meta_json_is_told(tmp_path, name, bad):
-    meta = dict(tokenizer="gpt2", vocab_size=50257, complete=True, train_tokens=1, val_tokens=1)
-    write_json(tmp_path / "meta.json", meta | {name: bad})
-    with pytest.raises(DataError, match=f"meta.json: {name} is {bad}, expected"):
-        read_meta(tmp_path)
 
 def test_a_corpus_that_is_not_there_names_the_command_that_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -1099,14 +1050,12 @@ def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, 
 
 @pytest.mark.parametrize("name, content, says", [
     ("a.csv", b"x", "a.csv: no .txt"),
-    ("a.txt", b"", "a.txt: empty"),
-    ("no.txt", None, "No such file"),
+    ("a.txt", b"", "file that holds anything"),
     ("finweb", None, "nor stdlib or fineweb"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "row 2: expected"),
-    ("a.jsonl", b'{"txt": "a"}', "row 1: .* `text`"),
-    ("a.jsonl", b'{"text": 5}\n', "row 1.*'int'"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
+    ("a.jsonl", b'{"txt": "a"}', "KeyError: 'text'"),
+    ("a.jsonl", b'{"text": 5}\n', "a.jsonl: expected .*'int'"),
     ("a.jsonl", b'{"text": "only one"}\n', "all was held out"),
-    ("a.jsonl", b"\n\n\n\n\n\n", "all was held out"),
     ("a.parquet", b"PAR1 no", "a.parquet: expected"),
     ("a.parquet", {"text": ["a", None]}, "a.parquet: expected"),
     ("a.parquet", {"body": ["a"]}, "a.parquet: expected rows with a string `text`")])
@@ -1115,15 +1064,8 @@ def test_bad_sources_are_one_line(tmp_path, name, content, says):
         pq.write_table(pa.table(content), tmp_path / name)
     elif content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises((DataError, OSError), match=rf"^[^\n]*{says}[^\n]*$"):
+    with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*$"):
         prepare(f"{tmp_path}/{name}", data_dir=f"{tmp_path}/data")
-
-@pytest.mark.parametrize("source", ["a.jsonl", "fineweb"])
-def test_a_bug_shows_its_traceback(texts, small_gpt2, fineweb, monkeypatch, source):
-    monkeypatch.setattr(prep, "write_shard", lambda path, tokens: None + 1)
-    monkeypatch.chdir(texts)
-    with pytest.raises(TypeError):
-        prepare(source)
 
 # ---- Options of every script
 

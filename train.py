@@ -36,13 +36,12 @@ if platform.machine() == "x86_64":                # else GCC 12 may compile bflo
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from matplotlib.figure import Figure
 from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from model import ARCHS, GPT, ConfigError, GPTConfig
-from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer, prepare, read_meta, read_shard,
+from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer, only_one_in, prepare, read_meta, read_shard,
                      run_script, token_lengths, typed)
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
@@ -647,20 +646,6 @@ def signals_noted():
     finally:
         put_back()
 
-@contextlib.contextmanager
-def only_run_in(folder):
-    """The folder belongs to this run alone. Raises DataError."""
-    folder = Path(folder)
-    with blame(f"out_dir={folder}: no folder that can be written to"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise DataError(f"{folder}: another run is writing here; wait for it, or give another --out_dir") from None
-    with lock:
-        yield
-
 def train(config, watch=None, say=tell):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl
     holds. watch(model, optimizer, step) is called at each validation; the dict that it returns
@@ -679,7 +664,8 @@ def train(config, watch=None, say=tell):
         found = {"weights": source_of(config), "data": run.config.data, **run.validate()}
         say(json.dumps(found))
         return [found]
-    with only_run_in(config.out_dir) if machine.rank == 0 else contextlib.nullcontext():
+    alone = only_one_in(config.out_dir, "another run is writing here; wait for it, or give another --out_dir")
+    with alone if machine.rank == 0 else contextlib.nullcontext():
         run = Run(config, machine, say, watch)
         run.open_log()
         say(run.summary())
