@@ -14,7 +14,6 @@ import contextlib
 import difflib
 import glob
 import inspect
-import itertools
 import json
 import math
 import os
