@@ -235,7 +235,7 @@ def peak_bytes(config, n_layer, batch_size):
     dtype = getattr(torch, config.dtype)
     # attend goes a GPU's way then: the formula, which is for CPUs, keeps all attention weights
     with FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False):
-        model = GPT(replace(config.model_config(), n_layer=n_layer))
+        model = GPT(replace(config, n_layer=n_layer))
         optimizer = make_optimizer(model, config)
         if config.compile == "true":
             model.blocks = torch.nn.ModuleList([AsCompiled(block) for block in model.blocks])
@@ -290,7 +290,7 @@ def climb(loss_at, starts, directions):
 
 def count_parameters(config):
     with torch.device("meta"):                           # shapes alone
-        return sum(p.numel() for p in GPT(config.model_config()).parameters())
+        return sum(p.numel() for p in GPT(config).parameters())
 
 def train_once(options):
     """(held-out loss, seconds) at the end of a run with these options; None where it diverges."""

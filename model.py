@@ -56,7 +56,8 @@ class GPTConfig:
         self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
         block = ARCHS[self.arch]
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            self.expect(name, getattr(self, name) >= 1, "at least 1")
+            value = getattr(self, name)  # None where a vocabulary is not known yet
+            self.expect(name, value is None or value >= 1, "at least 1")
         for name in ("rope_fraction", "dropout"):
             self.expect(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
         self.expect("pos", self.pos in ("rope", "learned"), "rope or learned")

@@ -1047,7 +1047,7 @@ def test_sizes_are_table_f1(size, layers, heads, width):
     assert (c.n_layer, c.n_head, c.n_embd) == (layers, heads, width)
     assert (c.block_size, c.rope_fraction) == (2048, 0.5)
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
+        parameters = sum(p.numel() for p in GPT(c).parameters())
     assert c.max_steps == math.ceil(20 * parameters / 2 ** 19)
 
 @pytest.mark.parametrize("options, says", [line.split("  ") for line in """
@@ -1097,7 +1097,6 @@ fast  no such option
 --resume=true  run/ckpt.pt: no such checkpoint
 --init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
---init_from=nowhere --resume=true  init_from=nowhere starts a run, resume=true goes on with one
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"
@@ -1158,7 +1157,7 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
 def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
     held_out = train_py.Corpus(corpus, 16)
     torch.manual_seed(0)
-    model = GPT(resolve(tiny()).model_config())
+    model = GPT(resolve(tiny()))
 
     def found(batch_size, eval_tokens):
         return evaluate(model, held_out, tiny(batch_size=batch_size, eval_tokens=eval_tokens), Machine(CPU))
@@ -1197,7 +1196,7 @@ def test_a_block_under_ddp_is_one_graph(tiny, group_of_one, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     config = resolve(tiny(compile=True, n_layer=1, n_embd=256))
-    model = GPT(config.model_config())
+    model = GPT(config)
     with torch._dynamo.config.patch(optimize_ddp=True):                                  # torch's default
         forward = train_py.for_training(model, config, Machine(CPU, world_size=2))
         forward(IDX, IDX, loss_only=True)[1].backward()
@@ -1221,7 +1220,7 @@ def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip
     c = resolve(config)
     tokens = Tokens(corpus, "train", 16, 257)
     torch.manual_seed(c.seed)
-    model = GPT(c.model_config())
+    model = GPT(c)
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [dict(params=matrices, weight_decay=0.3), dict(params=others, weight_decay=0.0)]
@@ -1251,7 +1250,7 @@ def test_each_step_of_each_rank_has_its_own_dropout(tiny):
     seeds = set()
     for step, rank, seed in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (0, 0, 2)):
         c = resolve(tiny(seed=seed))
-        model = GPT(c.model_config())
+        model = GPT(c)
         optimizer_step(step, model, model, make_optimizer(model, c), [], c, Alone(CPU, rank=rank, world_size=2))
         seeds.add(torch.initial_seed())
     assert len(seeds) == 5

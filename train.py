@@ -17,11 +17,11 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
@@ -41,8 +41,8 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from model import ARCHS, GPT, ConfigError, GPTConfig
-from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer, only_one_in, prepare, read_meta, read_shard,
-                     run_script, token_lengths, typed)
+from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer, only_one_in, prepare, read_meta,
+                     read_shard, run_script, token_lengths, typed)
 
 # anGPT's Table F.1: width, depth, heads; last the batch size, ours. Context from its section 5, rope from Table F.2.
 SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0, max_steps=1600,
@@ -65,12 +65,14 @@ RECIPES = {
     "angpt": SPHERE,
 }
 
-def recipe(arch, n_embd, tie):
+def recipe(config):
     """What the arch's family trains with, unless told otherwise."""
-    found = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
+    found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
     # From width 64 to 256 the best rate of GPT+, nGPT and anGPT was 0.7 to 3.8 times this, NormFormer's at 64 3 to 7.
-    found["learning_rate"] *= (128 / n_embd) ** 0.5
-    if tie:
+    found["learning_rate"] *= (128 / config.n_embd) ** 0.5
+    if config.init_from:
+        found["learning_rate"] /= 10
+    if config.tie:
         found["embed_std"] = 0.02                 # README, choice 8
     return found
 
@@ -126,38 +128,25 @@ class TrainConfig(GPTConfig):
         for name in given:
             choose("option", name, defaults)
         self.given = {name: value for name, value in given.items() if value is not None}
-        typed_or_default = defaults | self.given
-        arch = typed_or_default["arch"]
-        load_arch(arch)
-        choose("size", typed_or_default["size"], SIZES)
-        choose("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
-        sized = defaults | SIZES[typed_or_default["size"]] | self.given
-        found = recipe(arch, sized["n_embd"], sized["tie"])
-        if sized["init_from"]:
-            found["learning_rate"] /= 10
-        self.asked = sized | found | self.given  # as a checkpoint keeps it
-        vars(self).update(self.asked)
+        vars(self).update(defaults | self.given)
+        load_arch(self.arch)
+        choose("arch", self.arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
+        choose("size", self.size, SIZES)
+        vars(self).update(SIZES[self.size] | self.given)
+        vars(self).update(recipe(self) | self.given)
+        self.asked = asdict(self)                 # before anything is derived; a checkpoint keeps it
         for name in ("resume", "compile"):
             setattr(self, name, str(getattr(self, name)).lower())  # True and False from Python
-        name = arch.split(":")[-1] + ("+qk_norm" if self.qk_norm else "")
+        name = self.arch.split(":")[-1] + ("+qk_norm" if self.qk_norm else "")
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{name}")
-        self.check()
-
-    def check(self):
         at_least(1, self, "max_steps", "batch_size", "total_batch_size", "eval_tokens", "eval_interval",
                  "log_interval", "checkpoint_interval")
         at_least(0, self, "seed", "pn_warmup", "weight_decay", "grad_clip", "learning_rate", "min_lr_ratio",
                  "warmup_ratio", "beta1", "beta2", "eps", "embed_std")
         for name in ("min_lr_ratio", "warmup_ratio", "beta1", "beta2"):
             self.expect(name, getattr(self, name) <= 1, "at most 1")
-        if source_of(self) is None:              # else the model is the checkpoint's
-            self.model_config()                  # raises where options do not fit
-        if self.init_from and self.resume == "true":
-            raise ConfigError(f"init_from={self.init_from} starts a run, resume=true goes on with one: choose")
-
-    def model_config(self):
-        options = {f.name: getattr(self, f.name) for f in fields(GPTConfig)}
-        return GPTConfig(**{name: value for name, value in options.items() if value is not None})
+        if source_of(self) is None:               # else the model is the checkpoint's
+            GPTConfig.__post_init__(self)         # raises where options do not fit
 
 def resolve(config, corpus_vocab=257, world_size=1):
     """A copy of config that fits corpus and processes, every None replaced. Raises ConfigError."""
@@ -172,7 +161,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x block_size x "
                           f"processes = {c.batch_size} x {c.block_size} x {world_size} = {micro_step}")
     with torch.device("meta"):  # shapes alone: takes no memory
-        parameters = sum(p.numel() for p in GPT(c.model_config()).parameters())
+        parameters = sum(p.numel() for p in GPT(c).parameters())
     c.max_steps = c.max_steps or math.ceil(20 * parameters / c.total_batch_size)
     trained = c.max_steps * c.total_batch_size
     by_default = 2 ** 20 if c.eval_only else min(10 * 2 ** 20, max(4096, trained // 200))
@@ -189,8 +178,7 @@ class Tokens:
     """One split of a corpus, cut into windows of `length` tokens, each followed by its target. What
     is left over at a shard's end is not read."""
     def __init__(self, folder, split, length, vocab_size):
-        shard = re.compile(rf".*_{split}_\d+\.bin")  # a corpus's own name may end in _train_1
-        self.paths = sorted(path for path in Path(folder).glob("*.bin") if shard.fullmatch(path.name))
+        self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         self.shards = [read_shard(path) for path in self.paths]
         self.length = length
         self.vocab_size = vocab_size
@@ -284,13 +272,11 @@ def find_device(name="auto"):
 
 def find_dtype(name, device):
     """The torch.dtype that --dtype means; auto: bfloat16 where it is much faster."""
-    if name != "auto":
-        return getattr(torch, name)
-    if device.type == "cuda":
-        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        is_fast = device.type == "cpu" and torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if is_fast else torch.float32
+    if name == "auto":
+        on_gpu = device.type == "cuda"
+        is_fast = torch.cuda.is_bf16_supported(False) if on_gpu else torch.cpu._is_amx_tile_supported()
+        name = "bfloat16" if is_fast else "float32"
+    return getattr(torch, name)
 
 @dataclass
 class Machine:
@@ -340,7 +326,7 @@ def join_machine(config):
 def make_model(config, machine, state=None):
     """A GPT with new weights or, if there is a checkpoint, with its."""
     torch.manual_seed(config.seed)
-    model = GPT(config.model_config()).to(machine.device)
+    model = GPT(config).to(machine.device)
     if state:
         load_weights(model, state)
     return model
@@ -348,11 +334,9 @@ def make_model(config, machine, state=None):
 def make_optimizer(model, config):
     """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which
     do not."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
     groups = [
-        dict(params=matrices, weight_decay=config.weight_decay),
-        dict(params=others, weight_decay=0.0),
+        dict(params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=config.weight_decay),
+        dict(params=[p for p in model.parameters() if p.dim() < 2], weight_decay=0.0),
     ]
     betas = config.beta1, config.beta2
     return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
@@ -372,11 +356,9 @@ def for_training(model, config, machine):
         model.nats = torch.compile(model.nats)  # head and loss: half of a step if the vocabulary is large
     if machine.world_size == 1:
         return model
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
-        no_sync_of_buffers = {"forward_sync_buffers": False}
-    else:  # torch before 2.13
-        no_sync_of_buffers = {"broadcast_buffers": False}
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, **no_sync_of_buffers)
+    is_new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    sync_buffers = "forward_sync_buffers" if is_new else "broadcast_buffers"  # the name before torch 2.13
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **{sync_buffers: False})
 
 def learning_rate(config, step):
     """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last
@@ -473,24 +455,24 @@ def with_checkpoint(config, state):
     model = {f.name for f in fields(GPTConfig)}
     if config.resume == "true" or not config.init_from:  # its own checkpoint
         derived = {name for name, value in state.get("asked", {}).items() if value is None}
-        taken = {f.name for f in fields(TrainConfig)} - HERE - derived | model
+        taken = set(config.asked) - HERE - derived | model
         fixed = model | {"seed", "total_batch_size"}
     else:
         taken = model
         fixed = model - {"block_size", "dropout"}
-    saved = {name: value for name, value in saved.items() if name in taken}
+    joined = {name: value for name, value in saved.items() if name in taken}
     for name, value in config.given.items():
         same = str(value).split(":")[-1] == str(saved.get(name)).split(":")[-1]  # an arch's file may have moved
         expect(name not in fixed or same,
                f"{source_of(config)}: made with {name}={saved.get(name)}, now {name}={value}")
-    here = {"resume": config.resume, "out_dir": config.out_dir}
+        joined[name] = value
+    joined |= {"arch": arch.split(":")[-1], "out_dir": config.out_dir, "resume": config.resume}
     if config.resume == "true":
-        longer = config.given.get("max_steps", state["config"]["max_steps"]) / state["config"]["max_steps"]
-        saved["warmup_ratio"] /= longer          # no second warm-up: as many steps as it began with
-        here["init_from"] = None                 # with resume=auto; its own checkpoint stands for them
-    joined = TrainConfig(**saved | config.given | here | {"arch": arch.split(":")[-1]})
-    joined.arch = joined.asked["arch"] = arch    # whose file has run and may have changed since: not again
+        joined["init_from"] = None               # its own checkpoint stands for these weights
+        joined["warmup_ratio"] *= saved["max_steps"] / joined["max_steps"]  # no second warm-up
+    joined = TrainConfig(**joined)
     joined.given = config.given
+    joined.arch = joined.asked["arch"] = arch    # whose file has run and may have changed since: not again
     return joined
 
 # ---- A run -----------------------------------------------------------------------------------------------------------
@@ -507,8 +489,8 @@ def read_log(folder):
 def draw_losses(records, path):
     axes = Figure(figsize=(8, 5), layout="constrained").subplots()
     for key, marker in (("loss", ""), ("val_loss", "o")):
-        shown = [record for record in records if key in record]
-        axes.plot([r["tokens"] for r in shown], [r[key] for r in shown], label=key, marker=marker)
+        shown = [(record["tokens"], record[key]) for record in records if key in record]
+        axes.plot(*zip(*shown), label=key, marker=marker)
     axes.set(xlabel="tokens", ylabel="nats/token", title=path.parent.name)
     axes.legend()
     axes.figure.savefig(path)
@@ -521,39 +503,35 @@ def progress_line(record, max_steps):
         line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
     return line
 
-def tell(text):
-    with contextlib.suppress(BrokenPipeError):  # somebody's `| head` has read enough; the run goes on
-        print(text, flush=True)
-
 def silent(text):
     pass
 
 class Run:
     """A model in training: what it is, where it stands, what its log says."""
+    step = 0
+    seconds = 0.0                                # in steps alone
+
     def __init__(self, config, machine, say, watch=None):
-        state = None
-        if source_of(config):
-            state = read_checkpoint(source_of(config))
+        source = source_of(config)
+        state = read_checkpoint(source) if source else None
+        if state:
             config = with_checkpoint(config, state)
         self.say = say
         self.watch = watch
         self.machine = machine
+        self.records = []
         self.corpus = open_corpus(config, machine)
-        self.config = config = resolve(config, self.corpus.vocab_size, machine.world_size)
-        tokenizer = self.corpus.tokenizer
-        if state:
-            expect(state["tokenizer"] == tokenizer, f"{source_of(config)}: made with tokenizer={state['tokenizer']}, "
-                                                    f"now {config.data} has {tokenizer}")
-        self.model = make_model(config, machine, state)
+        self.config = resolve(config, self.corpus.vocab_size, machine.world_size)
+        self.model = make_model(self.config, machine, state)
         self.optimizer = make_optimizer(self.model, config)
         self.code = code_of(config.arch)         # now: who waits for a run may edit the file
-        if state and state.get("code", self.code) != self.code:
-            say(f"{source_of(config)}: the code of {config.arch} has changed since; it may now be another function")
-        self.step = 0
-        self.seconds = 0.0
-        self.records = []
+        if state:
+            made, now = state["tokenizer"], self.corpus.tokenizer
+            expect(made == now, f"{source}: made with tokenizer={made}, now {config.data} has {now}")
+            if state.get("code", self.code) != self.code:
+                say(f"{source}: the code of {config.arch} has changed since; it may now be another function")
         if config.resume == "true":
-            expect("optimizer" in state, f"{config.out_dir}: has weights alone; --init_from starts a run from them")
+            expect("optimizer" in state, f"{source}: has weights alone; --init_from starts a run from them")
             self.optimizer.load_state_dict(state["optimizer"])
             self.step = state["step"]
             self.seconds = state["seconds"]
@@ -562,16 +540,15 @@ class Run:
         """Makes the run's folder, with an empty log or, in a run that goes on, the log up to its
         step. What an earlier run left there is moved to folder.1, .2, ..."""
         folder = Path(self.config.out_dir)
-        if self.config.resume == "true":
+        goes_on = self.config.resume == "true"
+        if goes_on:
             self.records = [record for record in read_log(folder) if record["step"] <= self.step]
         if self.machine.rank > 0:
             return
-        if self.config.resume != "true" and (folder / "log.jsonl").exists():
-            number = 1
-            while Path(f"{folder}.{number}").exists():
-                number += 1
-            folder.rename(f"{folder}.{number}")
-            self.say(f"{folder}.{number}: the run that was there before")
+        if not goes_on and (folder / "log.jsonl").exists():
+            free = next(n for n in itertools.count(1) if not Path(f"{folder}.{n}").exists())
+            folder.rename(f"{folder}.{free}")
+            self.say(f"{folder}.{free}: the run that was there before")
         folder.mkdir(parents=True, exist_ok=True)
         with atomic(folder / "log.jsonl") as file:
             file.writelines(json.dumps(record).encode() + b"\n" for record in self.records)
@@ -612,7 +589,6 @@ class Run:
 
     def command_to_go_on(self):
         options = self.config.given | {"out_dir": self.config.out_dir, "resume": "true"}
-        options.pop("init_from", None)           # whose weights these were
         ranks = self.machine.world_size
         launcher = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
         return f"{launcher} train.py " + shlex.join(f"--{name}={value}" for name, value in options.items())
@@ -634,19 +610,16 @@ def signals_noted():
     def note(number, frame):
         received.append(number)
         if "RANK" not in os.environ:
-            put_back()
-
-    def put_back():
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, before[number])
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
-        put_back()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-def train(config, watch=None, say=tell):
+def train(config, watch=None, say=functools.partial(print, flush=True)):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl
     holds. watch(model, optimizer, step) is called at each validation; the dict that it returns
     joins the record. say=None is quiet. Raises ConfigError for options, DataError for files,
@@ -678,25 +651,23 @@ def take_steps(run, received):
     validated."""
     config, machine = run.config, run.machine
     forward = for_training(run.model, config, machine)
-    started = time.perf_counter() - run.seconds  # as if the run had never been interrupted
     if run.step == 0:
         run.log(run.validate())
-    logged, since = run.step, time.perf_counter()
     while run.step < config.max_steps:
+        began = time.perf_counter()
         micro_batches = batches(run.corpus.train, run.step, config, machine)
         loss, norm = optimizer_step(run.step, forward, run.model, run.optimizer, micro_batches, config, machine)
+        took = time.perf_counter() - began
+        run.seconds += took
         run.step += 1
-        run.seconds = time.perf_counter() - started
         is_last = run.step == config.max_steps
         validates = is_last or run.step % config.eval_interval == 0
         if validates or run.step % config.log_interval == 0:
-            rate = (run.step - logged) * config.total_batch_size / (time.perf_counter() - since)
             measured = {"loss": machine.sum(loss).item() / machine.world_size, "grad_norm": norm,
-                        "lr": learning_rate(config, run.step - 1), "tokens_per_s": rate}
+                        "lr": learning_rate(config, run.step - 1), "tokens_per_s": config.total_batch_size / took}
             if machine.device.type == "cuda":
                 measured["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
             run.log(measured | run.validate() if validates else measured)
-            logged, since = run.step, time.perf_counter()
         stops = machine.any(received)
         if machine.rank == 0 and (stops or is_last or run.step % config.checkpoint_interval == 0):
             run.save()
@@ -718,9 +689,8 @@ def print_sample(folder):
     except DataError as error:
         print(f"none: {error}")
         return
-    start = torch.tensor([[tokenizer.eot_token]])
-    tokens = [token.item() for token in model.generate(start, 400, temperature=0.8)]
-    print(tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab]))  # the vocabulary may be padded
+    tokens = torch.cat(list(model.generate(torch.tensor([[tokenizer.eot_token]]), 400, temperature=0.8)))
+    print(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # the vocabulary may be padded
 
 if __name__ == "__main__":
     run_script(main)
