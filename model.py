@@ -116,9 +116,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
-        q = q.transpose(1, 2)  # (B, T, H, d_k), as flash_attn has it
-        k = k.transpose(1, 2)
-        v = v.transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
         return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
@@ -127,13 +125,10 @@ class Cache:
     length = 0
 
     def extend(self, k, v):
-        if self.length:
-            k = torch.cat((self.k, k), dim=2)
-            v = torch.cat((self.v, v), dim=2)
-        self.k = k
-        self.v = v
-        self.length = k.shape[2]
-        return k, v
+        self.k = torch.cat((self.k, k), dim=2) if self.length else k
+        self.v = torch.cat((self.v, v), dim=2) if self.length else v
+        self.length = self.k.shape[2]
+        return self.k, self.v
 
 def gelu(x):
     """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as a sigmoid: compiled, that

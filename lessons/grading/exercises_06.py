@@ -1187,6 +1187,89 @@ def one_a_draw(y, tokens, baseline, losses, draws):
     return y.shape == (len(draws),)
 
 
+# 6.12 -------------------------------------------------------------------------------------------------------
+
+def luck_inputs(generator):
+    def case(runs, others, seeds, true, times=40):
+        a = 1.12 + 0.01 * randn(generator, runs)
+        b = 1.15 + 0.02 * randn(generator, others)
+        mine = torch.randint(runs, (times, seeds), generator=generator)
+        theirs = torch.randint(others, (times, seeds), generator=generator)
+        return a, b, mine, theirs, true
+
+    yield "three seeds, nearly alike", *case(16, 16, 3, 0.003)
+    yield "one seed", *case(16, 16, 1, 0.004)
+    yield "more runs of one, eight seeds", *case(20, 12, 8, 0.002)
+    yield "far apart", *case(16, 16, 3, 0.3)
+
+
+def wrong_winner(a, b, mine, theirs, true, *, centre=torch.mean, of=torch.mean, apart=1):
+    """apart: of the true difference, with its sign."""
+    a = a - centre(a)
+    b = b - centre(b) + apart * true
+    wins = []
+    for own, other in zip(mine, theirs):
+        wins.append(of(b[other]) < of(a[own]))
+    return numbers(*wins).mean()
+
+
+def as_stored(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine, theirs, float(b.mean() - a.mean()))
+
+
+def as_stored_and_apart(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine, theirs, true + float(b.mean() - a.mean()))
+
+
+def right_winner(a, b, mine, theirs, true):
+    return 1 - wrong_winner(a, b, mine, theirs, true)
+
+
+def run_against_run(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine.reshape(-1, 1), theirs.reshape(-1, 1), true)
+
+
+def first_of_each(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine[:, :1], theirs[:, :1], true)
+
+
+def same_seeds(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine % len(b), mine % len(b), true)
+
+
+def how_many(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine, theirs, true) * len(mine)
+
+
+LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions=[
+    (as_stored,
+     "You leave the stored means as they are. What if the true difference were `true`? Move both first."),
+    (as_stored_and_apart,
+     "You add `true` to the difference that the stored means have. Take both means away before."),
+    (right_winner,
+     "You count the comparisons that the better architecture wins. Asked is how often the other does."),
+    (partial(wrong_winner, apart=-1),
+     "In yours b is better by `true`: its losses are to be higher."),
+    (partial(wrong_winner, apart=0),
+     "Your two are equally good. b is to be worse by `true`."),
+    (partial(wrong_winner, apart=2),
+     "Your two lie twice as far apart as they should: move one of them by `true`."),
+    (run_against_run,
+     "You compare single runs. A comparison is between two means, each over the seeds of a row."),
+    (first_of_each,
+     "You compare the first run of each row only. Average over the row's seeds."),
+    (same_seeds,
+     "Both draw the same runs in yours: b has a table of its own."),
+    (how_many,
+     "You count comparisons. Asked is their share, from 0 to 1."),
+    (partial(wrong_winner, of=torch.median),
+     "You compare medians of seeds. A race compares means."),
+    (partial(wrong_winner, of=torch.min),
+     "You compare the best seeds. A race compares means."),
+    (partial(wrong_winner, centre=torch.median),
+     "You move medians to 0 and `true`. The true difference is one of means.")])
+
+
 PROPERTIES = {
     "6.1": [
         (lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
@@ -1305,6 +1388,7 @@ EXERCISES = {
     "6.9": TABLE,
     "6.10": COMPARE,
     "6.11": BOOTSTRAP,
+    "6.12": LUCK,
 }
 
 for number, known in PROPERTIES.items():

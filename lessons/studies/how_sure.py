@@ -15,7 +15,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from prepare import expect
-from seeds import ROOT, USUAL, read
+from seeds import EVERY, ROOT, USUAL, read
 
 def groups():
     """(arch, variant) -> its runs."""
@@ -83,10 +83,6 @@ def of_files(rows):
     mean = files[:, :, 1] @ weight
     covariance = [np.cov(losses, mean)[0, 1] for losses in files[:, :, 1].T]
     return weight, weight * covariance / mean.var(ddof=1)
-
-def path(row, *endings):
-    """The mean of a trajectory's columns whose names end so."""
-    return np.mean([values for name, values in row["path"].items() if name.endswith(endings)], axis=0)
 
 def overview(found):
     lines = [["arch", "variant", "runs", "mean", "sd", "lowest", "highest", "sd, all tokens", "averaged weights", "sd"]]
@@ -166,7 +162,7 @@ def halves(a, b):
     n = a.shape[1]
     of_a = a.var(1, ddof=1) / n
     of_b = b.var(1, ddof=1) / n
-    freedom = (of_a + of_b) ** 2 * (n - 1) / (of_a ** 2 + of_b ** 2)
+    freedom = (of_a + of_b) ** 2 * (n - 1) / (of_a ** 2 + of_b ** 2).clip(min=1e-30)   # a run drawn n times: spread 0
     return np.sqrt(of_a + of_b) * t_quantiles(freedom)
 
 def holds(a, b, truth, kind, generator, draws=400):
@@ -222,30 +218,48 @@ def draw_runs(axes, rows, of_row, title):
         axes.plot(*of_row(row), color=colormaps["coolwarm"](place), lw=1)
     axes.set(title=title, xlabel="step")
 
+def on_the_way(name):
+    """What draws a column of the trajectories."""
+    return lambda row: (row["path"]["step"], row["path"][name])
+
+def draw_spread(axes, found):
+    """Each run's last loss: archs at their best rates, and nGPT's variants."""
+    shown = [key for key, rows in found.items() if len(rows) > 7]
+    for place, key in enumerate(shown):
+        losses = column(found[key], "loss")
+        axes.plot(losses, [place] * len(losses), "o", alpha=0.5, ms=5)
+        axes.plot(losses.mean(), place, "k|", ms=16)
+    names = [label(arch) + (f", {variant}" if variant != "built-in" else "") for arch, variant in shown]
+    axes.set_yticks(range(len(shown)), names)
+    axes.set(title="last losses, and their means", xlabel="nats/byte")
+    axes.invert_yaxis()
+
 def draw():
-    """How nGPT's runs go apart, and the chance of naming the wrong winner."""
+    """How nGPT's runs go apart, what goes with it, and the chance of naming the wrong winner."""
     found = groups()
     rows = found["ngpt", "built-in"]
-    figure = Figure(figsize=(12, 7), dpi=150, layout="constrained")
-    early, copying, norm, alpha, s_qk, chance = figure.subplots(2, 3).flat
+    figure = Figure(figsize=(13, 7), dpi=110, layout="constrained")
+    early, norm, alpha, wake, spread, chance = figure.subplots(2, 3).flat
     looks = np.array([row["early"] for row in rows])                         # (runs, looks, 2)
     mean = looks[:, :, 1].mean(0)
-    for axes, of_row, title in (
-        (early, lambda row: (looks[0, :, 0], np.array(row["early"])[:, 1] - mean), "held-out loss, less all runs' mean"),
-        (copying, lambda row: (row["path"]["step"], row["path"]["copying"]), "loss on text that stands there twice"),
-        (norm, lambda row: (row["path"]["step"], row["path"]["norm"]), "norm of the gradient, median of 50 steps"),
-        (alpha, lambda row: (row["path"]["step"], path(row, "alpha_a", "alpha_m")), "mean of alphas"),
-        (s_qk, lambda row: (row["path"]["step"], row["path"]["0.s_qk"]), "mean of s_qk in the first block"),
-    ):
-        draw_runs(axes, rows, of_row, title)
-    copying.set(yscale="log")
+    draw_runs(early, rows, lambda row: (looks[0, :, 0], np.array(row["early"])[:, 1] - mean),
+              "nGPT: held-out loss less the runs' mean")
+    draw_runs(norm, rows, on_the_way("norm"), "gradient's norm, median of 50 steps")
+    draw_runs(alpha, rows, on_the_way("1.alpha_m"), "mean alpha of the middle block's MLP")
+    for variant in ("built-in", "warm-up 10%"):
+        runs = found["ngpt", variant]
+        alphas = [row["path"]["1.alpha_m"][500 // EVERY - 1] for row in runs]
+        wake.plot(alphas, column(runs, "loss"), "o", label=variant)
+    wake.legend()
+    wake.set(title="that alpha at step 500, and the last loss", xlabel="alpha", ylabel="nats/byte")
+    draw_spread(spread, found)
     generator = np.random.default_rng(0)
     seeds = range(1, 17)
     a, b = two()
     for true in (0.005, 0.01, 0.02):
         chance.plot(seeds, [wrong(a, b, n, true, generator) for n in seeds], label=f"{true} nats apart")
     chance.legend()
-    chance.set(title="chance of naming the wrong of nGPT and anGPT", xlabel="seeds of each", ylim=0)
+    chance.set(title="chance of a wrong winner, nGPT or anGPT", xlabel="seeds of each", ylim=0)
     figure.savefig(ROOT / "assets/seeds.png")
 
 if __name__ == "__main__":
