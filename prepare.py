@@ -178,13 +178,12 @@ def atomic(path):
 def only_one_in(folder, otherwise):
     """While it lasts no other process enters here for the same folder. Raises DataError."""
     folder = Path(folder)
-    with blame(f"{folder}: no folder that can be written to"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise DataError(f"{folder}: {otherwise}") from None
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise DataError(f"{folder}: {otherwise}") from None
     with lock:
         yield
 
@@ -423,7 +422,7 @@ def write_meta(folder, tokenizer, begun):
     versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
     write_json(folder / "meta.json", {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
                                       **{key: begun[key] for key in ("source", "options", "files")},
-                                      "shards": [path.name for path in shards_of(folder)], "complete": True,
+                                      "shards": [path.name for path in shards_of(folder)],
                                       "versions": versions, "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 

@@ -30,7 +30,8 @@ from model import Scale
 POINT = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048, compile="true",
              dtype="float32", max_steps=2246, device="cpu")
 BEST = {"ngpt": (0.0113, 0.02), "angpt": (0.00566, 0.02), "rmsnorm+qk_norm": (0.00566, 0.02),
-        "normformer": (0.0113, 1.0)}   # rate and embed_std
+        "normformer": (0.0113, 1.0), "layernorm": (0.00566, 0.0007), "rmsnorm": (0.00566, 0.2),
+        "powernorm": (0.00566, 0.1)}   # rate and embed_std
 RESULTS = ROOT / "assets/seeds.jsonl"
 EVERY = 50                             # steps between two points of a trajectory
 USUAL = 2 ** 18                        # held-out tokens of a race's loss; all there are: 3.0 times that
