@@ -1336,18 +1336,20 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tin
     again = train(go_on(parts), say=None)
     assert column(again, "loss") == column(log, "loss")
     assert column(again, "val_loss") == column(log, "val_loss")
+    seconds = [value for _, value in column(again, "seconds")]
+    assert seconds == sorted(seconds)
     assert same_state(weights(whole), weights(parts))
     assert not list(tmp_path.glob("*.1"))
 
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
-    train(tiny(warmup_ratio=0.5), say=None)
+    train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
     assert train(go_on(tiny()), say=None)[-1]["step"] == 6
     log = train(go_on(tiny(), max_steps=30), say=None)
     assert [record["step"] for record in log] == list(range(31))
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
-    assert column(log, "val_loss")[-1][0] == 30
+    assert [step for step, _ in column(log, "val_loss")] == [*range(7), *range(9, 31, 3)]     # ten, of either length
 
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
@@ -1423,6 +1425,7 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, t
     assert log[0]["config"].items() >= (options | dict(n_embd=16, block_size=block_size)).items()
     assert log[0]["step"] == 0
     assert log[0]["moments"] == 0
+    assert log[0]["config"]["learning_rate"] == train_py.recipe(tiny(**options))["learning_rate"] / 10
     old = weights(tiny())
     for name, x in states[0].items():
         assert x.flatten().equal(old[name].flatten()[:x.numel()])
