@@ -90,37 +90,31 @@ def end_multiplied(blocks, shift, scale, mean, variance):
     return mean * scale ** blocks, variance
 
 
-def from_0_and_1(blocks, shift, scale, mean, variance):
-    return drift(blocks, shift, scale, 0, 1)
-
-
-DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"), misconceptions=[
-    (scale_of_values,
-     "The factor is the variance's. You took it for a factor of the values: then the variance gets "
-     "its square."),
-    (added_each_time,
-     "Every block multiplies the variance that it is given. You added the same amount each time."),
-    (one_block_more,
-     "One block too many: after no block nothing has happened yet."),
-    (one_block_short,
-     "One block too few: after one block mean and variance have changed already."),
-    (times_the_blocks,
-     "You multiply the variance by the number of blocks. Each block multiplies by scale once "
-     "more."),
-    (stretching(lambda mean, shift, scale: mean * math.sqrt(scale) + shift),
-     "In yours the values themselves are stretched, mean and all. In this picture the mean is only "
-     "shifted."),
-    (stretching(lambda mean, shift, scale: mean * scale + shift),
-     "Your factor multiplies the mean as well, before the shift. It is the variance's alone."),
-    (stretching(lambda mean, shift, scale: (mean + shift) * scale),
-     "Your factor multiplies the mean as well, behind the shift. It is the variance's alone."),
-    (start_multiplied,
-     "The mean that you start from is multiplied in yours. A factor leaves the mean alone."),
-    (end_multiplied,
-     "You multiply the mean that comes out. A factor leaves the mean alone."),
-    (from_0_and_1,
-     "That is right for a start at mean 0 and variance 1. Where it starts is given too."),
-])
+DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"), misconceptions={
+    "The factor is the variance's. You took it for a factor of the values: then the variance gets "
+    "its square.":
+        scale_of_values,
+    "Every block multiplies the variance that it is given. You added the same amount each time.":
+        added_each_time,
+    "One block too many: after no block nothing has happened yet.":
+        one_block_more,
+    "One block too few: after one block mean and variance have changed already.":
+        one_block_short,
+    "You multiply the variance by the number of blocks. Each block multiplies by scale once "
+    "more.":
+        times_the_blocks,
+    "In yours the values themselves are stretched, mean and all. In this picture the mean is only "
+    "shifted.":
+        stretching(lambda mean, shift, scale: mean * math.sqrt(scale) + shift),
+    "Your factor multiplies the mean as well, before the shift. It is the variance's alone.":
+        stretching(lambda mean, shift, scale: mean * scale + shift),
+    "Your factor multiplies the mean as well, behind the shift. It is the variance's alone.":
+        stretching(lambda mean, shift, scale: (mean + shift) * scale),
+    "The mean that you start from is multiplied in yours. A factor leaves the mean alone.":
+        start_multiplied,
+    "You multiply the mean that comes out. A factor leaves the mean alone.":
+        end_multiplied,
+})
 
 
 # 1.2  LayerNorm -----------------------------------------------------------------------------------
@@ -159,30 +153,30 @@ def by_mean_of_squares(x, eps):
     return (x - mean) / root_of(variance, eps)
 
 
-LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions=[
-    (partial(layer_norm, correction=1),
-     "You divide the squares by n - 1, the sample variance (torch.var's default). LayerNorm "
-     "divides them by n."),
-    (partial(layer_norm, eps_at="behind"),
-     "Your eps is outside the root. It belongs to the variance, before the root is taken."),
-    (partial(layer_norm, axis=0),
-     "You normalized along the first axis. Every row is normalized on its own: look at dim."),
-    (partial(layer_norm, eps_at="nowhere"),
-     "Your eps is missing: equal entries give 0/0 then."),
-    (partial(layer_norm, axis=None),
-     "You took mean and variance of the whole tensor. Every row has its own: give dim."),
-    (partial(layer_norm, power=1.0),
-     "You divide by the variance. LayerNorm divides by its root."),
-    (partial(layer_norm, axis=1),
-     "You normalized along axis 1, the last one of a matrix. Is it the last one of a batch of "
-     "matrices?"),
-    (eps_as_least,
-     "You take the larger of the variance and eps. eps is added to the variance, however large "
-     "that is."),
-    (by_mean_of_squares,
-     "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the "
-     "digits of their difference: subtract the mean first, then square."),
-], without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm",
+LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
+    "You divide the squares by n - 1, the sample variance (torch.var's default). LayerNorm "
+    "divides them by n.":
+        partial(layer_norm, correction=1),
+    "Your eps is outside the root. It belongs to the variance, before the root is taken.":
+        partial(layer_norm, eps_at="behind"),
+    "You normalized along the first axis. Every row is normalized on its own: look at dim.":
+        partial(layer_norm, axis=0),
+    "Your eps is missing: equal entries give 0/0 then.":
+        partial(layer_norm, eps_at="nowhere"),
+    "You took mean and variance of the whole tensor. Every row has its own: give dim.":
+        partial(layer_norm, axis=None),
+    "You divide by the variance. LayerNorm divides by its root.":
+        partial(layer_norm, power=1.0),
+    "You normalized along axis 1, the last one of a matrix. Is it the last one of a batch of "
+    "matrices?":
+        partial(layer_norm, axis=1),
+    "You take the larger of the variance and eps. eps is added to the variance, however large "
+    "that is.":
+        eps_as_least,
+    "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the "
+    "digits of their difference: subtract the mean first, then square.":
+        by_mean_of_squares,
+}, without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm",
             "batch_norm"))
 
 
@@ -200,21 +194,21 @@ def largest(n):
     return math.sqrt(n - 1)
 
 
-LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misconceptions=[
-    (lambda n: math.sqrt(n),
-     "sqrt(n) would need all other entries to be zero. But the entries have to add up to zero too, "
-     "so the others cannot be."),
-    (lambda n: (n - 1) / math.sqrt(n),
-     "You used the sample variance. With the population variance, the squares of the result add up "
-     "to n."),
-    (lambda n: 1,
-     "Variance 1 does not mean that no entry is above 1: one may be far out if the others are "
-     "close together."),
-    (lambda n: n - 1,
-     "That is the largest square of an entry: a root is missing."),
-    (lambda n: math.inf,
-     "When the variance is small, so is every x - mean: try one entry away from equal others."),
-])
+LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misconceptions={
+    "sqrt(n) would need all other entries to be zero. But the entries have to add up to zero too, "
+    "so the others cannot be.":
+        lambda n: math.sqrt(n),
+    "You used the sample variance. With the population variance, the squares of the result add up "
+    "to n.":
+        lambda n: (n - 1) / math.sqrt(n),
+    "Variance 1 does not mean that no entry is above 1: one may be far out if the others are "
+    "close together.":
+        lambda n: 1,
+    "That is the largest square of an entry: a root is missing.":
+        lambda n: n - 1,
+    "When the variance is small, so is every x - mean: try one entry away from equal others.":
+        lambda n: math.inf,
+})
 
 
 # 1.4  RMSNorm -------------------------------------------------------------------------------------
@@ -232,27 +226,27 @@ def eps_as_least_square(x, eps):
     return x / square.clamp(min=eps).sqrt()
 
 
-RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions=[
-    (partial(rms_norm, of=torch.sum),
-     "You divide by the length, so the result has length 1. RMSNorm takes the mean square: length "
-     "sqrt(n)."),
-    (layer_norm,
-     "That is LayerNorm. RMSNorm subtracts nothing."),
-    (partial(rms_norm, centred=True),
-     "You divide by the root of the variance, which has the mean taken out. RMSNorm knows no "
-     "mean."),
-    (partial(rms_norm, eps_at="behind"),
-     "Your eps is outside the root. It belongs to the mean square, before the root is taken."),
-    (partial(rms_norm, eps_at="nowhere"),
-     "Your eps is missing: a row of zeros gives 0/0 then."),
-    (partial(rms_norm, axis=None),
-     "You took the mean square of the whole tensor. Every row has its own: give dim."),
-    (partial(rms_norm, power=1.0),
-     "You divide by the mean square. RMSNorm divides by its root."),
-    (eps_as_least_square,
-     "You take the larger of the mean square and eps. eps is added to the mean square, however "
-     "large that is."),
-], without=("rms_norm", "RMSNorm"))
+RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
+    "You divide by the length, so the result has length 1. RMSNorm takes the mean square: length "
+    "sqrt(n).":
+        partial(rms_norm, of=torch.sum),
+    "That is LayerNorm. RMSNorm subtracts nothing.":
+        layer_norm,
+    "You divide by the root of the variance, which has the mean taken out. RMSNorm knows no "
+    "mean.":
+        partial(rms_norm, centred=True),
+    "Your eps is outside the root. It belongs to the mean square, before the root is taken.":
+        partial(rms_norm, eps_at="behind"),
+    "Your eps is missing: a row of zeros gives 0/0 then.":
+        partial(rms_norm, eps_at="nowhere"),
+    "You took the mean square of the whole tensor. Every row has its own: give dim.":
+        partial(rms_norm, axis=None),
+    "You divide by the mean square. RMSNorm divides by its root.":
+        partial(rms_norm, power=1.0),
+    "You take the larger of the mean square and eps. eps is added to the mean square, however "
+    "large that is.":
+        eps_as_least_square,
+}, without=("rms_norm", "RMSNorm"))
 
 
 # 1.5  The essay's blocks with RMSNorm between them ------------------------------------------------
@@ -295,27 +289,23 @@ def norm_at_the_end(blocks, shift, scale, mean, variance):
     return normed(mean, variance)
 
 
-def as_layer_norm(blocks, shift, scale, mean, variance):
-    return 0.0, 1.0
-
-
 RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "variance"),
-                     misconceptions=[
-    (partial(rms_drift, norm=by_deviation),
-     "You divide by the root of the variance. That is the root mean square only when the mean is "
-     "0."),
-    (partial(rms_drift, norm=both_by_root),
-     "When values are divided by r, their variance is divided by r squared."),
-    (partial(rms_drift, norm=mean_first),
-     "You changed the mean first and then used the new one for the variance. Both need the same "
-     "mean square."),
-    (norm_before_block,
-     "The norm comes after the block, on what the block gives."),
-    (norm_at_the_end,
-     "You normalized once, at the end. The norm acts after every block."),
-    (as_layer_norm,
-     "That is what LayerNorm leaves. RMSNorm does not subtract the mean."),
-])
+                     misconceptions={
+    "You divide by the root of the variance. That is the root mean square only when the mean is "
+    "0.":
+        partial(rms_drift, norm=by_deviation),
+    "When values are divided by r, their variance is divided by r squared.":
+        partial(rms_drift, norm=both_by_root),
+    "You changed the mean first and then used the new one for the variance. Both need the same "
+    "mean square.":
+        partial(rms_drift, norm=mean_first),
+    "The norm comes after the block, on what the block gives.":
+        norm_before_block,
+    "You normalized once, at the end. The norm acts after every block.":
+        norm_at_the_end,
+    "That is what LayerNorm leaves. RMSNorm does not subtract the mean.":
+        lambda blocks, shift, scale, mean, variance: (0.0, 1.0),
+})
 
 
 # 1.6  Which parameters write into the residual stream ---------------------------------------------
@@ -362,25 +352,25 @@ def writers(*modules):
 
 
 WRITERS = Exercise(reference=writers("wte", "wpe", "w_o", "w_down"), inputs=parameter_names,
-                   about=WRITERS_ABOUT, misconceptions=[
-    (writers("w_o", "w_down"),
-     "The stream begins somewhere: what is h before the first block?"),
-    (writers("wte", "wpe"),
-     "The embeddings begin the stream, but every block adds to it twice."),
-    (writers("wte", "wpe", "w_o", "w_down", "w_qkv", "w_up"),
-     "w_qkv and w_up read from the stream, through a norm. What they give stays inside the "
-     "branch."),
-    (writers("wte", "wpe", "w_o", "w_down", "lm_head"),
-     "lm_head reads the last state of the stream, through norm_f; its output is the logits."),
-    (writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
-     "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it."),
-    (writers("w_qkv", "w_up", "lm_head"),
-     "Those are the matrices that read the stream. Asked for are those whose output is added to "
-     "it, and what it begins with."),
-    (writers("wte", "wpe", "norm1", "w_qkv", "w_o", "norm2", "w_up", "w_down"),
-     "You take all of a block's parameters for writers. Only what the last map of a branch gives "
-     "is added to h; what comes before it stays inside the branch."),
-])
+                   about=WRITERS_ABOUT, misconceptions={
+    "The stream begins somewhere: what is h before the first block?":
+        writers("w_o", "w_down"),
+    "The embeddings begin the stream, but every block adds to it twice.":
+        writers("wte", "wpe"),
+    "w_qkv and w_up read from the stream, through a norm. What they give stays inside the "
+    "branch.":
+        writers("wte", "wpe", "w_o", "w_down", "w_qkv", "w_up"),
+    "lm_head reads the last state of the stream, through norm_f; its output is the logits.":
+        writers("wte", "wpe", "w_o", "w_down", "lm_head"),
+    "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it.":
+        writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
+    "Those are the matrices that read the stream. Asked for are those whose output is added to "
+    "it, and what it begins with.":
+        writers("w_qkv", "w_up", "lm_head"),
+    "You take all of a block's parameters for writers. Only what the last map of a branch gives "
+    "is added to h; what comes before it stays inside the branch.":
+        writers("wte", "wpe", "norm1", "w_qkv", "w_o", "norm2", "w_up", "w_down"),
+})
 
 
 # 1.7  LayerNorm's Jacobian ------------------------------------------------------------------------
@@ -423,14 +413,6 @@ def rms_and_root(x, eps):
     return x / root, root
 
 
-def diagonal_matrix(x, eps):
-    return jacobian(x, eps).diagonal().diag()
-
-
-def diagonal_alone(x, eps):
-    return jacobian(x, eps).diagonal()
-
-
 def y_without_eps(x, eps):
     n = len(x)
     y, _ = standardize(x, 0.0)
@@ -438,38 +420,38 @@ def y_without_eps(x, eps):
     return (torch.eye(n, dtype=x.dtype) - 1 / n - torch.outer(y, y) / n) / root
 
 
-JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions=[
-    (partial(jacobian, mean_part=0, y_part=0),
-     "You treat mean and s as constants, but both depend on every entry of x: J is not diagonal."),
-    (partial(jacobian, y_part=0),
-     "You treat the root s as a constant, but s depends on every entry of x."),
-    (partial(jacobian, mean_part=0),
-     "You treat the mean as a constant, but it too changes when one entry of x does."),
-    (partial(jacobian, y_over_n=False),
-     "s is the root of a mean over n entries: its derivative carries a 1/n."),
-    (partial(jacobian, y_over_root=False),
-     "In the last term stands x - mean where y = (x - mean)/s belongs, twice."),
-    (last_term_whole,
-     "The last term is not divided by s as the others are. It has one more s than y twice brings."),
-    (partial(jacobian, over_root=False),
-     "The division by s itself is missing: y is (x - mean) over s."),
-    (partial(jacobian, norm=partial(standardize, correction=1)),
-     "Your s has the sample variance, torch.var's default. LayerNorm's divides by n."),
-    (partial(jacobian, norm=rms_and_root, mean_part=0),
-     "That is RMSNorm's Jacobian: LayerNorm subtracts the mean first."),
-    (diagonal_matrix,
-     "Your diagonal is right. But every entry of y depends on every entry of x, through mean and "
-     "s."),
-    (diagonal_alone,
-     "That is the diagonal. All n x n derivatives are asked for, and the others are not 0."),
-    (y_without_eps,
-     "The y of your last term was divided by a root without eps. It is LayerNorm's output, eps and "
-     "all."),
-    (partial(jacobian, y_part=-1),
-     "A sign: when s grows, y shrinks. The term with y twice is taken away."),
-    (partial(jacobian, mean_part=-1),
-     "A sign: the mean is subtracted from x, and so is its derivative, 1/n."),
-], without=AUTOGRAD)
+JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
+    "You treat mean and s as constants, but both depend on every entry of x: J is not diagonal.":
+        partial(jacobian, mean_part=0, y_part=0),
+    "You treat the root s as a constant, but s depends on every entry of x.":
+        partial(jacobian, y_part=0),
+    "You treat the mean as a constant, but it too changes when one entry of x does.":
+        partial(jacobian, mean_part=0),
+    "s is the root of a mean over n entries: its derivative carries a 1/n.":
+        partial(jacobian, y_over_n=False),
+    "In the last term stands x - mean where y = (x - mean)/s belongs, twice.":
+        partial(jacobian, y_over_root=False),
+    "The last term is not divided by s as the others are. It has one more s than y twice brings.":
+        last_term_whole,
+    "The division by s itself is missing: y is (x - mean) over s.":
+        partial(jacobian, over_root=False),
+    "Your s has the sample variance, torch.var's default. LayerNorm's divides by n.":
+        partial(jacobian, norm=partial(standardize, correction=1)),
+    "That is RMSNorm's Jacobian: LayerNorm subtracts the mean first.":
+        partial(jacobian, norm=rms_and_root, mean_part=0),
+    "Your diagonal is right. But every entry of y depends on every entry of x, through mean and "
+    "s.":
+        lambda x, eps: jacobian(x, eps).diagonal().diag(),
+    "That is the diagonal. All n x n derivatives are asked for, and the others are not 0.":
+        lambda x, eps: jacobian(x, eps).diagonal(),
+    "The y of your last term was divided by a root without eps. It is LayerNorm's output, eps and "
+    "all.":
+        y_without_eps,
+    "A sign: when s grows, y shrinks. The term with y twice is taken away.":
+        partial(jacobian, y_part=-1),
+    "A sign: the mean is subtracted from x, and so is its derivative, 1/n.":
+        partial(jacobian, mean_part=-1),
+}, without=AUTOGRAD)
 
 
 # 1.8  LayerNorm's backward pass -------------------------------------------------------------------
@@ -555,53 +537,51 @@ def weight_in_dbias(g, x, weight, eps):
 
 
 BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
-                    parts=("dx", "dweight", "dbias"), misconceptions=[
-    (partial(layer_norm_backward, mean_part=0, root_part=0),
-     "You treat mean and s as constants. They depend on x: two more terms, both means over the "
-     "row."),
-    (partial(layer_norm_backward, root_part=0),
-     "You treat s as a constant, but it depends on x: y times a row mean is missing."),
-    (partial(layer_norm_backward, mean_part=0),
-     "You treat the mean as a constant, but it depends on x: a row mean is missing."),
-    (partial(layer_norm_backward, use_weight=False),
-     "On its way to x the gradient passes the gain: multiply g by weight first."),
-    (weight_at_the_end,
-     "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it "
-     "comes first: the two row means are of g times weight."),
-    (partial(without_weight, in_second=True),
-     "dx: in the mean that goes with y you have g without weight. Both row means are of g times "
-     "weight."),
-    (partial(without_weight, in_first=True),
-     "dx: the first row mean is of g without weight. Both row means are of g times weight."),
-    (partial(without_weight, in_first=True, in_second=True),
-     "dx: only the first g is multiplied by weight. The two row means are of g times weight as "
-     "well."),
-    (x_for_dweight,
-     "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x."),
-    (partial(layer_norm_backward, y_for_weight=False),
-     "The gain is multiplied with y, not with x - mean: its gradient sums g * y."),
-    (partial(layer_norm_backward, y_for_x=False),
-     "In dx's last term stands x - mean where the normalized x belongs, twice."),
-    (partial(layer_norm_backward, correction=1),
-     "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n."),
-    (over_variance,
-     "You divide dx by s squared. The forward pass divided by s once, and so does the way back."),
-    (partial(layer_norm_backward, over_root=False),
-     "dx is not divided by s: the forward pass was."),
-    (partial(layer_norm_backward, row=torch.sum),
-     "dx has two means over the row. You took sums: a 1/n is missing in both."),
-    (partial(layer_norm_backward, down=torch.mean),
-     "Gain and bias act on all rows: their gradients are sums over the rows, not means."),
-    (partial(layer_norm_backward, root_part=-1),
-     "A sign: the term with y and a row mean is taken away; a larger s makes every y smaller."),
-    (partial(layer_norm_backward, mean_part=-1),
-     "A sign: the row mean of u is taken away, not added."),
-    (weight_in_dweight,
-     "dweight: you sum g weight y. The output is linear in the gain, so its gradient has no gain "
-     "in it."),
-    (weight_in_dbias,
-     "dbias: the bias is added behind the gain, so its gradient does not pass through weight."),
-], without=AUTOGRAD + ("native_layer_norm_backward", "eye"))
+                    parts=("dx", "dweight", "dbias"), misconceptions={
+    "You treat mean and s as constants. They depend on x: two more terms, both means over the "
+    "row.":
+        partial(layer_norm_backward, mean_part=0, root_part=0),
+    "You treat s as a constant, but it depends on x: y times a row mean is missing.":
+        partial(layer_norm_backward, root_part=0),
+    "You treat the mean as a constant, but it depends on x: a row mean is missing.":
+        partial(layer_norm_backward, mean_part=0),
+    "On its way to x the gradient passes the gain: multiply g by weight first.":
+        partial(layer_norm_backward, use_weight=False),
+    "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it "
+    "comes first: the two row means are of g times weight.":
+        weight_at_the_end,
+    "dx: in the mean that goes with y you have g without weight. Both row means are of g times "
+    "weight.":
+        partial(without_weight, in_second=True),
+    "dx: the first row mean is of g without weight. Both row means are of g times weight.":
+        partial(without_weight, in_first=True),
+    "dx: only the first g is multiplied by weight. The two row means are of g times weight as "
+    "well.":
+        partial(without_weight, in_first=True, in_second=True),
+    "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x.":
+        x_for_dweight,
+    "The gain is multiplied with y, not with x - mean: its gradient sums g * y.":
+        partial(layer_norm_backward, y_for_weight=False),
+    "In dx's last term stands x - mean where the normalized x belongs, twice.":
+        partial(layer_norm_backward, y_for_x=False),
+    "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n.":
+        partial(layer_norm_backward, correction=1),
+    "You divide dx by s squared. The forward pass divided by s once, and so does the way back.":
+        over_variance,
+    "dx is not divided by s: the forward pass was.":
+        partial(layer_norm_backward, over_root=False),
+    "dx has two means over the row. You took sums: a 1/n is missing in both.":
+        partial(layer_norm_backward, row=torch.sum),
+    "A sign: the term with y and a row mean is taken away; a larger s makes every y smaller.":
+        partial(layer_norm_backward, root_part=-1),
+    "A sign: the row mean of u is taken away, not added.":
+        partial(layer_norm_backward, mean_part=-1),
+    "dweight: you sum g weight y. The output is linear in the gain, so its gradient has no gain "
+    "in it.":
+        weight_in_dweight,
+    "dbias: the bias is added behind the gain, so its gradient does not pass through weight.":
+        weight_in_dbias,
+}, without=AUTOGRAD + ("native_layer_norm_backward", "eye"))
 
 
 # 1.9  Pre-LN and Post-LN --------------------------------------------------------------------------
@@ -649,25 +629,23 @@ def one_after_the_other(h, branch, norm):
 
 
 RESIDUALS = Exercise(reference=residuals, inputs=residual_inputs, parts=("Pre-LN", "Post-LN"),
-                     misconceptions=[
-    (partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(norm(h))),
-     "Pre-LN adds to h itself, never to norm(h); else the stream would be normalized before every "
-     "branch."),
-    (partial(residuals, pre=lambda h, branch, norm: h + norm(branch(h))),
-     "In Pre-LN the norm comes before the branch, on what the branch is given."),
-    (partial(residuals, post=lambda h, branch, norm: h + norm(branch(h))),
-     "In Post-LN the norm comes after the addition, on the sum."),
-    (partial(residuals, post=lambda h, branch, norm: norm(h + branch(norm(h)))),
-     "Post-LN has one norm a branch, after the sum; the branch is given h as it is."),
-    (partial(residuals, pre=post_ln, post=pre_ln),
-     "You have both, in the other order: Pre-LN first."),
-    (one_after_the_other,
-     "Your Post-LN starts from what Pre-LN has made of h. Both start from the same h: is h written "
-     "over?"),
-    (partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(h)),
-     "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way "
-     "round."),
-])
+                     misconceptions={
+    "Pre-LN adds to h itself, never to norm(h); else the stream would be normalized before every "
+    "branch.":
+        partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(norm(h))),
+    "In Pre-LN the norm comes before the branch, on what the branch is given.":
+        partial(residuals, pre=lambda h, branch, norm: h + norm(branch(h))),
+    "In Post-LN the norm comes after the addition, on the sum.":
+        partial(residuals, post=lambda h, branch, norm: h + norm(branch(h))),
+    "Post-LN has one norm a branch, after the sum; the branch is given h as it is.":
+        partial(residuals, post=lambda h, branch, norm: norm(h + branch(norm(h)))),
+    "Your Post-LN starts from what Pre-LN has made of h. Both start from the same h: is h written "
+    "over?":
+        one_after_the_other,
+    "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way "
+    "round.":
+        partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(h)),
+})
 
 
 # 1.10  How long the stream gets -------------------------------------------------------------------
@@ -697,24 +675,22 @@ def squares(count):
 
 
 STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("rule a", "rule b"),
-                        misconceptions=[
-    (squares,
-     "Those are the expected squares: is the root at the end missing? (Or did you add lengths? Of "
-     "independent vectors it is the squares that add up, on average.)"),
-    (partial(stream_norms, a=lambda count: count),
-     "The first is the expected square: its root is missing."),
-    (partial(stream_norms, b=lambda count: 2 ** (count / 2)),
-     "The second is one doubling too far: the first contribution has length 1."),
-    (partial(stream_norms, b=lambda count: math.sqrt(1 + count * (count - 1) / 2)),
-     "In the second you let contribution l + 1 have length sqrt(l). That is the stream's length "
-     "under the first rule; under the second the stream is longer by then."),
-    (partial(stream_norms, b=rule_a),
-     "Under the second rule the contributions are not of length 1: each doubles the stream's "
-     "expected square."),
-    (partial(stream_norms, b=lambda count: 2 ** (count - 1)),
-     "The second is the expected square, without its root. Independent directions add squares, not "
-     "lengths."),
-])
+                        misconceptions={
+    "Those are the expected squares: is the root at the end missing? (Or did you add lengths? Of "
+    "independent vectors it is the squares that add up, on average.)":
+        squares,
+    "The first is the expected square: its root is missing.":
+        partial(stream_norms, a=lambda count: count),
+    "In the second you let contribution l + 1 have length sqrt(l). That is the stream's length "
+    "under the first rule; under the second the stream is longer by then.":
+        partial(stream_norms, b=lambda count: math.sqrt(1 + count * (count - 1) / 2)),
+    "Under the second rule the contributions are not of length 1: each doubles the stream's "
+    "expected square.":
+        partial(stream_norms, b=rule_a),
+    "The second is the expected square, without its root. Independent directions add squares, not "
+    "lengths.":
+        partial(stream_norms, b=lambda count: 2 ** (count - 1)),
+})
 
 
 # 1.11  The skip path of Post-LN -------------------------------------------------------------------
@@ -750,28 +726,24 @@ def product_for_each(factors):
     return factors.prod().expand(len(factors))
 
 
-SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions=[
-    (partial(skip_gain, passed=forwards),
-     "The gradient comes from the last sublayer: entry i has the factors of sublayer i and of all "
-     "later ones."),
-    (partial(skip_gain, passed=of_later_ones),
-     "Entry i is the gradient at the input of sublayer i: sublayer i's own factor belongs to it."),
-    (partial(skip_gain, factors=lambda r: 1 / (1 + r)),
-     "1 + r would be the length of the sum if branch and stream pointed the same way. Here the "
-     "squares add."),
-    (partial(skip_gain, factors=lambda r: 1 / (1 + r).sqrt()),
-     "Under the root stands 1 + r. The stream's square is 1, the branch's is r^2."),
-    (partial(skip_gain, factors=lambda r: 1 / (1 + r * r)),
-     "1 + r^2 is the sum's mean square; the norm divides by its root."),
-    (partial(skip_gain, factors=lambda r: (1 + r * r).sqrt()),
-     "The norm divides by the length of the sum, forward and backward. You multiply by it."),
-    (own_factors,
-     "Those are the sublayers' own factors. On its way to the input of sublayer i the gradient "
-     "passes more."),
-    (partial(skip_gain, passed=product_for_each),
-     "You give the product of all factors for each. At the input of a late sublayer the gradient "
-     "has passed few."),
-])
+SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions={
+    "The gradient comes from the last sublayer: entry i has the factors of sublayer i and of all "
+    "later ones.":
+        partial(skip_gain, passed=forwards),
+    "Entry i is the gradient at the input of sublayer i: sublayer i's own factor belongs to it.":
+        partial(skip_gain, passed=of_later_ones),
+    "1 + r would be the length of the sum if branch and stream pointed the same way. Here the "
+    "squares add.":
+        partial(skip_gain, factors=lambda r: 1 / (1 + r)),
+    "Under the root stands 1 + r. The stream's square is 1, the branch's is r^2.":
+        partial(skip_gain, factors=lambda r: 1 / (1 + r).sqrt()),
+    "Those are the sublayers' own factors. On its way to the input of sublayer i the gradient "
+    "passes more.":
+        own_factors,
+    "You give the product of all factors for each. At the input of a late sublayer the gradient "
+    "has passed few.":
+        partial(skip_gain, passed=product_for_each),
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
@@ -792,30 +764,14 @@ def mean_is_shifted(y, blocks, shift, scale, mean, variance):
     return near(y[0], mean + blocks * shift)
 
 
-def five_multiply(y, blocks, shift, scale, mean, variance):
-    return blocks != 5 or y[1] > 2 * variance
-
-
 def is_wide(x, eps):
     """Whether eps counts little beside the variance of each row."""
     return x.shape[-1] > 1 and x.var(-1).min() > 1000 * eps
 
 
-def variance_of_one(y, x, eps):
-    return not is_wide(x, eps) or near(y.square().mean(-1), 1)
-
-
 def square_with_balance(y, n):
     """The entry's square and those of the n - 1 equal ones that bring the sum to 0."""
     return y * y * n / (n - 1)
-
-
-def not_too_large(y, n):
-    return n == 1 or square_with_balance(y, n) <= n + 0.01
-
-
-def not_too_small(y, n):
-    return n == 1 or square_with_balance(y, n) >= n - 0.01
 
 
 def only_stretched(y, x, eps):
@@ -829,155 +785,107 @@ def square_of_one(y, x, eps):
     return eps_counts or near(y.square().mean(-1), 1)
 
 
-def leaves_square_of_one(y, blocks, *others):
-    return blocks == 0 or near(y[0] ** 2 + y[1], 1)
-
-
-def blind_to_stretching(y, x, eps):
-    return x.var() < 1000 * eps or near(y @ (x - x.mean()), 0)
-
-
-def one_a_channel(y, g, x, weight, eps):
-    return y[1].shape == y[2].shape == weight.shape
-
-
-def dx_blind_to_shift(y, g, x, weight, eps):
-    return near(y[0].sum(-1), 0)
-
-
 def dx_blind_to_stretching(y, g, x, weight, eps):
     centred = x - x.mean(-1, keepdim=True)
     return not is_wide(x, eps) or near((y[0] * centred).mean(-1), 0, 0.01)
-
-
-def dbias_is_right(y, g, x, weight, eps):
-    return near(y[2], g.sum(0))
-
-
-def dweight_of_one_row(y, g, x, weight, eps):
-    return len(x) > 1 or near((y[1] / y[2]).mean(), 0)
-
-
-def pre_ln_keeps_h(y, h, branch, norm):
-    return branch(h).any() or near(y[0], h)
-
-
-def post_ln_is_normed(y, h, branch, norm):
-    return near(norm(y[1]), y[1])
-
-
-def pre_ln_adds_branch(y, h, branch, norm):
-    return near(y[0] - h, branch(norm(h)))
-
-
-def one_is_one(y, count):
-    return count != 1 or near(y[0], 1) and near(y[1], 1)
 
 
 def two_by_pythagoras(y, count):
     return count != 2 or near(y[0], math.sqrt(2)) and near(y[1], math.sqrt(2))
 
 
-def last_factor(y, r):
-    return near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01)
-
-
-def first_factor(y, r):
-    return len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)
-
-
 PROPERTIES = {
-    "1.1": [
-        (start_without_blocks,
-         "After no block at all nothing has happened: mean and variance are those of the start."),
-        (variance_kept,
-         "Blocks that only shift leave the variance as it is. Yours changes."),
-        (mean_is_shifted,
-         "Each block shifts the mean by the same amount, and nothing else happens to it."),
-        (five_multiply,
-         "Five blocks multiply five times; in yours the variance grows by less.")],
-    "1.2": [
-        (lambda y, x, eps: near(y.mean(-1), 0),
-         "The entries of each row should add up to 0. Yours do not."),
-        (variance_of_one,
-         "The mean square of each row should come out as 1, eps apart. Yours does not.")],
-    "1.3": [
-        (not_too_large,
-         "Yours is too large: its square, and those of the entries that balance it, add up to more "
-         "than n."),
-        (not_too_small,
-         "Take one entry away from equal others: it comes out larger than what you give."),
-        (lambda y, n: n != 1 or near(y, 0),
-         "A single channel minus its mean is 0.")],
-    "1.4": [
-        (only_stretched,
-         "A row should only be stretched. Yours points elsewhere: something is subtracted, or "
-         "entries have factors of their own."),
-        (square_of_one,
-         "The mean square of each row should come out as 1, eps apart. Yours does not.")],
-    "1.5": [
-        (start_without_blocks,
-         "With no block there is no norm either."),
-        (leaves_square_of_one,
-         "What leaves RMSNorm has mean square 1; mean^2 + variance of yours is not 1."),
-        (never,
-         "Write down mean and variance behind the first norm. The second block begins there.")],
-    "1.7": [
-        (lambda y, x, eps: near(y.sum(-1), 0),
-         "A constant added to x changes nothing, so each row of J sums to 0. Yours do not."),
-        (lambda y, x, eps: near(y, y.T),
-         "J is symmetric; yours is not."),
-        (blind_to_stretching,
-         "To stretch x around its mean changes nothing, eps apart: J times (x - mean) should be 0. "
-         "Yours is not."),
-        (never,
-         "Two things to compare: the diagonal, entry by entry, and whether s divides every term.")],
-    "1.8": [
-        (one_a_channel,
-         "dweight and dbias have an entry for each channel: which axis counts the rows?"),
-        (dx_blind_to_shift,
-         "dx: a constant added to a row of x changes nothing, so each row of dx sums to 0. Yours "
-         "do not."),
-        (dx_blind_to_stretching,
-         "dx: to stretch a row around its mean changes nothing, eps apart, so dx times (x - mean) "
-         "sums to 0. Yours does not."),
-        (dbias_is_right,
-         "dbias: the bias is added to each row. What does each row send?"),
-        (dweight_of_one_row,
-         "dweight: with one row, dweight over dbias is what the gain multiplies, which has mean 0. "
-         "Yours has not.")],
-    "1.9": [
-        (pre_ln_keeps_h,
-         "With a branch that gives zeros, Pre-LN leaves h as it is."),
-        (post_ln_is_normed,
-         "What Post-LN gives has just left a norm, so that another norm changes nothing. In yours "
-         "it does."),
-        (pre_ln_adds_branch,
-         "Pre-LN: take h away from yours. What is left should be what the branch makes of a "
-         "normalized h.")],
-    "1.10": [
-        (one_is_one,
-         "A single contribution has length 1 under both rules."),
-        (two_by_pythagoras,
-         "Two contributions of length 1 at right angles: by Pythagoras both rules give the same. "
-         "Yours give something else."),
-        (lambda y, count: near(y[0] ** 2, count),
-         "Rule a: the square of the length grows by 1 with each contribution."),
-        (lambda y, count: count != 3 or near(y[1] ** 2, 4),
-         "Rule b: what does the third contribution do to the square?")],
-    "1.11": [
-        (lambda y, r: r.any() or near(y, 1),
-         "Branches that give nothing leave the gradient as it is."),
-        (lambda y, r: (y.diff() > -1e-6).all(),
-         "The earlier a sublayer, the more factors below 1: yours do not fall towards the front."),
-        (last_factor,
-         "The last entry has one factor, 1 over the length of stream and branch at right angles. "
-         "Yours is another."),
-        (lambda y, r: y.max() <= 1.001,
-         "A norm of a sum makes the gradient on the skip path smaller, never larger."),
-        (first_factor,
-         "Entry 0 has one factor more than entry 1: sublayer 0's. In yours they differ by "
-         "something else.")],
+    "1.1": {
+        "After no block at all nothing has happened: mean and variance are those of the start.":
+            start_without_blocks,
+        "Blocks that only shift leave the variance as it is. Yours changes.":
+            variance_kept,
+        "Each block shifts the mean by the same amount, and nothing else happens to it.":
+            mean_is_shifted,
+        "Five blocks multiply five times; in yours the variance grows by less.":
+            lambda y, blocks, shift, scale, mean, variance: blocks != 5 or y[1] > 2 * variance},
+    "1.2": {
+        "The entries of each row should add up to 0. Yours do not.":
+            lambda y, x, eps: near(y.mean(-1), 0),
+        "The mean square of each row should come out as 1, eps apart. Yours does not.":
+            lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1)},
+    "1.3": {
+        "Yours is too large: its square, and those of the entries that balance it, add up to more "
+        "than n.":
+            lambda y, n: n == 1 or square_with_balance(y, n) <= n + 0.01,
+        "Take one entry away from equal others: it comes out larger than what you give.":
+            lambda y, n: n == 1 or square_with_balance(y, n) >= n - 0.01,
+        "A single channel minus its mean is 0.":
+            lambda y, n: n != 1 or near(y, 0)},
+    "1.4": {
+        "A row should only be stretched. Yours points elsewhere: something is subtracted, or "
+        "entries have factors of their own.":
+            only_stretched,
+        "The mean square of each row should come out as 1, eps apart. Yours does not.":
+            square_of_one},
+    "1.5": {
+        "With no block there is no norm either.":
+            start_without_blocks,
+        "What leaves RMSNorm has mean square 1; mean^2 + variance of yours is not 1.":
+            lambda y, blocks, *others: blocks == 0 or near(y[0] ** 2 + y[1], 1),
+        "Write down mean and variance behind the first norm. The second block begins there.":
+            never},
+    "1.7": {
+        "A constant added to x changes nothing, so each row of J sums to 0. Yours do not.":
+            lambda y, x, eps: near(y.sum(-1), 0),
+        "J is symmetric; yours is not.":
+            lambda y, x, eps: near(y, y.T),
+        "To stretch x around its mean changes nothing, eps apart: J times (x - mean) should be 0. "
+        "Yours is not.":
+            lambda y, x, eps: x.var() < 1000 * eps or near(y @ (x - x.mean()), 0),
+        "Two things to compare: the diagonal, entry by entry, and whether s divides every term.":
+            never},
+    "1.8": {
+        "dweight and dbias have an entry for each channel: which axis counts the rows?":
+            lambda y, g, x, weight, eps: y[1].shape == y[2].shape == weight.shape,
+        "dx: a constant added to a row of x changes nothing, so each row of dx sums to 0. Yours "
+        "do not.":
+            lambda y, g, x, weight, eps: near(y[0].sum(-1), 0),
+        "dx: to stretch a row around its mean changes nothing, eps apart, so dx times (x - mean) "
+        "sums to 0. Yours does not.":
+            dx_blind_to_stretching,
+        "dbias: the bias is added to each row. What does each row send?":
+            lambda y, g, x, weight, eps: near(y[2], g.sum(0)),
+        "dweight: with one row, dweight over dbias is what the gain multiplies, which has mean 0. "
+        "Yours has not.":
+            lambda y, g, x, weight, eps: len(x) > 1 or near((y[1] / y[2]).mean(), 0)},
+    "1.9": {
+        "With a branch that gives zeros, Pre-LN leaves h as it is.":
+            lambda y, h, branch, norm: branch(h).any() or near(y[0], h),
+        "What Post-LN gives has just left a norm, so that another norm changes nothing. In yours "
+        "it does.":
+            lambda y, h, branch, norm: near(norm(y[1]), y[1]),
+        "Pre-LN: take h away from yours. What is left should be what the branch makes of a "
+        "normalized h.":
+            lambda y, h, branch, norm: near(y[0] - h, branch(norm(h)))},
+    "1.10": {
+        "A single contribution has length 1 under both rules.":
+            lambda y, count: count != 1 or near(y[0], 1) and near(y[1], 1),
+        "Two contributions of length 1 at right angles: by Pythagoras both rules give the same. "
+        "Yours give something else.":
+            two_by_pythagoras,
+        "Rule a: the square of the length grows by 1 with each contribution.":
+            lambda y, count: near(y[0] ** 2, count),
+        "Rule b: what does the third contribution do to the square?":
+            lambda y, count: count != 3 or near(y[1] ** 2, 4)},
+    "1.11": {
+        "Branches that give nothing leave the gradient as it is.":
+            lambda y, r: r.any() or near(y, 1),
+        "The earlier a sublayer, the more factors below 1: yours do not fall towards the front.":
+            lambda y, r: (y.diff() > -1e-6).all(),
+        "The last entry has one factor, 1 over the length of stream and branch at right angles. "
+        "Yours is another.":
+            lambda y, r: near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
+        "A norm of a sum makes the gradient on the skip path smaller, never larger.":
+            lambda y, r: y.max() <= 1.001,
+        "Entry 0 has one factor more than entry 1: sublayer 0's. In yours they differ by "
+        "something else.":
+            lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)},
 }
 
 

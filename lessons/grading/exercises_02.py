@@ -54,28 +54,20 @@ def moment(x, *, over=ALL, centred=False, of=torch.mean, root=False):
     return found
 
 
-MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions=[
-    (partial(moment, over=-1),
-     "That is RMSNorm's statistic, one number a token. PowerNorm has one a channel."),
-    (partial(moment, over=0),
-     "You average over the sequences only, and keep a number for each position."),
-    (partial(moment, over=1),
-     "You average over time only, and keep a number for each sequence."),
-    (partial(moment, centred=True),
-     "You subtract the mean first. PowerNorm does not: no mean anywhere."),
-    (partial(moment, root=True),
-     "That is its root. The square itself is kept, and averaged over steps."),
-    (lambda x: x.abs().mean(ALL),
-     "The mean of the squares is asked for; you take absolute values."),
-    (lambda x: x.mean(ALL) ** 2,
-     "The mean of the squares, not the square of the mean."),
-    (partial(moment, over=(0, 1, 2)),
-     "One number for everything: each channel has its own."),
-    (lambda x: x.var(ALL),
-     "That is torch's variance: it takes the mean off, and divides by one less than there are."),
-    (partial(moment, of=torch.sum),
-     "That is the sum over all tokens. Divide by how many there are."),
-])
+MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
+    "That is RMSNorm's statistic, one number a token. PowerNorm has one a channel.":
+        partial(moment, over=-1),
+    "You subtract the mean first. PowerNorm does not: no mean anywhere.":
+        partial(moment, centred=True),
+    "The mean of the squares is asked for; you take absolute values.":
+        lambda x: x.abs().mean(ALL),
+    "The mean of the squares, not the square of the mean.":
+        lambda x: x.mean(ALL) ** 2,
+    "That is torch's variance: it takes the mean off, and divides by one less than there are.":
+        lambda x: x.var(ALL),
+    "That is the sum over all tokens. Divide by how many there are.":
+        partial(moment, of=torch.sum),
+})
 
 
 # 2.2 ----------------------------------------------------------------------------------------------
@@ -106,33 +98,27 @@ def of_each_token(x):
     return x.square().mean(-1, keepdim=True)
 
 
-def divided_by_gain(x, psi2, weight, eps):
-    return x / (weight * (psi2 + eps).sqrt())
-
-
-FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions=[
-    (partial(forward, centred=True),
-     "You subtract the batch's mean. BatchNorm does that, and the essay's Figure 9; PowerNorm "
-     "leaves the mean alone."),
-    (partial(forward, own=moment),
-     "You normalize with this batch's own mean square. The running one is given: psi2."),
-    (partial(forward, centred=True, own=moment),
-     "That is all of BatchNorm: this batch's mean and variance. Neither belongs here."),
-    (partial(forward, root=lambda square: square),
-     "You divide by the mean square itself. What has the size of x is its root."),
-    (partial(forward, eps_at="behind"),
-     "eps stands under the root."),
-    (partial(forward, eps_at="nowhere"),
-     "eps is missing: a channel that was always 0 gives a division by 0."),
-    (partial(forward, own=of_each_token),
-     "That is RMSNorm: each token by itself. Here each channel is divided by its own psi."),
-    (divided_by_gain,
-     "The gain multiplies; you divide by it."),
-    (partial(forward, gain=False),
-     "The learned gain, weight, is missing."),
-    (partial(forward, root=torch.rsqrt),
-     "You multiply by psi. A channel that is large is made smaller."),
-], without=("batch_norm", "BatchNorm1d"))
+FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
+    "You subtract the batch's mean. BatchNorm does that, and the essay's Figure 9; PowerNorm "
+    "leaves the mean alone.":
+        partial(forward, centred=True),
+    "You normalize with this batch's own mean square. The running one is given: psi2.":
+        partial(forward, own=moment),
+    "That is all of BatchNorm: this batch's mean and variance. Neither belongs here.":
+        partial(forward, centred=True, own=moment),
+    "You divide by the mean square itself. What has the size of x is its root.":
+        partial(forward, root=lambda square: square),
+    "eps stands under the root.":
+        partial(forward, eps_at="behind"),
+    "eps is missing: a channel that was always 0 gives a division by 0.":
+        partial(forward, eps_at="nowhere"),
+    "That is RMSNorm: each token by itself. Here each channel is divided by its own psi.":
+        partial(forward, own=of_each_token),
+    "The gain multiplies; you divide by it.":
+        lambda x, psi2, weight, eps: x / (weight * (psi2 + eps).sqrt()),
+    "You multiply by psi. A channel that is large is made smaller.":
+        partial(forward, root=torch.rsqrt),
+}, without=("batch_norm", "BatchNorm1d"))
 
 
 # 2.3 ----------------------------------------------------------------------------------------------
@@ -180,10 +166,6 @@ def running(moments, decay, *, start=1.0, update_first=False, exchanged=False, o
     return used, share(decay, len(moments))
 
 
-def exchanged_throughout(moments, decay):
-    return running(moments, 1 - decay)
-
-
 def plain_mean(moments, decay):
     rows = [torch.ones_like(moments[0])]
     for n in range(1, len(moments)):
@@ -197,33 +179,24 @@ def one_tensor(moments, decay):
 
 
 RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statistics", "the share"),
-                   misconceptions=[
-    (partial(running, update_first=True),
-     "You update before use: step t then normalizes with its own tokens too. It uses what the "
-     "steps before it left."),
-    (partial(running, exchanged=True),
-     "The weights are exchanged: decay is the old value's."),
-    (exchanged_throughout,
-     "The weights are exchanged, in the update and in the share: decay is the old value's."),
-    (partial(running, start=0.0),
-     "You start at 0. psi2 starts at 1."),
-    (partial(running, start=0.0, corrected=True),
-     "That is Adam's correction of the start. PowerNorm has none."),
-    (plain_mean,
-     "That is the plain mean of all steps so far; here older steps fade."),
-    (one_tensor,
-     "All your rows are one tensor, changed in place by each update (*=, +=, lerp_): keep copies, "
-     "or make a new psi2."),
-    (partial(running, of_roots=True),
-     "You average the roots. It is the squares that are averaged."),
-    (partial(running, share=lambda decay, steps: decay ** (steps - 1)),
-     "The share that you give is that in what the last step used; asked is the share after its "
-     "update."),
-    (partial(running, share=lambda decay, steps: 1 - decay ** steps),
-     "The share that you give is all the batches' together, not the start's."),
-    (partial(running, share=lambda decay, steps: decay),
-     "The start's share shrinks with every step, not with the first one only."),
-])
+                   misconceptions={
+    "You update before use: step t then normalizes with its own tokens too. It uses what the "
+    "steps before it left.":
+        partial(running, update_first=True),
+    "The weights are exchanged: decay is the old value's.":
+        partial(running, exchanged=True),
+    "The weights are exchanged, in the update and in the share: decay is the old value's.":
+        lambda moments, decay: running(moments, 1 - decay),
+    "That is Adam's correction of the start. PowerNorm has none.":
+        partial(running, start=0.0, corrected=True),
+    "That is the plain mean of all steps so far; here older steps fade.":
+        plain_mean,
+    "All your rows are one tensor, changed in place by each update (*=, +=, lerp_): keep copies, "
+    "or make a new psi2.":
+        one_tensor,
+    "You average the roots. It is the squares that are averaged.":
+        partial(running, of_roots=True),
+})
 
 
 # 2.4 ----------------------------------------------------------------------------------------------
@@ -268,34 +241,26 @@ def psi2_moves_first(x, psi2, training, step, warmup):
     return statistic(x, psi2, training, step, warmup)
 
 
-STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconceptions=[
-    (own_when(lambda training, step, warmup: training),
-     "That is BatchNorm's rule: any step of training. PowerNorm stops looking at the batch when "
-     "the warm-up is over."),
-    (own_when(lambda training, step, warmup: training and step <= warmup),
-     "One step too long: `step` counts the updates that are done, so the first step has 0."),
-    (own_when(lambda training, step, warmup: step < warmup),
-     "Evaluation never looks at the batch, in the warm-up neither: an answer would depend on its "
-     "neighbours."),
-    (own_when(lambda training, step, warmup: False),
-     "Never the batch's own? The first steps of training have nothing else."),
-    (own_when(lambda training, step, warmup: training and step >= warmup),
-     "The wrong way round: it is at the beginning that psi2 cannot be trusted yet."),
-    (own_when(lambda training, step, warmup: not training),
-     "You look at the batch in all of evaluation, and never in training."),
-    (own_when(lambda training, step, warmup: not training and step < warmup),
-     "The warm-up is one of training; you look for it in evaluation: a `not` too many?"),
-    (own_when(lambda training, step, warmup: not (training and step < warmup)),
-     "The condition is right, the two answers are exchanged: in the warm-up there is no memory yet "
-     "to be used."),
-    (own_when(lambda training, step, warmup: training or step < warmup),
-     "One of two conditions is enough for you (`or`). The batch is looked at only when both hold."),
-    (psi2_moves_first,
-     "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still "
-     "look at the batch."),
-    (own_when(lambda training, step, warmup: True),
-     "Always the batch's own? Then the running mean would serve nothing."),
-])
+STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconceptions={
+    "One step too long: `step` counts the updates that are done, so the first step has 0.":
+        own_when(lambda training, step, warmup: training and step <= warmup),
+    "The wrong way round: it is at the beginning that psi2 cannot be trusted yet.":
+        own_when(lambda training, step, warmup: training and step >= warmup),
+    "You look at the batch in all of evaluation, and never in training.":
+        own_when(lambda training, step, warmup: not training),
+    "The warm-up is one of training; you look for it in evaluation: a `not` too many?":
+        own_when(lambda training, step, warmup: not training and step < warmup),
+    "The condition is right, the two answers are exchanged: in the warm-up there is no memory yet "
+    "to be used.":
+        own_when(lambda training, step, warmup: not (training and step < warmup)),
+    "One of two conditions is enough for you (`or`). The batch is looked at only when both hold.":
+        own_when(lambda training, step, warmup: training or step < warmup),
+    "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still "
+    "look at the batch.":
+        psi2_moves_first,
+    "Always the batch's own? Then the running mean would serve nothing.":
+        own_when(lambda training, step, warmup: True),
+})
 
 
 # 2.5 ----------------------------------------------------------------------------------------------
@@ -416,14 +381,6 @@ def one_channel(token):
     return token + torch.eye(token.shape[-1])[0]
 
 
-def transposed(norm, x):
-    return reach(norm, x).T
-
-
-def future_only(norm, x):
-    return reach(norm, x).triu(1)
-
-
 def past_and_present(norm, x):
     length = x.shape[1]
     return torch.ones(length, length).tril().bool()
@@ -453,49 +410,35 @@ def looking_elsewhere(norm, x):
     return torch.stack(columns, dim=1)
 
 
-def piling(norm, x):
-    """The same tensor changed for each t, so that what was changed before stays so."""
-    y = norm(x)
-    columns = []
-    for t in range(x.shape[1]):
-        x[:, t] = another(x[:, t])
-        moved = (norm(x) - y).abs()
-        columns.append(moved.amax((0, 2)) > 1e-9)
-    return torch.stack(columns, dim=1)
-
-
-REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, misconceptions=[
-    (transposed,
-     "Transposed: the row is the output's position, the column the token's."),
-    (derivative,
-     "You look at derivatives. A detached statistic has none and is still made of all tokens: "
-     "change a token and look."),
-    (partial(reach, change=turned_round),
-     "You change a token's sign, which no mean of squares can notice. Change it in another way."),
-    (partial(reach, change=twice),
-     "You make a token longer without turning it, which RMSNorm does not notice; or 0, of which it "
-     "makes NaN, and no comparison with NaN is true. Change it in another way."),
-    (partial(reach, change=plus_one),
-     "You shift all channels alike, which LayerNorm does not notice. Change the token in another "
-     "way."),
-    (future_only,
-     "Only the future? The whole matrix is asked for, the past and the diagonal too."),
-    (partial(reach, and_later=True),
-     "You change token t and all that follow it. Only token t is to change."),
-    (piling,
-     "Your changes pile up: when you come to token t, those before it are still changed. Does each "
-     "t have a copy of its own?"),
-    (past_and_present,
-     "That is how it should be. Find out how it is: change a token, and compare the outputs."),
-    (partial(reach, over=torch.amin),
-     "You ask whether all numbers of a position change (`all`). One of them is enough."),
-    (partial(reach, change=one_channel),
-     "You change one channel of a token. What if another one matters?"),
-    (partial(reach, sequences=0),
-     "You change the token of one sequence. It is that of all sequences which is asked."),
-    (looking_elsewhere,
-     "You change a token of one sequence and look at another one. Change and look at all of them."),
-])
+REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, misconceptions={
+    "Transposed: the row is the output's position, the column the token's.":
+        lambda norm, x: reach(norm, x).T,
+    "You look at derivatives. A detached statistic has none and is still made of all tokens: "
+    "change a token and look.":
+        derivative,
+    "You change a token's sign, which no mean of squares can notice. Change it in another way.":
+        partial(reach, change=turned_round),
+    "You make a token longer without turning it, which RMSNorm does not notice; or 0, of which it "
+    "makes NaN, and no comparison with NaN is true. Change it in another way.":
+        partial(reach, change=twice),
+    "You shift all channels alike, which LayerNorm does not notice. Change the token in another "
+    "way.":
+        partial(reach, change=plus_one),
+    "Only the future? The whole matrix is asked for, the past and the diagonal too.":
+        lambda norm, x: reach(norm, x).triu(1),
+    "You change token t and all that follow it. Only token t is to change.":
+        partial(reach, and_later=True),
+    "That is how it should be. Find out how it is: change a token, and compare the outputs.":
+        past_and_present,
+    "You ask whether all numbers of a position change (`all`). One of them is enough.":
+        partial(reach, over=torch.amin),
+    "You change one channel of a token. What if another one matters?":
+        partial(reach, change=one_channel),
+    "You change the token of one sequence. It is that of all sequences which is asked.":
+        partial(reach, sequences=0),
+    "You change a token of one sequence and look at another one. Change and look at all of them.":
+        looking_elsewhere,
+})
 
 
 # 2.6 ----------------------------------------------------------------------------------------------
@@ -556,42 +499,42 @@ def one_hat(x, g, eps):
     return (g - xhat * over_tokens(g * x)) / psi
 
 
-EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions=[
-    (partial(exact, part=0.0),
-     "You take the statistic for a constant. Each entry of x moves it too, and with it the outputs "
-     "of all tokens."),
-    (partial(exact, mean=over_row),
-     "You average over the row, as RMSNorm's backward does. Average over what the statistic "
-     "averages."),
-    (partial(exact, mean=lambda p: p.mean(0)),
-     "You average over the sequences only: time belongs to it."),
-    (partial(exact, mean=lambda p: p.sum(ALL)),
-     "A mean over the tokens, not their sum."),
-    (partial(exact, mean=own_share),
-     "You take only what an entry does to its own output (i = j). It moves those of the other "
-     "tokens too: sum over j."),
-    (partial(exact, mean=sum_over_sequences),
-     "You divide the sum by the number of sequences. It is a mean over all N = B T tokens."),
-    (partial(exact, mean=sum_over_length),
-     "You divide the sum by the length of a sequence. It is a mean over all N = B T tokens."),
-    (product_of_means,
-     "You multiply the mean of g by the mean of xhat. It is the mean of their product that is "
-     "taken."),
-    (partial(exact, part=-1.0),
-     "The sign: what x does to the statistic *reduces* the gradient along xhat."),
-    (partial(exact, part=2.0),
-     "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root."),
-    (partial(exact, divided=False),
-     "The last division by psi is missing: x is larger than xhat by it."),
-    (partial(exact, centred=True),
-     "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's."),
-    (one_hat,
-     "In the second term one of the two xhat is still x, or it is not divided by psi."),
-    (partial(exact, hat=False),
-     "It is xhat that stands in both places of the second term; you have x."),
-    (partial(exact, with_eps=False),
-     "The forward had eps under the root, so psi and xhat have it here."),
-], without=AUTOGRAD)
+EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
+    "You take the statistic for a constant. Each entry of x moves it too, and with it the outputs "
+    "of all tokens.":
+        partial(exact, part=0.0),
+    "You average over the row, as RMSNorm's backward does. Average over what the statistic "
+    "averages.":
+        partial(exact, mean=over_row),
+    "You average over the sequences only: time belongs to it.":
+        partial(exact, mean=lambda p: p.mean(0)),
+    "A mean over the tokens, not their sum.":
+        partial(exact, mean=lambda p: p.sum(ALL)),
+    "You take only what an entry does to its own output (i = j). It moves those of the other "
+    "tokens too: sum over j.":
+        partial(exact, mean=own_share),
+    "You divide the sum by the number of sequences. It is a mean over all N = B T tokens.":
+        partial(exact, mean=sum_over_sequences),
+    "You divide the sum by the length of a sequence. It is a mean over all N = B T tokens.":
+        partial(exact, mean=sum_over_length),
+    "You multiply the mean of g by the mean of xhat. It is the mean of their product that is "
+    "taken.":
+        product_of_means,
+    "The sign: what x does to the statistic *reduces* the gradient along xhat.":
+        partial(exact, part=-1.0),
+    "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root.":
+        partial(exact, part=2.0),
+    "The last division by psi is missing: x is larger than xhat by it.":
+        partial(exact, divided=False),
+    "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's.":
+        partial(exact, centred=True),
+    "In the second term one of the two xhat is still x, or it is not divided by psi.":
+        one_hat,
+    "It is xhat that stands in both places of the second term; you have x.":
+        partial(exact, hat=False),
+    "The forward had eps under the root, so psi and xhat have it here.":
+        partial(exact, with_eps=False),
+}, without=AUTOGRAD)
 
 
 # 2.7 ----------------------------------------------------------------------------------------------
@@ -659,43 +602,41 @@ def nu_times_x(x, dy, weight, psi2, nu, eps):
 
 
 PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", "Lambda"),
-                     misconceptions=[
-    (partial(published, mean=lambda p: p.mean(-1)),
-     "Lambda is to be a number for each channel; you average over the row."),
-    (partial(published, mean=lambda p: p.sum(ALL)),
-     "Lambda is a mean over the tokens, not their sum."),
-    (exact_dx,
-     "Your dx is the exact one of 2.6, of the batch's own moment. Here psi2 and nu are given "
-     "numbers."),
-    (lambda_for_nu,
-     "In dx you use this batch's Lambda, where the rule has the remembered number. Lambda is for "
-     "nu's update only."),
-    (gain_on_nu,
-     "Your gain multiplies nu's part as well. nu belongs to g, and the gain is in g already."),
-    (partial(published, divisor=own_psi),
-     "You divide the gradient by this batch's root mean square, as the public code does. The "
-     "forward divided by psi."),
-    (partial(published, gain=False),
-     "The gradient comes from behind the gain: what arrives at xhat is dy times weight."),
-    (partial(published, lambda_of="dy"),
-     "Lambda is the mean of g xhat; you took dy, which has not passed the gain."),
-    (partial(published, part=-1.0),
-     "The sign of nu: its part is taken away."),
-    (partial(published, times="x"),
-     "In Lambda too it is xhat, not x."),
-    (partial(published, lambda_of="rest"),
-     "Lambda is the mean of g xhat itself; you took it after nu's part was removed."),
-    (partial(published, part=0.0),
-     "nu is missing in dx: you take psi for a constant and stop there."),
-    (nu_itself,
-     "In dx, nu says how much of xhat is taken away; you take nu away."),
-    (nu_times_x,
-     "In dx it is nu times xhat that is taken away, not nu times x."),
-    (partial(published, divisor=lambda x, psi2, eps: 1.0),
-     "dx still has to be divided by psi: x is larger than xhat by it."),
-    (partial(published, with_eps=False),
-     "The forward had eps under the root, so psi and xhat have it here."),
-])
+                     misconceptions={
+    "Lambda is to be a number for each channel; you average over the row.":
+        partial(published, mean=lambda p: p.mean(-1)),
+    "Lambda is a mean over the tokens, not their sum.":
+        partial(published, mean=lambda p: p.sum(ALL)),
+    "Your dx is the exact one of 2.6, of the batch's own moment. Here psi2 and nu are given "
+    "numbers.":
+        exact_dx,
+    "In dx you use this batch's Lambda, where the rule has the remembered number. Lambda is for "
+    "nu's update only.":
+        lambda_for_nu,
+    "Your gain multiplies nu's part as well. nu belongs to g, and the gain is in g already.":
+        gain_on_nu,
+    "You divide the gradient by this batch's root mean square, as the public code does. The "
+    "forward divided by psi.":
+        partial(published, divisor=own_psi),
+    "The gradient comes from behind the gain: what arrives at xhat is dy times weight.":
+        partial(published, gain=False),
+    "Lambda is the mean of g xhat; you took dy, which has not passed the gain.":
+        partial(published, lambda_of="dy"),
+    "The sign of nu: its part is taken away.":
+        partial(published, part=-1.0),
+    "In Lambda too it is xhat, not x.":
+        partial(published, times="x"),
+    "Lambda is the mean of g xhat itself; you took it after nu's part was removed.":
+        partial(published, lambda_of="rest"),
+    "In dx, nu says how much of xhat is taken away; you take nu away.":
+        nu_itself,
+    "In dx it is nu times xhat that is taken away, not nu times x.":
+        nu_times_x,
+    "dx still has to be divided by psi: x is larger than xhat by it.":
+        partial(published, divisor=lambda x, psi2, eps: 1.0),
+    "The forward had eps under the root, so psi and xhat have it here.":
+        partial(published, with_eps=False),
+})
 
 
 # 2.8 ----------------------------------------------------------------------------------------------
@@ -762,37 +703,37 @@ def root_of_gamma(x, psi2, eps):
     return gamma_of(x, psi2, eps).sqrt()
 
 
-NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions=[
-    (partial(next_nu, gamma=mean_square_of_x),
-     "Your G is the mean square of x. It is that of xhat: how much larger this batch is than the "
-     "memory says."),
-    (partial(next_nu, gamma=lambda x, psi2, eps: 1.0),
-     "That is an ordinary running mean, 0.9 and 0.1. The old nu also shrinks by how large xhat "
-     "is."),
-    (partial(next_nu, fade=no_weight),
-     "G too is multiplied by 1 - decay; all of it would forget nu at once."),
-    (partial(next_nu, share=no_weight),
-     "The new part is multiplied by 1 - decay; yours comes in whole."),
-    (partial(next_nu, share=old_weight, fade=old_weight),
-     "The weights are exchanged: what is new counts 1 - decay."),
-    (partial(next_nu, fade=old_weight),
-     "The new part is right. In the old one's factor, G has another weight: how fast is nu to "
-     "forget?"),
-    (partial(next_nu, fade=minus_new_weight),
-     "The sign: a large xhat makes the old nu smaller, not larger."),
-    (partial(next_nu, hat=False),
-     "Lambda is the mean of g xhat; yours is that of g x."),
-    (partial(next_nu, psi2_first=True),
-     "You update psi2 first, so that xhat is not the one of the forward pass."),
-    (partial(next_nu, gamma=without_eps),
-     "Nearly: xhat was made with eps under the root, and so is G."),
-    (partial(next_nu, gamma=square_of_mean),
-     "G is the mean of the squares of xhat, not the square of its mean."),
-    (partial(next_nu, gamma=root_of_gamma),
-     "That is the root of G. The mean of the squares enters as it is."),
-    (partial(next_nu, gamma=lambda x, psi2, eps: 0.0),
-     "That only adds: without a G the old nu is never forgotten."),
-])
+NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
+    "Your G is the mean square of x. It is that of xhat: how much larger this batch is than the "
+    "memory says.":
+        partial(next_nu, gamma=mean_square_of_x),
+    "That is an ordinary running mean, 0.9 and 0.1. The old nu also shrinks by how large xhat "
+    "is.":
+        partial(next_nu, gamma=lambda x, psi2, eps: 1.0),
+    "G too is multiplied by 1 - decay; all of it would forget nu at once.":
+        partial(next_nu, fade=no_weight),
+    "The new part is multiplied by 1 - decay; yours comes in whole.":
+        partial(next_nu, share=no_weight),
+    "The weights are exchanged: what is new counts 1 - decay.":
+        partial(next_nu, share=old_weight, fade=old_weight),
+    "The new part is right. In the old one's factor, G has another weight: how fast is nu to "
+    "forget?":
+        partial(next_nu, fade=old_weight),
+    "The sign: a large xhat makes the old nu smaller, not larger.":
+        partial(next_nu, fade=minus_new_weight),
+    "Lambda is the mean of g xhat; yours is that of g x.":
+        partial(next_nu, hat=False),
+    "You update psi2 first, so that xhat is not the one of the forward pass.":
+        partial(next_nu, psi2_first=True),
+    "Nearly: xhat was made with eps under the root, and so is G.":
+        partial(next_nu, gamma=without_eps),
+    "G is the mean of the squares of xhat, not the square of its mean.":
+        partial(next_nu, gamma=square_of_mean),
+    "That is the root of G. The mean of the squares enters as it is.":
+        partial(next_nu, gamma=root_of_gamma),
+    "That only adds: without a G the old nu is never forgotten.":
+        partial(next_nu, gamma=lambda x, psi2, eps: 0.0),
+})
 
 
 # 2.9 ----------------------------------------------------------------------------------------------
@@ -807,28 +748,23 @@ def largest_stable(decay):
     return 2 / (1 - decay)
 
 
-STABLE = Exercise(reference=largest_stable, inputs=decay_inputs, tolerance=1e-4, misconceptions=[
-    (lambda decay: 1 / (1 - decay),
-     "There the factor is 0, and beyond it nu changes its sign at each step. But it still shrinks: "
-     "look at the factor's size."),
-    (lambda decay: 2 / decay,
-     "You have the weights exchanged: the factor is 1 - (1 - decay) G."),
-    (lambda decay: 20.0,
-     "Right for 0.9. The answer depends on the decay."),
-    (lambda decay: decay / (1 - decay),
-     "That factor is 1 - decay, small and harmless. How large may its size become?"),
-    (lambda decay: 2 * decay / (1 - decay),
-     "There the factor is 1 - 2 decay, of a size below 1: nu shrinks still."),
-    (lambda decay: (1 + decay) / (1 - decay),
-     "There the factor is -decay: nu shrinks still. Go on."),
-    (lambda decay: 1 - decay,
-     "That is the rate at which nu learns. The question is how large G may be for it."),
-    (lambda decay: 2 * (1 - decay),
-     "Upside down: the smaller 1 - decay, the more may G be."),
-    (lambda decay: 1.0,
-     "A G of 1 is the normal case: the batch is as large as the memory says. Much more is "
-     "harmless."),
-])
+STABLE = Exercise(reference=largest_stable, inputs=decay_inputs, tolerance=1e-4, misconceptions={
+    "There the factor is 0, and beyond it nu changes its sign at each step. But it still shrinks: "
+    "look at the factor's size.":
+        lambda decay: 1 / (1 - decay),
+    "You have the weights exchanged: the factor is 1 - (1 - decay) G.":
+        lambda decay: 2 / decay,
+    "That factor is 1 - decay, small and harmless. How large may its size become?":
+        lambda decay: decay / (1 - decay),
+    "There the factor is 1 - 2 decay, of a size below 1: nu shrinks still.":
+        lambda decay: 2 * decay / (1 - decay),
+    "There the factor is -decay: nu shrinks still. Go on.":
+        lambda decay: (1 + decay) / (1 - decay),
+    "That is the rate at which nu learns. The question is how large G may be for it.":
+        lambda decay: 1 - decay,
+    "Upside down: the smaller 1 - decay, the more may G be.":
+        lambda decay: 2 * (1 - decay),
+})
 
 
 # 2.10 ---------------------------------------------------------------------------------------------
@@ -895,33 +831,30 @@ def over_tokens_too(grouped):
 
 
 GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled x", "the bound"),
-                  misconceptions=[
-    (partial(group_scale, bound=lambda d, groups: math.sqrt(d)),
-     "sqrt(d) would be the bound for one group; how long is a group of d/groups entries?"),
-    (partial(group_scale, bound=lambda d, groups: d / groups),
-     "The bound on an entry is a root: it is the *squares* of a group that sum to at most "
-     "d/groups."),
-    (partial(group_scale, bound=lambda d, groups: 1.0),
-     "1 is the root mean square of a group; a single entry can hold all of it."),
-    (partial(group_scale, bound=lambda d, groups: math.sqrt(groups)),
-     "The bound depends on how many entries a group has, not on how many groups there are."),
-    (partial(group_scale, cut=one_group),
-     "You scale the whole token at once. Each group has its own root mean square."),
-    (partial(group_scale, cut=groups_of_that_size),
-     "`groups` is how many groups there are; you take it for how many channels a group has."),
-    (partial(group_scale, cut=every_nth_channel, joined=in_turns),
-     "A group is d/groups neighbouring channels; yours has every groups-th channel."),
-    (partial(group_scale, size=sum_of_squares),
-     "You divide by the length of a group: its root *mean* square is smaller."),
-    (partial(group_scale, centred=True),
-     "You subtract a mean. GroupScaling1D only divides."),
-    (partial(group_scale, eps_at="behind"),
-     "eps stands under the root."),
-    (partial(group_scale, eps_at="nowhere"),
-     "A group of zeros gives 0/0: eps is missing."),
-    (partial(group_scale, size=over_tokens_too),
-     "You average over the tokens too. GroupScaling1D looks at one token at a time."),
-])
+                  misconceptions={
+    "sqrt(d) would be the bound for one group; how long is a group of d/groups entries?":
+        partial(group_scale, bound=lambda d, groups: math.sqrt(d)),
+    "1 is the root mean square of a group; a single entry can hold all of it.":
+        partial(group_scale, bound=lambda d, groups: 1.0),
+    "The bound depends on how many entries a group has, not on how many groups there are.":
+        partial(group_scale, bound=lambda d, groups: math.sqrt(groups)),
+    "You scale the whole token at once. Each group has its own root mean square.":
+        partial(group_scale, cut=one_group),
+    "`groups` is how many groups there are; you take it for how many channels a group has.":
+        partial(group_scale, cut=groups_of_that_size),
+    "A group is d/groups neighbouring channels; yours has every groups-th channel.":
+        partial(group_scale, cut=every_nth_channel, joined=in_turns),
+    "You divide by the length of a group: its root *mean* square is smaller.":
+        partial(group_scale, size=sum_of_squares),
+    "You subtract a mean. GroupScaling1D only divides.":
+        partial(group_scale, centred=True),
+    "eps stands under the root.":
+        partial(group_scale, eps_at="behind"),
+    "A group of zeros gives 0/0: eps is missing.":
+        partial(group_scale, eps_at="nowhere"),
+    "You average over the tokens too. GroupScaling1D looks at one token at a time.":
+        partial(group_scale, size=over_tokens_too),
+})
 
 
 # 2.11 ---------------------------------------------------------------------------------------------
@@ -982,31 +915,27 @@ def no_matrix(w, folded):
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bias"),
-                misconceptions=[
-    (partial(fold, rows=True),
-     "You scale rows, the outputs. The norm scales what goes in: in torch's layout (out, in) the "
-     "columns."),
-    (partial(fold, gain=False),
-     "The gain is missing: weight is a constant too."),
-    (partial(fold, factor=torch.sqrt),
-     "The norm divides by psi, so the matrix is divided by it."),
-    (partial(fold, factor=torch.reciprocal),
-     "psi2 is a square: its root is what the norm divides by."),
-    (partial(fold, with_eps=False),
-     "eps is a constant as well: keep it under the root."),
-    (partial(fold, keep_c=False),
-     "c, which the linear map had of its own, is lost."),
-    (partial(fold, keep_c=False, through=no_matrix),
-     "Both biases are lost: that of the norm and that of the map."),
-    (partial(fold, through=no_matrix),
-     "The norm's bias goes through the matrix, and adds to c."),
-    (partial(fold, through=folded_matrix),
-     "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded "
-     "one."),
-    (partial(fold, groups=True),
-     "You fold the group scaling too. It depends on the token, so no constant can take its place: "
-     "it stays in front."),
-])
+                misconceptions={
+    "You scale rows, the outputs. The norm scales what goes in: in torch's layout (out, in) the "
+    "columns.":
+        partial(fold, rows=True),
+    "The norm divides by psi, so the matrix is divided by it.":
+        partial(fold, factor=torch.sqrt),
+    "psi2 is a square: its root is what the norm divides by.":
+        partial(fold, factor=torch.reciprocal),
+    "c, which the linear map had of its own, is lost.":
+        partial(fold, keep_c=False),
+    "Both biases are lost: that of the norm and that of the map.":
+        partial(fold, keep_c=False, through=no_matrix),
+    "The norm's bias goes through the matrix, and adds to c.":
+        partial(fold, through=no_matrix),
+    "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded "
+    "one.":
+        partial(fold, through=folded_matrix),
+    "You fold the group scaling too. It depends on the token, so no constant can take its place: "
+    "it stays in front.":
+        partial(fold, groups=True),
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
@@ -1020,44 +949,12 @@ def one_number_a_channel(y, x, psi2, weight, eps):
     return near(ratios.std(0, correction=0), 0)
 
 
-def starts_at_one(y, moments, decay):
-    return near(y[0][0], 1)
-
-
 def one_update(y, moments, decay):
     return len(moments) < 2 or near(y[0][1], decay + (1 - decay) * moments[0])
 
 
-def share_of_one_update(y, moments, decay):
-    return len(moments) > 1 or near(y[1], decay)
-
-
-def share_of_all(y, moments, decay):
-    return near(y[1], decay ** len(moments))
-
-
-def one_of_the_two(y, x, psi2, *mode):
-    return near(y, psi2) or near(y, moment(x))
-
-
-def memory_in_evaluation(y, x, psi2, training, *steps):
-    return training or near(y, psi2)
-
-
 def batch_in_warmup(y, x, psi2, training, step, warmup):
     return not training or step >= warmup or near(y, moment(x))
-
-
-def memory_afterwards(y, x, psi2, training, step, warmup):
-    return not training or step < warmup or near(y, psi2)
-
-
-def one_a_pair(y, norm, x):
-    return y.shape == (x.shape[1], x.shape[1])
-
-
-def blind_to_size(y, x, g, eps):
-    return eps > 1e-3 or near(over_tokens(x * y), 0)
 
 
 def constant_psi(y, x, dy, weight, psi2, nu, eps):
@@ -1073,109 +970,97 @@ def new_part(y, nu, x, g, psi2, eps, decay):
     return nu.any() or near(y, next_nu(nu, x, g, psi2, eps, decay))
 
 
-def factor_of_size_one(y, decay):
-    return near(abs(1 - (1 - decay) * y), 1)
-
-
 def groups_of_size_one(y, x, groups, eps):
     has_zeros = x.square().min() == 0
     return eps > 1e-3 or has_zeros or near(mean_square(neighbours(y[0], groups)), 1)
-
-
-def not_above_bound(y, *arguments):
-    return y[0].abs().max() <= y[1] + 0.01
 
 
 def bound_is_reached(y, x, groups, eps):
     return x.abs().max() < 999 or y[0].abs().max() > y[1] - 0.01
 
 
-def bias_is_right(y, weight, bias, psi2, eps, w, c):
-    return near(y[1], c + w @ bias)
-
-
 PROPERTIES = {
-    "2.1": [
-        (lambda y, x: y.shape == x.shape[-1:],
-         "There is one number for each channel: the last axis stays."),
-        (lambda y, x: near(y.mean(), x.square().mean()),
-         "The mean of your d numbers should be the mean square of all of x. It is not."),
-        (never,
-         "Take one channel, x[:, :, 0]: the mean of its squares is your first number.")],
-    "2.2": [
-        (one_number_a_channel,
-         "Output over input should be one number for all tokens of a channel. In yours it differs "
-         "from token to token."),
-        (never,
-         "Output over input, over the gain: a channel's one number left should be one over the "
-         "root of what is given for it.")],
-    "2.3": [
-        (starts_at_one,
-         "The first step uses the start, which is 1. Yours does not."),
-        (one_update,
-         "The second step uses what one update has made of the start, 1, and of the first moment. "
-         "Look at your second row."),
-        (share_of_one_update,
-         "The share is a weight, the same whatever the moments are: which part of the start does "
-         "one update leave?"),
-        (share_of_all,
-         "The share: each update leaves the same part of what was there."),
-        (never,
-         "Look at your third row: it is made of your second and of the second moment.")],
-    "2.4": [
-        (one_of_the_two,
-         "The answer is either psi2 or the batch's moment. Yours is something else."),
-        (memory_in_evaluation,
-         "In evaluation yours looks at the batch."),
-        (batch_in_warmup,
-         "There is a step of the warm-up in which yours does not look at the batch."),
-        (memory_afterwards,
-         "There is a step behind the warm-up in which yours looks at the batch.")],
-    "2.5": [
-        (one_a_pair,
-         "There is one entry for each pair of positions: outputs down, changed tokens across.")],
-    "2.6": [
-        (blind_to_size,
-         "To make a channel twice as large everywhere changes nothing, eps apart: x dx should sum "
-         "to 0 over a channel's tokens. Yours does not."),
-        (never,
-         "Count powers of psi: xhat has one under it, and dx once more. And each mean is one of a "
-         "channel's tokens.")],
-    "2.7": [
-        (constant_psi,
-         "With nu of 0, dx is that of a constant psi. Yours is not: look at gain and psi."),
-        (lambda_is_right,
-         "Lambda: is it g that you multiply with xhat, and a mean over the tokens of each "
-         "channel?"),
-        (never,
-         "With nu of 0 your dx is right: look at what nu takes away.")],
-    "2.8": [
-        (new_part,
-         "With nu of 0 only the new part is left. Yours is off there: look at Lambda, its weight "
-         "and its sign."),
-        (never,
-         "With nu of 0 yours is right: look at the factor of the old nu.")],
-    "2.9": [
-        (factor_of_size_one,
-         "At the G that you give, the factor of nu, 1 - (1 - decay) G, is not of size 1: nu still "
-         "shrinks, or grows already."),
-        (lambda y, decay: y > 0.001,
-         "At 0 nu does not move at all; there is a larger G at which it does not grow.")],
-    "2.10": [
-        (groups_of_size_one,
-         "The mean square of each group should come out as 1, eps apart. Yours does not."),
-        (not_above_bound,
-         "Your bound is too small: an entry that you return is larger."),
-        (bound_is_reached,
-         "Your bound is too large: an entry that has all of its group should reach it."),
-        (never,
-         "The bound is one for any x: what if all of a group is in one entry, and eps is "
-         "nothing?")],
-    "2.11": [
-        (bias_is_right,
-         "c2: put z = 0 into both ways. They do not give the same."),
-        (never,
-         "w2: put a z that has a single 1 into both ways and take c2 away. Which column answers?")],
+    "2.1": {
+        "There is one number for each channel: the last axis stays.":
+            lambda y, x: y.shape == x.shape[-1:],
+        "The mean of your d numbers should be the mean square of all of x. It is not.":
+            lambda y, x: near(y.mean(), x.square().mean()),
+        "Take one channel, x[:, :, 0]: the mean of its squares is your first number.":
+            never},
+    "2.2": {
+        "Output over input should be one number for all tokens of a channel. In yours it differs "
+        "from token to token.":
+            one_number_a_channel,
+        "Output over input, over the gain: a channel's one number left should be one over the "
+        "root of what is given for it.":
+            never},
+    "2.3": {
+        "The first step uses the start, which is 1. Yours does not.":
+            lambda y, moments, decay: near(y[0][0], 1),
+        "The second step uses what one update has made of the start, 1, and of the first moment. "
+        "Look at your second row.":
+            one_update,
+        "The share is a weight, the same whatever the moments are: which part of the start does "
+        "one update leave?":
+            lambda y, moments, decay: len(moments) > 1 or near(y[1], decay),
+        "The share: each update leaves the same part of what was there.":
+            lambda y, moments, decay: near(y[1], decay ** len(moments)),
+        "Look at your third row: it is made of your second and of the second moment.":
+            never},
+    "2.4": {
+        "The answer is either psi2 or the batch's moment. Yours is something else.":
+            lambda y, x, psi2, *mode: near(y, psi2) or near(y, moment(x)),
+        "In evaluation yours looks at the batch.":
+            lambda y, x, psi2, training, *steps: training or near(y, psi2),
+        "There is a step of the warm-up in which yours does not look at the batch.":
+            batch_in_warmup,
+        "There is a step behind the warm-up in which yours looks at the batch.":
+            lambda y, x, psi2, training, step, warmup: not training or step < warmup or near(y, psi2)},
+    "2.5": {
+        "There is one entry for each pair of positions: outputs down, changed tokens across.":
+            lambda y, norm, x: y.shape == (x.shape[1], x.shape[1])},
+    "2.6": {
+        "To make a channel twice as large everywhere changes nothing, eps apart: x dx should sum "
+        "to 0 over a channel's tokens. Yours does not.":
+            lambda y, x, g, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
+        "Count powers of psi: xhat has one under it, and dx once more. And each mean is one of a "
+        "channel's tokens.":
+            never},
+    "2.7": {
+        "With nu of 0, dx is that of a constant psi. Yours is not: look at gain and psi.":
+            constant_psi,
+        "Lambda: is it g that you multiply with xhat, and a mean over the tokens of each "
+        "channel?":
+            lambda_is_right,
+        "With nu of 0 your dx is right: look at what nu takes away.":
+            never},
+    "2.8": {
+        "With nu of 0 only the new part is left. Yours is off there: look at Lambda, its weight "
+        "and its sign.":
+            new_part,
+        "With nu of 0 yours is right: look at the factor of the old nu.":
+            never},
+    "2.9": {
+        "At the G that you give, the factor of nu, 1 - (1 - decay) G, is not of size 1: nu still "
+        "shrinks, or grows already.":
+            lambda y, decay: near(abs(1 - (1 - decay) * y), 1),
+        "At 0 nu does not move at all; there is a larger G at which it does not grow.":
+            lambda y, decay: y > 0.001},
+    "2.10": {
+        "The mean square of each group should come out as 1, eps apart. Yours does not.":
+            groups_of_size_one,
+        "Your bound is too small: an entry that you return is larger.":
+            lambda y, *arguments: y[0].abs().max() <= y[1] + 0.01,
+        "Your bound is too large: an entry that has all of its group should reach it.":
+            bound_is_reached,
+        "The bound is one for any x: what if all of a group is in one entry, and eps is "
+        "nothing?":
+            never},
+    "2.11": {
+        "c2: put z = 0 into both ways. They do not give the same.":
+            lambda y, weight, bias, psi2, eps, w, c: near(y[1], c + w @ bias),
+        "w2: put a z that has a single 1 into both ways and take c2 away. Which column answers?":
+            never},
 }
 
 

@@ -110,43 +110,36 @@ def heads_in_turns(y):
     return y.permute(0, 2, 3, 1).flatten(2)
 
 
-def one_over_root(y, gamma):
-    d_k = y.shape[-1]
-    return 1 / math.sqrt(d_k)
-
-
-HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions=[
-    (partial(head_scale, factor=no_factor, factor_behind=one_a_channel),
-     "You scale what comes out of W_o: there every channel is a mixture of all heads, and no "
-     "head's own any more."),
-    (partial(head_scale, factor=no_factor),
-     "The gammas are nowhere in your answer: it is plain multi-head attention."),
-    (partial(head_scale, factor=channels_in_turns),
-     "Your gammas go round channel by channel. A head's channels are neighbours and share one "
-     "number."),
-    (partial(head_scale, joined=read_as_it_lies),
-     "The scaling is right. But (B, H, T, d_k) cannot be read as (B, T, d) without moving an "
-     "axis."),
-    (partial(head_scale, joined=heads_in_turns),
-     "The scaling is right. But in your joined vector the heads take turns, a channel each: which "
-     "axis goes last?"),
-    (partial(head_scale, project=lambda x, w_o: x @ w_o),
-     "torch stores a linear map as (out, in): look at what multiplies w_o, its rows or its "
-     "columns."),
-    (partial(head_scale, factor=softmax_factor),
-     "The gammas are used as they are: nothing makes them positive or lets them sum to one."),
-    (partial(head_scale, factor=one_a_token),
-     "Your gammas met the token axis (broadcasting lines up the last axes first). Which axis "
-     "counts the heads?"),
-    (partial(head_scale, factor_behind=one_over_root),
-     "A factor too many: the division by sqrt(d_k) is inside attention and already done."),
-    (partial(head_scale, project=lambda x, w_o: x),
-     "The output matrix is missing."),
-    (partial(head_scale, factor=one_plus_gamma),
-     "gamma itself is the factor (it starts at 1), not what is added to 1."),
-    (partial(head_scale, factor=size_of_gamma),
-     "Why the absolute value? A head may be turned round."),
-])
+HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
+    "You scale what comes out of W_o: there every channel is a mixture of all heads, and no "
+    "head's own any more.":
+        partial(head_scale, factor=no_factor, factor_behind=one_a_channel),
+    "The gammas are nowhere in your answer: it is plain multi-head attention.":
+        partial(head_scale, factor=no_factor),
+    "Your gammas go round channel by channel. A head's channels are neighbours and share one "
+    "number.":
+        partial(head_scale, factor=channels_in_turns),
+    "The scaling is right. But (B, H, T, d_k) cannot be read as (B, T, d) without moving an "
+    "axis.":
+        partial(head_scale, joined=read_as_it_lies),
+    "The scaling is right. But in your joined vector the heads take turns, a channel each: which "
+    "axis goes last?":
+        partial(head_scale, joined=heads_in_turns),
+    "torch stores a linear map as (out, in): look at what multiplies w_o, its rows or its "
+    "columns.":
+        partial(head_scale, project=lambda x, w_o: x @ w_o),
+    "The gammas are used as they are: nothing makes them positive or lets them sum to one.":
+        partial(head_scale, factor=softmax_factor),
+    "Your gammas met the token axis (broadcasting lines up the last axes first). Which axis "
+    "counts the heads?":
+        partial(head_scale, factor=one_a_token),
+    "The output matrix is missing.":
+        partial(head_scale, project=lambda x, w_o: x),
+    "gamma itself is the factor (it starts at 1), not what is added to 1.":
+        partial(head_scale, factor=one_plus_gamma),
+    "Why the absolute value? A head may be turned round.":
+        partial(head_scale, factor=size_of_gamma),
+})
 
 
 # 3.2 ----------------------------------------------------------------------------------------------
@@ -203,41 +196,37 @@ def eps_behind_root(a):
 
 
 FFN = Exercise(                                             # both forms of GELU pass
-    reference=ffn_branch, inputs=ffn_inputs, tolerance=5e-3, misconceptions=[
-    (norm_behind_w_down,
-     "Your LayerNorm stands behind W_2: that is CogView's place for it (9.1). Count gamma's "
-     "entries."),
-    (all_behind_w_down,
-     "Your LayerNorm stands behind W_2 (CogView, 9.1), where gamma fits only if f = d."),
-    (norm_before_gelu,
-     "You normalize what goes into the activation; section 2.1 writes LN around sigma."),
-    (partial(ffn_branch, norm=same),
-     "Gain and shift, but no normalization: close to what 9.1 calls FFNGeglu."),
-    (partial(ffn_branch, norm=rms),
-     "That is RMSNorm: after GELU the mean is far from 0, and LayerNorm takes it off."),
-    (partial(ffn_branch, norm=partial(standard, correction=1)),
-     "Nearly: LayerNorm's variance divides by f, not by f - 1."),
-    (partial(ffn_branch, norm=partial(standard, dim=0)),
-     "You take statistics over the tokens: that is BatchNorm. Every token has its own here."),
-    (partial(ffn_branch, norm=partial(standard, dim=(0, 1))),
-     "You take one mean and one variance of everything: say along which axis."),
-    (partial(ffn_branch, residual=True),
-     "The branch alone is asked for; x is LN(h) already, and what the residual adds is h."),
-    (partial(ffn_branch, norm=partial(standard, eps=0)),
-     "eps is missing: it counts where the hidden layer is small."),
-    (partial(ffn_branch, norm=partial(standard, eps=1e-6)),
-     "Your eps is smaller than the one that is asked for."),
-    (partial(ffn_branch, norm=eps_behind_root),
-     "Your eps stands behind the root. It belongs to the variance."),
-    (partial(ffn_branch, act=torch.relu),
-     "That is ReLU; the paper's sigma is GELU."),
-    (partial(ffn_branch, act=same),
-     "The activation is missing."),
-    (partial(ffn_branch, shift=False),
-     "The shift beta is missing."),
-    (partial(ffn_branch, gain=False),
-     "The gain gamma is missing."),
-])
+    reference=ffn_branch, inputs=ffn_inputs, tolerance=5e-3, misconceptions={
+    "Your LayerNorm stands behind W_2: that is CogView's place for it (9.1). Count gamma's "
+    "entries.":
+        norm_behind_w_down,
+    "Your LayerNorm stands behind W_2 (CogView, 9.1), where gamma fits only if f = d.":
+        all_behind_w_down,
+    "You normalize what goes into the activation; section 2.1 writes LN around sigma.":
+        norm_before_gelu,
+    "Gain and shift, but no normalization: close to what 9.1 calls FFNGeglu.":
+        partial(ffn_branch, norm=same),
+    "That is RMSNorm: after GELU the mean is far from 0, and LayerNorm takes it off.":
+        partial(ffn_branch, norm=rms),
+    "Nearly: LayerNorm's variance divides by f, not by f - 1.":
+        partial(ffn_branch, norm=partial(standard, correction=1)),
+    "You take statistics over the tokens: that is BatchNorm. Every token has its own here.":
+        partial(ffn_branch, norm=partial(standard, dim=0)),
+    "You take one mean and one variance of everything: say along which axis.":
+        partial(ffn_branch, norm=partial(standard, dim=(0, 1))),
+    "The branch alone is asked for; x is LN(h) already, and what the residual adds is h.":
+        partial(ffn_branch, residual=True),
+    "eps is missing: it counts where the hidden layer is small.":
+        partial(ffn_branch, norm=partial(standard, eps=0)),
+    "Your eps is smaller than the one that is asked for.":
+        partial(ffn_branch, norm=partial(standard, eps=1e-6)),
+    "Your eps stands behind the root. It belongs to the variance.":
+        partial(ffn_branch, norm=eps_behind_root),
+    "That is ReLU; the paper's sigma is GELU.":
+        partial(ffn_branch, act=torch.relu),
+    "The activation is missing.":
+        partial(ffn_branch, act=same),
+})
 
 
 # 3.3 ----------------------------------------------------------------------------------------------
@@ -266,39 +255,33 @@ def added(layers, d, heads, bias, *, of_heads=one_number_a_head, vectors=gain_an
     return layers * (of_heads(d, heads, bias) + of_norms)
 
 
-def one_layer(layers, d, heads, bias):
-    return added(1, d, heads, bias)
-
-
-ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconceptions=[
-    (partial(added, vectors=lambda bias: 1),
-     "A LayerNorm with bias has two vectors, not one: beta is forgotten."),
-    (partial(added, vectors=lambda bias: 2),
-     "You count beta always; without bias a LayerNorm has only its gain."),
-    (partial(added, norms=(1, 1)),
-     "The second LayerNorm stands in the hidden layer. How wide is it there?"),
-    (partial(added, of_heads=lambda d, heads, bias: 0),
-     "Two of the three operations are there; HeadScale has parameters too."),
-    (partial(added, of_heads=lambda d, heads, bias: d),
-     "HeadScale has one number for a head, not one for a channel."),
-    (partial(added, of_heads=lambda d, heads, bias: d // heads),
-     "d / H is how many channels a head has. How many numbers does HeadScale need?"),
-    (one_layer,
-     "Every layer has these operations, with parameters of its own."),
-    (partial(added, norms=(1, 4, 1, 1)),
-     "norm1 and norm2 are in Pre-LN already: count only what NormFormer adds."),
-    (partial(added, of_heads=lambda d, heads, bias: heads * gain_and_shift(bias)),
-     "You give HeadScale a shift too. It only multiplies; `bias` is about the LayerNorms."),
-    (partial(added, of_heads=lambda d, heads, bias: heads + d),
-     "You count ResScale's d numbers a layer as well; it is an option, none of the three "
-     "operations."),
-    (partial(added, norms=(4,)),
-     "One LayerNorm of the two is missing, the one of width d."),
-    (partial(added, norms=(1, 8)),
-     "8d would be what SwiGLU's first matrix gives; here the hidden layer has 4d."),
-    (partial(added, of_heads=lambda d, heads, bias: heads * d),
-     "HeadScale has one number for each head, not d for each."),
-])
+ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconceptions={
+    "A LayerNorm with bias has two vectors, not one: beta is forgotten.":
+        partial(added, vectors=lambda bias: 1),
+    "You count beta always; without bias a LayerNorm has only its gain.":
+        partial(added, vectors=lambda bias: 2),
+    "The second LayerNorm stands in the hidden layer. How wide is it there?":
+        partial(added, norms=(1, 1)),
+    "Two of the three operations are there; HeadScale has parameters too.":
+        partial(added, of_heads=lambda d, heads, bias: 0),
+    "HeadScale has one number for a head, not one for a channel.":
+        partial(added, of_heads=lambda d, heads, bias: d),
+    "d / H is how many channels a head has. How many numbers does HeadScale need?":
+        partial(added, of_heads=lambda d, heads, bias: d // heads),
+    "norm1 and norm2 are in Pre-LN already: count only what NormFormer adds.":
+        partial(added, norms=(1, 4, 1, 1)),
+    "You give HeadScale a shift too. It only multiplies; `bias` is about the LayerNorms.":
+        partial(added, of_heads=lambda d, heads, bias: heads * gain_and_shift(bias)),
+    "You count ResScale's d numbers a layer as well; it is an option, none of the three "
+    "operations.":
+        partial(added, of_heads=lambda d, heads, bias: heads + d),
+    "One LayerNorm of the two is missing, the one of width d.":
+        partial(added, norms=(4,)),
+    "8d would be what SwiGLU's first matrix gives; here the hidden layer has 4d.":
+        partial(added, norms=(1, 8)),
+    "HeadScale has one number for each head, not d for each.":
+        partial(added, of_heads=lambda d, heads, bias: heads * d),
+})
 
 
 # 3.4 ----------------------------------------------------------------------------------------------
@@ -330,10 +313,6 @@ def undone(activation, qk_norm, **other):
     return list(answers.values())
 
 
-def opposite(activation, qk_norm):
-    return [not answer for answer in undone(activation, qk_norm)]
-
-
 def relu_alone(activation, qk_norm):
     is_relu = activation == "relu"
     return undone(activation, qk_norm, norm2=is_relu, W_up=is_relu)
@@ -354,38 +333,20 @@ ABOUT = {
     "W_down": "W_down: you may have CogView's block in mind. What follows W_2 in NormFormer's?",
 }
 BY_PLACE = dict(enumerate(ABOUT.values()))
-UNDONE = Exercise(reference=undone, inputs=undone_inputs, about=BY_PLACE, misconceptions=[
-    (lambda activation, qk_norm: [False] * 9,
-     "You say that no scale is undone. Follow W_o's: where does its output go next?"),
-    (lambda activation, qk_norm: [True] * 9,
-     "You say that all are undone. Some stand after the last norm of their branch."),
-    (opposite,
-     "Every answer is the opposite of the right one: what does True stand for?"),
-    (partial(undone, norm1=True),
-     "norm1 is not undone in all cases: its gain reaches q and k too, not only v."),
-    (partial(undone, norm1=False),
-     "norm1 is undone in some cases. What is left of its gain where q and k are unit vectors?"),
-    (partial(undone, W_v=False),
-     ABOUT["W_v"]),
-    (partial(undone, head_scale=False),
-     ABOUT["head_scale"]),
-    (partial(undone, W_o=False),
-     ABOUT["W_o"]),
-    (partial(undone, norm_attn=True),
-     ABOUT["norm_attn"]),
-    (partial(undone, norm_ffn=True),
-     ABOUT["norm_ffn"]),
-    (partial(undone, W_down=True),
-     ABOUT["W_down"]),
-    (partial(undone, norm2=True, W_up=True),
-     "norm2 and W_up: you let a factor through every activation. Try GELU at 1 and at 2."),
-    (partial(undone, norm2=False, W_up=False),
-     "norm2 and W_up: there are activations through which a positive factor passes. Is one of them "
-     "here?"),
-    (relu_alone,
-     "relu2: twice the input makes four times the output. Is a factor of four harder to undo than "
-     "one of two?"),
-])
+UNDONE = Exercise(reference=undone, inputs=undone_inputs, about=BY_PLACE, misconceptions={
+    "You say that no scale is undone. Follow W_o's: where does its output go next?":
+        lambda activation, qk_norm: [False] * 9,
+    "You say that all are undone. Some stand after the last norm of their branch.":
+        lambda activation, qk_norm: [True] * 9,
+    "norm2 and W_up: you let a factor through every activation. Try GELU at 1 and at 2.":
+        partial(undone, norm2=True, W_up=True),
+    "norm2 and W_up: there are activations through which a positive factor passes. Is one of them "
+    "here?":
+        partial(undone, norm2=False, W_up=False),
+    "relu2: twice the input makes four times the output. Is a factor of four harder to undo than "
+    "one of two?":
+        relu_alone,
+})
 
 
 # 3.5 ----------------------------------------------------------------------------------------------
@@ -423,34 +384,25 @@ def ffn_gradients(xhat, gamma, w_down, g, *, dw=of_w_down, dgamma=of_gamma, dxha
 
 
 GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
-                     parts=("dw_down", "dgamma", "dxhat"), misconceptions=[
-    (partial(ffn_gradients, dw=lambda xhat, gamma, g: g.T @ (xhat / gamma)),
-     "dw_down goes the wrong way with gamma: a smaller input gives the matrix a smaller gradient, "
-     "not a larger one."),
-    (partial(ffn_gradients, dw=lambda xhat, gamma, g: g.T @ xhat),
-     "dw_down: what does w_down multiply, xhat, or what the norm gives out?"),
-    (partial(ffn_gradients, dw=lambda xhat, gamma, g: (xhat * gamma).T @ g),
-     "dw_down is transposed: a gradient has its parameter's shape, (d, f)."),
-    (partial(ffn_gradients, dw=lambda xhat, gamma, g: of_w_down(xhat, gamma, g) / len(xhat)),
-     "dw_down: each token adds its share, no mean is taken; where the loss has one, g has it "
-     "already."),
-    (partial(ffn_gradients, dw=lambda xhat, gamma, g: of_w_down(xhat, gamma * gamma, g)),
-     "dw_down: gamma once too often."),
-    (partial(ffn_gradients, dgamma=lambda xhat, gamma, above: xhat.sum(0)),
-     "dgamma: the gradient that comes from above, g, is not in it."),
-    (partial(ffn_gradients, dgamma=lambda xhat, gamma, above: (xhat * above).mean(0)),
-     "dgamma: tokens' shares are summed; where the loss has a mean, g has it already."),
-    (partial(ffn_gradients, dgamma=lambda xhat, gamma, above: (xhat * gamma * above).sum(0)),
-     "dgamma: gamma's derivative has no gamma in it, since the output is linear in gamma."),
-    (partial(ffn_gradients, dgamma=lambda xhat, gamma, above: xhat * above),
-     "dgamma: all tokens share one gamma, so their shares add up."),
-    (partial(ffn_gradients, dgamma=lambda xhat, gamma, above: above.sum(0)),
-     "dgamma: that is beta's gradient. gamma multiplies something; where is it?"),
-    (partial(ffn_gradients, dxhat=lambda gamma, above: above),
-     "dxhat: between xhat and w_down stands gamma."),
-    (partial(ffn_gradients, dxhat=lambda gamma, above: above / gamma),
-     "dxhat: the backward pass multiplies by gamma, as the forward pass does."),
-], without=AUTOGRAD)
+                     parts=("dw_down", "dgamma", "dxhat"), misconceptions={
+    "dw_down goes the wrong way with gamma: a smaller input gives the matrix a smaller gradient, "
+    "not a larger one.":
+        partial(ffn_gradients, dw=lambda xhat, gamma, g: g.T @ (xhat / gamma)),
+    "dw_down: what does w_down multiply, xhat, or what the norm gives out?":
+        partial(ffn_gradients, dw=lambda xhat, gamma, g: g.T @ xhat),
+    "dw_down: gamma once too often.":
+        partial(ffn_gradients, dw=lambda xhat, gamma, g: of_w_down(xhat, gamma * gamma, g)),
+    "dgamma: the gradient that comes from above, g, is not in it.":
+        partial(ffn_gradients, dgamma=lambda xhat, gamma, above: xhat.sum(0)),
+    "dgamma: gamma's derivative has no gamma in it, since the output is linear in gamma.":
+        partial(ffn_gradients, dgamma=lambda xhat, gamma, above: (xhat * gamma * above).sum(0)),
+    "dgamma: that is beta's gradient. gamma multiplies something; where is it?":
+        partial(ffn_gradients, dgamma=lambda xhat, gamma, above: above.sum(0)),
+    "dxhat: between xhat and w_down stands gamma.":
+        partial(ffn_gradients, dxhat=lambda gamma, above: above),
+    "dxhat: the backward pass multiplies by gamma, as the forward pass does.":
+        partial(ffn_gradients, dxhat=lambda gamma, above: above / gamma),
+}, without=AUTOGRAD)
 
 
 # 3.6 ----------------------------------------------------------------------------------------------
@@ -481,53 +433,35 @@ def stream(h, branches, lambdas, *, step=res_scale):
     return h
 
 
-def only_the_embedding(h, branches, lambdas):
-    return lambdas.prod(0) * h + branches.sum(0)
-
-
-def no_lambda(h, branches, lambdas):
-    return h + branches.sum(0)
-
-
-def opposite_order(h, branches, lambdas):
-    return stream(h, branches, lambdas.flip(0))
-
-
-def each_from_the_start(h, branches, lambdas):
-    return lambdas[-1] * h + branches[-1]
-
-
 def last_lambda_alone(h, branches, lambdas):
     before = h + branches[:-1].sum(0)
     return lambdas[-1] * before + branches[-1]
 
 
-STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions=[
-    (partial(stream, step=lambda h, branch, scale: h + scale * branch),
-     "You scale what the layer adds: that is LayerScale (9.1). ResScale's lambda stands at the "
-     "residual's input."),
-    (partial(stream, step=lambda h, branch, scale: scale * (h + branch)),
-     "Your lambda scales the whole sum; the branch is added as it is."),
-    (partial(stream, step=lambda h, branch, scale: scale * h + (1 - scale) * branch),
-     "That is an average of both, as nGPT takes it. Here the branch keeps its weight 1."),
-    (only_the_embedding,
-     "You scale only the embedding. A branch's output is in the residual of all later layers, and "
-     "is scaled there."),
-    (partial(stream, step=lambda h, branch, scale: h / scale + branch),
-     "lambda multiplies the residual; you divide by it."),
-    (no_lambda,
-     "No lambda in your answer: that is the plain residual stream."),
-    (opposite_order,
-     "The lambdas are applied in the opposite order of the layers."),
-    (partial(stream, step=lambda h, branch, scale: scale.mean() * h + branch),
-     "One number for all channels: section 6.1 tried a scalar. lambda_resid has one for each "
-     "channel."),
-    (each_from_the_start,
-     "Each layer of yours starts from h0 again, so only the last one counts. It is to read what "
-     "the one before left."),
-    (last_lambda_alone,
-     "You apply the last layer's lambda alone; each layer has its own."),
-])
+STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
+    "You scale what the layer adds: that is LayerScale (9.1). ResScale's lambda stands at the "
+    "residual's input.":
+        partial(stream, step=lambda h, branch, scale: h + scale * branch),
+    "Your lambda scales the whole sum; the branch is added as it is.":
+        partial(stream, step=lambda h, branch, scale: scale * (h + branch)),
+    "That is an average of both, as nGPT takes it. Here the branch keeps its weight 1.":
+        partial(stream, step=lambda h, branch, scale: scale * h + (1 - scale) * branch),
+    "You scale only the embedding. A branch's output is in the residual of all later layers, and "
+    "is scaled there.":
+        lambda h, branches, lambdas: lambdas.prod(0) * h + branches.sum(0),
+    "lambda multiplies the residual; you divide by it.":
+        partial(stream, step=lambda h, branch, scale: h / scale + branch),
+    "The lambdas are applied in the opposite order of the layers.":
+        lambda h, branches, lambdas: stream(h, branches, lambdas.flip(0)),
+    "One number for all channels: section 6.1 tried a scalar. lambda_resid has one for each "
+    "channel.":
+        partial(stream, step=lambda h, branch, scale: scale.mean() * h + branch),
+    "Each layer of yours starts from h0 again, so only the last one counts. It is to read what "
+    "the one before left.":
+        lambda h, branches, lambdas: lambdas[-1] * h + branches[-1],
+    "You apply the last layer's lambda alone; each layer has its own.":
+        last_lambda_alone,
+})
 
 
 # 3.7 ----------------------------------------------------------------------------------------------
@@ -553,39 +487,19 @@ def with_right_steps(fewer):
     return answer
 
 
-def with_whole_steps(rounded):
-    def answer(n, slow):
-        steps = rounded(n / (1 + slow))
-        return steps, 1 - steps / n
-    return answer
-
-
-TIME = Exercise(reference=equal_time, inputs=time_inputs, parts=("steps", "fewer"), misconceptions=[
-    (lambda n, slow: (n, 0.0),
-     "That gives both the same steps, so NormFormer more time. The paper compares at equal time."),
-    (lambda n, slow: (n * (1 - slow), slow),
-     "6% longer a step is not 6% fewer steps: try the case in which a step takes twice as long."),
-    (lambda n, slow: (n * (1 + slow), slow),
-     "Slower steps, and more of them in the same time?"),
-    (with_right_steps(lambda n, slow: slow),
-     "The steps are right. The second number is how many fewer they are, as a share of the "
-     "baseline's."),
-    (lambda n, slow: equal_time(n, slow / 100),
-     "slowdown is a share already: 0.06 stands for 6%."),
-    (with_right_steps(lambda n, slow: n - n / (1 + slow)),
-     "The steps are right. The second number is to be a share of the baseline's steps, not a "
-     "count."),
-    (with_right_steps(lambda n, slow: 1 / (1 + slow)),
-     "The steps are right. Your second number is the share that is left; how much is lost?"),
-    (with_right_steps(lambda n, slow: -slow / (1 + slow)),
-     "The size is right, the sign is not: how many *fewer*, so a positive number."),
-    (with_whole_steps(round),
-     "You round the steps; they are asked for as they are."),
-    (with_whole_steps(math.floor),
-     "You cut the steps down to a whole number. Nothing is to be rounded."),
-    (with_whole_steps(math.ceil),
-     "You round the steps up. Nothing is to be rounded."),
-])
+TIME = Exercise(reference=equal_time, inputs=time_inputs, parts=("steps", "fewer"), misconceptions={
+    "That gives both the same steps, so NormFormer more time. The paper compares at equal time.":
+        lambda n, slow: (n, 0.0),
+    "6% longer a step is not 6% fewer steps: try the case in which a step takes twice as long.":
+        lambda n, slow: (n * (1 - slow), slow),
+    "Slower steps, and more of them in the same time?":
+        lambda n, slow: (n * (1 + slow), slow),
+    "The steps are right. The second number is how many fewer they are, as a share of the "
+    "baseline's.":
+        with_right_steps(lambda n, slow: slow),
+    "slowdown is a share already: 0.06 stands for 6%.":
+        lambda n, slow: equal_time(n, slow / 100),
+})
 
 
 # 3.8 ----------------------------------------------------------------------------------------------
@@ -611,10 +525,6 @@ def read_table(base_steps, steps, base_hours, hours, *, share=share_of, longer=l
     return share(base_steps, steps), share(base_hours, hours), third
 
 
-def in_percent(base_steps, steps, base_hours, hours):
-    return tuple(100 * x for x in read_table(base_steps, steps, base_hours, hours))
-
-
 def hours_for_each(base_steps, steps, base_hours, hours):
     return steps / base_steps, hours / base_hours, hours / base_hours - 1
 
@@ -624,29 +534,21 @@ def steps_as_long(base_steps, steps, base_hours, hours):
 
 
 TABLE = Exercise(reference=read_table, inputs=table_inputs,
-                 parts=("share of the steps", "share of the time", "longer"), misconceptions=[
-    (partial(read_table, share=lambda base, new: base / new),
-     "Those are speed-ups, how many times as fast. A share is what is needed of the baseline's."),
-    (partial(read_table, share=lambda base, new: 1 - new / base),
-     "Those are the shares that are saved; asked for are those that are needed."),
-    (in_percent,
-     "Shares, please, not percentages: 0.5 for a half."),
-    (hours_for_each,
-     "The third: hours over hours compares runs of different lengths. How long does one step "
-     "take?"),
-    (partial(read_table, longer=lambda base, new: new / base),
-     "The third is 1 too large: how much *longer*, not how many times as long."),
-    (partial(read_table, longer=lambda base, new: base / new - 1),
-     "The third has baseline and NormFormer exchanged: its sign says that a step got shorter."),
-    (steps_as_long,
-     "A step of NormFormer's takes longer: the share of the time is another one."),
-    (partial(read_table, longer=lambda base, new: 1 - base / new),
-     "The third: longer than what? You divide by NormFormer's own step; the baseline's is the "
-     "measure."),
-    (partial(read_table, share=lambda base, new: base / new - 1),
-     "Those are gains in speed, in how much more is done per step or hour; a share is what is "
-     "needed over what was."),
-])
+                 parts=("share of the steps", "share of the time", "longer"), misconceptions={
+    "The third: hours over hours compares runs of different lengths. How long does one step "
+    "take?":
+        hours_for_each,
+    "The third has baseline and NormFormer exchanged: its sign says that a step got shorter.":
+        partial(read_table, longer=lambda base, new: base / new - 1),
+    "A step of NormFormer's takes longer: the share of the time is another one.":
+        steps_as_long,
+    "The third: longer than what? You divide by NormFormer's own step; the baseline's is the "
+    "measure.":
+        partial(read_table, longer=lambda base, new: 1 - base / new),
+    "Those are gains in speed, in how much more is done per step or hour; a share is what is "
+    "needed over what was.":
+        partial(read_table, share=lambda base, new: base / new - 1),
+})
 
 
 # 3.9 ----------------------------------------------------------------------------------------------
@@ -668,11 +570,6 @@ def death(test, step):
     return rate, rate / SLOPES[OTHER[test]]
 
 
-def same_step(test, step):
-    rate, _ = death(test, step)
-    return rate, step
-
-
 def other_way(test, step):
     rate, other_step = death(test, step)
     return rate, step * step / other_step
@@ -683,14 +580,6 @@ def number_of_the_test(test, step):
     if test == "9.1":
         return 0.1, other_step
     return 5e-5, other_step
-
-
-def slopes_exchanged(test, step):
-    return death(OTHER[test], step)
-
-
-def steps_from_zero(test, step):
-    return death(test, step - 1)
 
 
 def step_before(test, step):
@@ -708,40 +597,25 @@ def share_of_the_run(test, step):
     return step / 1000, other_step
 
 
-def whole_step(test, step):
-    rate, other_step = death(test, step)
-    return rate, int(other_step)
-
-
 DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
-                 parts=("rate", "step in the other test"), misconceptions=[
-    (lambda test, step: (step * 5e-5, step),
-     "One slope for both tests: 9.1 goes to 0.1 in 1,000 steps. And steps do not compare between "
-     "different slopes."),
-    (lambda test, step: (step * 1e-4, step),
-     "One slope for both tests: Figure 5's caption has another than 9.1."),
-    (same_step,
-     "The rate is right. But the same number of steps is another rate in the other test."),
-    (other_way,
-     "The rate is right. The steeper test gets there in fewer steps; yours takes more."),
-    (number_of_the_test,
-     "That number describes the test, not the step at which it ended. What is the rate at that "
-     "step?"),
-    (slopes_exchanged,
-     "You have the two tests' slopes exchanged."),
-    (steps_from_zero,
-     "Your rate is that of the step before: at step n it has grown n times."),
-    (step_before,
-     "You count the steps from 1, at rate 0. At step n the rate has grown n times, in both tests."),
-    (rate_twice,
-     "The second number is to be a step of the other test, not a rate."),
-    (share_of_the_run,
-     "That is how far the run has come as a share of 1,000 steps. The rate at the end of the ramp "
-     "is not 1."),
-    (whole_step,
-     "The second number is cut down to a whole one (//, int or round); the rates are then no "
-     "longer the same."),
-])
+                 parts=("rate", "step in the other test"), misconceptions={
+    "The rate is right. The steeper test gets there in fewer steps; yours takes more.":
+        other_way,
+    "That number describes the test, not the step at which it ended. What is the rate at that "
+    "step?":
+        number_of_the_test,
+    "You have the two tests' slopes exchanged.":
+        lambda test, step: death(OTHER[test], step),
+    "Your rate is that of the step before: at step n it has grown n times.":
+        lambda test, step: death(test, step - 1),
+    "You count the steps from 1, at rate 0. At step n the rate has grown n times, in both tests.":
+        step_before,
+    "The second number is to be a step of the other test, not a rate.":
+        rate_twice,
+    "That is how far the run has come as a share of 1,000 steps. The rate at the end of the ramp "
+    "is not 1.":
+        share_of_the_run,
+})
 
 
 # 3.10 ---------------------------------------------------------------------------------------------
@@ -765,10 +639,6 @@ def stream_share(s, layers, d, *, attention=1.0, ffn=ffn_variance, count=same, s
     return size(variance), cosine(s / math.sqrt(variance))
 
 
-def nothing_added(s, layers, d):
-    return s, 1.0
-
-
 def without_embedding(s, layers, d):
     whole, _ = stream_share(s, layers, d)
     std = math.sqrt(whole ** 2 - s ** 2)
@@ -781,36 +651,30 @@ def summed(s, layers, d):
 
 
 EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=1e-4,
-                     parts=("size", "cosine"), misconceptions=[
-    (partial(stream_share, cosine=lambda c: c * c),
-     "The cosine: that is the share of the variance. How does a cosine follow from it?"),
-    (nothing_added,
-     "Each branch adds something of its own, and the stream grows with it."),
-    (partial(stream_share, ffn=lambda layers, d: 1.0),
-     "The feed-forward branch ends in W_2, not in a norm. How large is W_2 times a vector of f "
-     "entries of variance 1?"),
-    (partial(stream_share, ffn=lambda layers, d: 0.0),
-     "Only attention's branches are counted, or W_2 as if it read one entry. The feed-forward ones "
-     "are small here, but not nothing."),
-    (without_embedding,
-     "The embedding itself is missing in your whole: its variance, s^2, counts as well."),
-    (summed,
-     "You add standard deviations. For independent vectors it is the variances that add up."),
-    (partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2),
-     "W_2 starts smaller than the other matrices: see init_weights in model.py."),
-    (partial(stream_share, ffn=lambda layers, d: ffn_variance(layers, d) / 4),
-     "W_2 sums over the hidden layer's entries. How many are they?"),
-    (partial(stream_share, size=same),
-     "The size: that is the variance; the standard deviation is asked for."),
-    (partial(stream_share, attention=0.0),
-     "Attention's branch ends in a LayerNorm: what size is that, whatever goes in?"),
-    (partial(stream_share, count=lambda layers: 1),
-     "That is the stream after the first layer. All of them add to it."),
-    (partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 / math.sqrt(2 * layers)),
-     "The feed-forward branch: 0.02 / sqrt(2L) is a standard deviation; you add variances."),
-    (partial(stream_share, count=lambda layers: 2 * layers),
-     "Every layer has two branches, but you count each of them twice."),
-])
+                     parts=("size", "cosine"), misconceptions={
+    "Each branch adds something of its own, and the stream grows with it.":
+        lambda s, layers, d: (s, 1.0),
+    "The feed-forward branch ends in W_2, not in a norm. How large is W_2 times a vector of f "
+    "entries of variance 1?":
+        partial(stream_share, ffn=lambda layers, d: 1.0),
+    "Only attention's branches are counted, or W_2 as if it read one entry. The feed-forward ones "
+    "are small here, but not nothing.":
+        partial(stream_share, ffn=lambda layers, d: 0.0),
+    "The embedding itself is missing in your whole: its variance, s^2, counts as well.":
+        without_embedding,
+    "You add standard deviations. For independent vectors it is the variances that add up.":
+        summed,
+    "W_2 starts smaller than the other matrices: see init_weights in model.py.":
+        partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2),
+    "W_2 sums over the hidden layer's entries. How many are they?":
+        partial(stream_share, ffn=lambda layers, d: ffn_variance(layers, d) / 4),
+    "That is the stream after the first layer. All of them add to it.":
+        partial(stream_share, count=lambda layers: 1),
+    "The feed-forward branch: 0.02 / sqrt(2L) is a standard deviation; you add variances.":
+        partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 / math.sqrt(2 * layers)),
+    "Every layer has two branches, but you count each of them twice.":
+        partial(stream_share, count=lambda layers: 2 * layers),
+})
 
 
 # 3.11 ---------------------------------------------------------------------------------------------
@@ -971,59 +835,59 @@ def parallel(h, attention, p):
     return scaled_residual(a, m, p)
 
 
-BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions=[
-    (partial(block, heads=lambda y, p: join(y)),
-     "HeadScale is missing."),
-    (partial(block, attn=lambda y, p: y @ p["w_o"].T),
-     "The LayerNorm behind attention is missing."),
-    (partial(block, hidden=plain_gelu),
-     "The LayerNorm in the feed-forward branch is missing."),
-    (partial(block, hidden=plain_gelu, ffn=norm_behind_down),
-     "The feed-forward norm stands behind w_down (CogView)."),
-    (partial(block, last=plain_sum),
-     "lambda_resid is missing."),
-    (partial(block, hidden=norm_before_activation),
-     "norm_ffn stands in front of the activation in your block; section 2.1 writes LN around "
-     "sigma."),
-    (partial(block, last=residual_of_norm2),
-     "Your second residual adds to what norm2 gives out; norm2 is for the branch alone."),
-    (partial(block, last=layer_scale),
-     "lambda_resid scales the branch in your block (LayerScale)."),
-    (partial(block, last=scaled_sum),
-     "lambda_resid scales the whole output of your block."),
-    (partial(block, around=lambda h, x, p: x),
-     "Your first residual adds to the normalized h; the stream itself goes round the branch."),
-    (partial(block, around=scaled_stream, last=plain_sum),
-     "lambda_resid stands at the first residual; section 3 puts it at the second."),
-    (partial(block, attn=norm_before_w_o),
-     "Your attention norm stands before w_o. Section 2.1 puts LN around all of HeadScaleMHA, W_o "
-     "included."),
-    (partial(block, attn=lambda y, p: standard(y @ p["w_o"].T)),
-     "norm_attn's gain is missing."),
-    (partial(block, around=lambda h, x, p: 0.0),
-     "The first residual is missing."),
-    (norms_exchanged,
-     "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward "
-     "part."),
-    (post_ln,
-     "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch."),
-    (partial(block, hidden=hidden_relu),
-     "That is ReLU; use gelu."),
-    (partial(block, hidden=lambda u, p: standard(gelu(u))),
-     "norm_ffn's gain is missing."),
-    (partial(block, first=lambda h, p: h),
-     "norm1 is missing: attention reads the stream as it is."),
-    (partial(block, first=lambda h, p: standard(h)),
-     "norm1's gain is missing."),
-    (partial(block, second=lambda a, p: a),
-     "norm2 is missing: w_up reads the stream as it is."),
-    (partial(block, second=lambda a, p: standard(a)),
-     "norm2's gain is missing."),
-    (partial(block, around=scaled_stream),
-     "lambda_resid stands at both residuals in your block; section 3 has it at the second alone."),
-    (parallel,
-     "Both your branches read the block's input; the second one reads what the first has changed."),
-])
+BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions={
+    "HeadScale is missing.":
+        partial(block, heads=lambda y, p: join(y)),
+    "The LayerNorm behind attention is missing.":
+        partial(block, attn=lambda y, p: y @ p["w_o"].T),
+    "The LayerNorm in the feed-forward branch is missing.":
+        partial(block, hidden=plain_gelu),
+    "The feed-forward norm stands behind w_down (CogView).":
+        partial(block, hidden=plain_gelu, ffn=norm_behind_down),
+    "lambda_resid is missing.":
+        partial(block, last=plain_sum),
+    "norm_ffn stands in front of the activation in your block; section 2.1 writes LN around "
+    "sigma.":
+        partial(block, hidden=norm_before_activation),
+    "Your second residual adds to what norm2 gives out; norm2 is for the branch alone.":
+        partial(block, last=residual_of_norm2),
+    "lambda_resid scales the branch in your block (LayerScale).":
+        partial(block, last=layer_scale),
+    "lambda_resid scales the whole output of your block.":
+        partial(block, last=scaled_sum),
+    "Your first residual adds to the normalized h; the stream itself goes round the branch.":
+        partial(block, around=lambda h, x, p: x),
+    "lambda_resid stands at the first residual; section 3 puts it at the second.":
+        partial(block, around=scaled_stream, last=plain_sum),
+    "Your attention norm stands before w_o. Section 2.1 puts LN around all of HeadScaleMHA, W_o "
+    "included.":
+        partial(block, attn=norm_before_w_o),
+    "norm_attn's gain is missing.":
+        partial(block, attn=lambda y, p: standard(y @ p["w_o"].T)),
+    "The first residual is missing.":
+        partial(block, around=lambda h, x, p: 0.0),
+    "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward "
+    "part.":
+        norms_exchanged,
+    "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch.":
+        post_ln,
+    "That is ReLU; use gelu.":
+        partial(block, hidden=hidden_relu),
+    "norm_ffn's gain is missing.":
+        partial(block, hidden=lambda u, p: standard(gelu(u))),
+    "norm1 is missing: attention reads the stream as it is.":
+        partial(block, first=lambda h, p: h),
+    "norm1's gain is missing.":
+        partial(block, first=lambda h, p: standard(h)),
+    "norm2 is missing: w_up reads the stream as it is.":
+        partial(block, second=lambda a, p: a),
+    "norm2's gain is missing.":
+        partial(block, second=lambda a, p: standard(a)),
+    "lambda_resid stands at both residuals in your block; section 3 has it at the second alone.":
+        partial(block, around=scaled_stream),
+    "Both your branches read the block's input; the second one reads what the first has changed.":
+        parallel,
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
@@ -1055,32 +919,12 @@ def dw_sums(y, xhat, gamma, w_down, g):
     return same_sum(y[0], w_down, xhat, gamma, w_down, g)
 
 
-def dgamma_sums(y, xhat, gamma, w_down, g):
-    return same_sum(y[1], gamma, xhat, gamma, w_down, g)
-
-
-def dxhat_sums(y, xhat, gamma, w_down, g):
-    return same_sum(y[2], xhat, xhat, gamma, w_down, g)
-
-
-def last_branch_left(y, h, branches, lambdas):
-    return lambdas[-1].any() or near(y, branches[-1])
-
-
 def plain_where_ones(y, h, branches, lambdas):
     return not (lambdas == 1).all() or near(y, h + branches.sum(0))
 
 
 def one_layer_is_right(y, h, branches, lambdas):
     return len(lambdas) > 1 or near(y, stream(h, branches, lambdas))
-
-
-def as_long_in_all(y, n, slow):
-    return near(y[0] * (1 + slow), n, 1e-5)
-
-
-def fewer_fits_steps(y, n, slow):
-    return near(y[1], 1 - y[0] / n, 1e-5)
 
 
 def half_the_steps(y, base_steps, steps, base_hours, hours):
@@ -1101,28 +945,8 @@ def twice_as_long(y, base_steps, steps, base_hours, hours):
     return shares != (0.5, 1.0) or near(y[2], 1)
 
 
-def slope_of_91(y, test, step):
-    return test != "9.1" or near(y[0], step * SLOPES["9.1"], 1e-6)
-
-
 def slope_of_figure_5(y, test, step):
     return test != "Fig. 5" or near(y[0], step * SLOPES["Fig. 5"], 1e-6)
-
-
-def same_rate_there(y, test, step):
-    return near(y[1] * SLOPES[OTHER[test]], step * SLOPES[test], 1e-6)
-
-
-def cosine_fits_size(y, s, layers, d):
-    return near(y[0] * y[1], s, 1e-4)
-
-
-def attention_counts(y, s, layers, d):
-    return y[0] ** 2 >= s ** 2 + layers
-
-
-def ffn_counts(y, s, layers, d):
-    return y[0] ** 2 > s ** 2 + layers * (1 + 1e-4)
 
 
 def right_without_attention(y, h, attention, p):
@@ -1134,92 +958,92 @@ def right_without_ffn(y, h, attention, p):
 
 
 PROPERTIES = {
-    "3.1": [
-        (right_unscaled,
-         "Even with all gammas 1, where nothing is scaled, yours is off: look at how the heads are "
-         "joined, at w_o, and at what you add."),
-        (never,
-         "With all gammas 1 yours is right. Which channels, and where, does each gamma meet?")],
-    "3.2": [
-        (never,
-         "Look at your hidden layer between norm and gamma: has each token mean 0 and mean square "
-         "1 there? Then gamma multiplies, beta is added, and w_down comes last.")],
-    "3.3": [
-        (multiple_of_layers,
-         "Yours is no multiple of the number of layers: what stands only once in the model?"),
-        (right_without_bias,
-         "Even without bias yours is off: for one layer, write down how many numbers each of the "
-         "three has."),
-        (never,
-         "Without bias yours is right. Which of the three get a shift, and how wide?")],
-    "3.5": [
-        (lambda y, xhat, gamma, w_down, g: y[0].shape == w_down.shape,
-         "dw_down has to have w_down's shape."),
-        (lambda y, xhat, gamma, w_down, g: y[1].shape == gamma.shape,
-         "dgamma has to have gamma's shape: which axis is summed?"),
-        (dw_sums,
-         "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum as "
-         "g * output. It does not."),
-        (dgamma_sums,
-         "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as g * "
-         "output. It does not."),
-        (dxhat_sums,
-         "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as g * "
-         "output. It does not.")],
-    "3.6": [
-        (last_branch_left,
-         "With lambda 0 in the last layer only that layer's branch is left. In yours there is "
-         "something else."),
-        (plain_where_ones,
-         "With all lambdas 1 the stream is a plain sum of its start and all branches. Yours is "
-         "not."),
-        (one_layer_is_right,
-         "Even with one layer yours is off."),
-        (never,
-         "With one layer yours is right. What does the second one read?")],
-    "3.7": [
-        (as_long_in_all,
-         "Your steps, each so much longer, do not take as long as the baseline's."),
-        (fewer_fits_steps,
-         "Your second number does not fit your first: how many of the baseline's steps are "
-         "missing, as a share?")],
-    "3.8": [
-        (half_the_steps,
-         "Half the steps are a share of 0.5."),
-        (half_the_time,
-         "Half the time is a share of 0.5."),
-        (half_of_both,
-         "The third: half the steps in half the time, so a step takes as long as before."),
-        (twice_as_long,
-         "The third: half the steps in the same time. How much longer does one take?")],
-    "3.9": [
-        (slope_of_91,
-         "9.1: the rate goes from 0 to 0.1 in 1,000 steps. Yours is another."),
-        (slope_of_figure_5,
-         "Fig. 5: each step adds what its caption says. Yours adds something else."),
-        (same_rate_there,
-         "At your second number, the other test has another rate than this one at `step`.")],
-    "3.10": [
-        (cosine_fits_size,
-         "Your two numbers do not fit: the cosine is the embedding's deviation over the whole "
-         "one's."),
-        (attention_counts,
-         "Attention's branch alone adds a variance of 1 in each layer. Yours has less in all."),
-        (ffn_counts,
-         "The feed-forward branches add something too. In yours they add nothing."),
-        (never,
-         "Attention's part is there, and too much or too little from the feed-forward branch: its "
-         "width, the start of W_2, and how often it is added.")],
-    "3.11": [
-        (right_without_attention,
-         "With w_o of zeros, where attention adds nothing, yours is off: look at norm2, the "
-         "feed-forward branch and resid_scale."),
-        (right_without_ffn,
-         "With w_down of zeros, where the feed-forward branch adds nothing, yours is off: look at "
-         "norm1, HeadScale, w_o, norm_attn and resid_scale."),
-        (never,
-         "Each of the two branches alone is right. Does the second one read what the first has "
-         "made of the stream?")],
+    "3.1": {
+        "Even with all gammas 1, where nothing is scaled, yours is off: look at how the heads are "
+        "joined, at w_o, and at what you add.":
+            right_unscaled,
+        "With all gammas 1 yours is right. Which channels, and where, does each gamma meet?":
+            never},
+    "3.2": {
+        "Look at your hidden layer between norm and gamma: has each token mean 0 and mean square "
+        "1 there? Then gamma multiplies, beta is added, and w_down comes last.":
+            never},
+    "3.3": {
+        "Yours is no multiple of the number of layers: what stands only once in the model?":
+            multiple_of_layers,
+        "Even without bias yours is off: for one layer, write down how many numbers each of the "
+        "three has.":
+            right_without_bias,
+        "Without bias yours is right. Which of the three get a shift, and how wide?":
+            never},
+    "3.5": {
+        "dw_down has to have w_down's shape.":
+            lambda y, xhat, gamma, w_down, g: y[0].shape == w_down.shape,
+        "dgamma has to have gamma's shape: which axis is summed?":
+            lambda y, xhat, gamma, w_down, g: y[1].shape == gamma.shape,
+        "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum as "
+        "g * output. It does not.":
+            dw_sums,
+        "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as g * "
+        "output. It does not.":
+            lambda y, xhat, gamma, w_down, g: same_sum(y[1], gamma, xhat, gamma, w_down, g),
+        "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as g * "
+        "output. It does not.":
+            lambda y, xhat, gamma, w_down, g: same_sum(y[2], xhat, xhat, gamma, w_down, g)},
+    "3.6": {
+        "With lambda 0 in the last layer only that layer's branch is left. In yours there is "
+        "something else.":
+            lambda y, h, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
+        "With all lambdas 1 the stream is a plain sum of its start and all branches. Yours is "
+        "not.":
+            plain_where_ones,
+        "Even with one layer yours is off.":
+            one_layer_is_right,
+        "With one layer yours is right. What does the second one read?":
+            never},
+    "3.7": {
+        "Your steps, each so much longer, do not take as long as the baseline's.":
+            lambda y, n, slow: near(y[0] * (1 + slow), n, 1e-5),
+        "Your second number does not fit your first: how many of the baseline's steps are "
+        "missing, as a share?":
+            lambda y, n, slow: near(y[1], 1 - y[0] / n, 1e-5)},
+    "3.8": {
+        "Half the steps are a share of 0.5.":
+            half_the_steps,
+        "Half the time is a share of 0.5.":
+            half_the_time,
+        "The third: half the steps in half the time, so a step takes as long as before.":
+            half_of_both,
+        "The third: half the steps in the same time. How much longer does one take?":
+            twice_as_long},
+    "3.9": {
+        "9.1: the rate goes from 0 to 0.1 in 1,000 steps. Yours is another.":
+            lambda y, test, step: test != "9.1" or near(y[0], step * SLOPES["9.1"], 1e-6),
+        "Fig. 5: each step adds what its caption says. Yours adds something else.":
+            slope_of_figure_5,
+        "At your second number, the other test has another rate than this one at `step`.":
+            lambda y, test, step: near(y[1] * SLOPES[OTHER[test]], step * SLOPES[test], 1e-6)},
+    "3.10": {
+        "Your two numbers do not fit: the cosine is the embedding's deviation over the whole "
+        "one's.":
+            lambda y, s, layers, d: near(y[0] * y[1], s, 1e-4),
+        "Attention's branch alone adds a variance of 1 in each layer. Yours has less in all.":
+            lambda y, s, layers, d: y[0] ** 2 >= s ** 2 + layers,
+        "The feed-forward branches add something too. In yours they add nothing.":
+            lambda y, s, layers, d: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
+        "Attention's part is there, and too much or too little from the feed-forward branch: its "
+        "width, the start of W_2, and how often it is added.":
+            never},
+    "3.11": {
+        "With w_o of zeros, where attention adds nothing, yours is off: look at norm2, the "
+        "feed-forward branch and resid_scale.":
+            right_without_attention,
+        "With w_down of zeros, where the feed-forward branch adds nothing, yours is off: look at "
+        "norm1, HeadScale, w_o, norm_attn and resid_scale.":
+            right_without_ffn,
+        "Each of the two branches alone is right. Does the second one read what the first has "
+        "made of the stream?":
+            never},
 }
 
 

@@ -66,59 +66,33 @@ def lengths_multiplied(a, b):
     return length_of_rows(a) * length_of_rows(b).T
 
 
-def by_both_lengths(a, b):
-    return (a @ b.T) / lengths_multiplied(a, b)
-
-
-def product_clamped(a, b):
-    return (a @ b.T) / lengths_multiplied(a, b).clamp(min=1e-8)
-
-
-def product_longer(a, b):
-    return (a @ b.T) / (lengths_multiplied(a, b) + 1e-8)
-
-
-def guarded_in_a(a, b):
-    return cosines(a, rows(b))
-
-
-def guarded_in_b(a, b):
-    return cosines(rows(a), b)
-
-
 COSINE = Exercise(                                  # the tolerance lets 1e-12 be added to a length
-    reference=cosines, inputs=cosine_inputs, tolerance=1e-3, misconceptions=[
-    (partial(cosines, least=1e-8),
-     "Your guard against 0/0 is too large: it changes rows that are merely short. Only a row of "
-     "zeros is without a direction."),
-    (partial(cosines, least=1e-3),
-     "Your guard against 0/0 changes all rows that are shorter than it."),
-    (partial(with_longer_rows, by=1e-8),
-     "What you add to a length against 0/0 is larger than some of the lengths."),
-    (partial(with_longer_rows, by=1e-6),
-     "What you add to a length against 0/0 makes the cosines of short rows small."),
-    (product_clamped,
-     "Your guard against 0/0 holds down products of lengths that are merely small."),
-    (product_longer,
-     "What you add to the product of two lengths against 0/0 is as large as some of these "
-     "products."),
-    (lambda a, b: a @ b.T,
-     "These are dot products, which grow with the rows' lengths: a cosine does not."),
-    (partial(cosines, length=lambda x: x.norm(dim=0, keepdim=True)),
-     "You divide each column by its norm; the vectors here are the rows."),
-    (partial(cosines, length=torch.norm),
-     "You divide by the norm of the whole matrix; each row has its own."),
-    (by_both_lengths,
-     "Right but for a row of zeros, which has no direction: 0/0 is NaN. Guard the division."),
-    (guarded_in_a,
-     "You guard the rows of a only. b may have a row of zeros as well, and gets NaN from it."),
-    (guarded_in_b,
-     "You guard the rows of b only. a may have a row of zeros as well, and gets NaN from it."),
-    (partial(cosines, length=lambda x: x.square().sum(-1, keepdim=True)),
-     "You divide by the squared length: a root is missing."),
-    (lambda a, b: cosines(a, b).clamp(-1, 1).acos(),
-     "That is the angle. Its cosine is asked for, before the arccos."),
-], without=("cosine_similarity", "CosineSimilarity"))
+    reference=cosines, inputs=cosine_inputs, tolerance=1e-3, misconceptions={
+    "Your guard against 0/0 is too large: it changes rows that are merely short. Only a row of "
+    "zeros is without a direction.":
+        partial(cosines, least=1e-8),
+    "Your guard against 0/0 changes all rows that are shorter than it.":
+        partial(cosines, least=1e-3),
+    "What you add to a length against 0/0 is larger than some of the lengths.":
+        partial(with_longer_rows, by=1e-8),
+    "What you add to a length against 0/0 makes the cosines of short rows small.":
+        partial(with_longer_rows, by=1e-6),
+    "Your guard against 0/0 holds down products of lengths that are merely small.":
+        lambda a, b: (a @ b.T) / lengths_multiplied(a, b).clamp(min=1e-8),
+    "What you add to the product of two lengths against 0/0 is as large as some of these "
+    "products.":
+        lambda a, b: (a @ b.T) / (lengths_multiplied(a, b) + 1e-8),
+    "These are dot products, which grow with the rows' lengths: a cosine does not.":
+        lambda a, b: a @ b.T,
+    "You divide each column by its norm; the vectors here are the rows.":
+        partial(cosines, length=lambda x: x.norm(dim=0, keepdim=True)),
+    "You divide by the norm of the whole matrix; each row has its own.":
+        partial(cosines, length=torch.norm),
+    "You divide by the squared length: a root is missing.":
+        partial(cosines, length=lambda x: x.square().sum(-1, keepdim=True)),
+    "That is the angle. Its cosine is asked for, before the arccos.":
+        lambda a, b: cosines(a, b).clamp(-1, 1).acos(),
+}, without=("cosine_similarity", "CosineSimilarity"))
 
 
 # 4.2 ----------------------------------------------------------------------------------------------
@@ -143,30 +117,23 @@ def not_divided(d):
     return mean_abs_cosine(d) * whole
 
 
-MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconceptions=[
-    (lambda d: math.sqrt(2 / math.pi / d),
-     "Right in the limit of large d, where a cosine is normal. In 3 dimensions it is not: all "
-     "values between -1 and 1 are as likely there."),
-    (lambda d: 0.8 / math.sqrt(d),
-     "0.8 is a rounded number, and one for large d. Here it is to be exact."),
-    (lambda d: 1 / math.sqrt(d),
-     "That is the root mean square of the cosine; the mean of its absolute value is smaller."),
-    (lambda d: 2 / math.pi / math.sqrt(d),
-     "That is the formula as printed in A.1; check it against the number printed right after it."),
-    (lambda d: 2 / math.pi,
-     "That is the average for an angle that is uniform in a plane. In d dimensions almost all of "
-     "the sphere is near the equator, so the mean shrinks as d grows."),
-    (not_divided,
-     "Your density is not divided by its own sum. It is only proportional to (1 - x^2)^((d-3)/2)."),
-    (lambda d: mean_abs_cosine(d) / 2,
-     "You have half of it: negative cosines count too, with their size."),
-    (lambda d: 0.0,
-     "The mean of the cosine itself is 0. Its size is asked for."),
-    (lambda d: 1 / d,
-     "That is the variance of the cosine, the mean of its square."),
-    (lambda d: math.sqrt(2 / math.pi) / d,
-     "The number is right. But cosines shrink like 1/sqrt(d), not like 1/d."),
-])
+MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconceptions={
+    "Right in the limit of large d, where a cosine is normal. In 3 dimensions it is not: all "
+    "values between -1 and 1 are as likely there.":
+        lambda d: math.sqrt(2 / math.pi / d),
+    "0.8 is a rounded number, and one for large d. Here it is to be exact.":
+        lambda d: 0.8 / math.sqrt(d),
+    "That is the root mean square of the cosine; the mean of its absolute value is smaller.":
+        lambda d: 1 / math.sqrt(d),
+    "That is the formula as printed in A.1; check it against the number printed right after it.":
+        lambda d: 2 / math.pi / math.sqrt(d),
+    "Your density is not divided by its own sum. It is only proportional to (1 - x^2)^((d-3)/2).":
+        not_divided,
+    "That is the variance of the cosine, the mean of its square.":
+        lambda d: 1 / d,
+    "The number is right. But cosines shrink like 1/sqrt(d), not like 1/d.":
+        lambda d: math.sqrt(2 / math.pi) / d,
+})
 
 
 # 4.3 ----------------------------------------------------------------------------------------------
@@ -216,16 +183,8 @@ def eq_6(a, b, alpha, *, theta=angle, divisor=torch.sin):
     return (first * a + second * b) / divisor(t)
 
 
-def exchanged(a, b, alpha):
-    return slerp(b, a, alpha)
-
-
 def chord(a, b, alpha):
     return a + alpha * (b - a)
-
-
-def chord_normalized(a, b, alpha):
-    return F.normalize(chord(a, b, alpha), dim=-1)
 
 
 def in_degrees(a, b):
@@ -245,10 +204,6 @@ def brackets_forgotten(a, b, alpha):
     return ((1 - alpha * t).sin() * a + (alpha * t).sin() * b) / t.sin()
 
 
-def zero_where_equal(a, b, alpha):
-    return eq_6(a, b, alpha).nan_to_num()
-
-
 def a_if_any_is_equal(a, b, alpha):
     if equal_pairs(a, b).any():
         return a
@@ -256,36 +211,32 @@ def a_if_any_is_equal(a, b, alpha):
 
 
 SLERP = Exercise(                                   # the tolerance lets clamped angles pass, too
-    reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconceptions=[
-    (exchanged,
-     "The weights are the wrong way round: alpha = 0 has to give a."),
-    (partial(eq_6, divisor=torch.ones_like),
-     "The division by sin(theta) is missing."),
-    (partial(eq_6, theta=in_degrees),
-     "Your theta is in degrees. torch's sine takes radians."),
-    (chord,
-     "That is the chord itself, LERP: it runs inside the ball. SLERP stays on the sphere, with "
-     "sines for weights."),
-    (chord_normalized,
-     "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle "
-     "along it."),
-    (eq_6,
-     "Right but where b = a: there both sines are 0 and the quotient is NaN. Clamp the cosine."),
-    (brackets_forgotten,
-     "Mind the brackets: the first weight is the sine of (1 - alpha) times theta."),
-    (partial(eq_6, theta=one_angle_never_0),
-     "You have one theta for the whole batch. Every pair has its own: sum over the last axis "
-     "only."),
-    (partial(eq_6, theta=one_angle),
-     "You have one theta for the whole batch, and its cosine is often cut off at 1. Sum over the "
-     "last axis only."),
-    (zero_where_equal,
-     "Right but where b = a: 0 is no point of the sphere. What should come out between a and a "
-     "itself?"),
-    (a_if_any_is_equal,
-     "Once one pair of a batch is equal you return a for all of them. Decide for each pair by "
-     "itself."),
-])
+    reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconceptions={
+    "The division by sin(theta) is missing.":
+        partial(eq_6, divisor=torch.ones_like),
+    "Your theta is in degrees. torch's sine takes radians.":
+        partial(eq_6, theta=in_degrees),
+    "That is the chord itself, LERP: it runs inside the ball. SLERP stays on the sphere, with "
+    "sines for weights.":
+        chord,
+    "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle "
+    "along it.":
+        lambda a, b, alpha: F.normalize(chord(a, b, alpha), dim=-1),
+    "Mind the brackets: the first weight is the sine of (1 - alpha) times theta.":
+        brackets_forgotten,
+    "You have one theta for the whole batch. Every pair has its own: sum over the last axis "
+    "only.":
+        partial(eq_6, theta=one_angle_never_0),
+    "You have one theta for the whole batch, and its cosine is often cut off at 1. Sum over the "
+    "last axis only.":
+        partial(eq_6, theta=one_angle),
+    "Right but where b = a: 0 is no point of the sphere. What should come out between a and a "
+    "itself?":
+        lambda a, b, alpha: eq_6(a, b, alpha).nan_to_num(),
+    "Once one pair of a batch is equal you return a for all of them. Decide for each pair by "
+    "itself.":
+        a_if_any_is_equal,
+})
 
 
 # 4.4 ----------------------------------------------------------------------------------------------
@@ -313,22 +264,6 @@ def riemann_step(h, y, alpha):
     return moved(h, alpha * tangent_at(h, y))
 
 
-def away(h, y, alpha):
-    return riemann_step(h, y, -alpha)
-
-
-def not_retracted(h, y, alpha):
-    return h + alpha * tangent_at(h, y)
-
-
-def tangent_at_y(h, y, alpha):
-    return moved(h, -alpha * tangent_at(y, h))
-
-
-def projection_exchanged(h, y, alpha):
-    return moved(h, alpha * tangent_at(y, h))
-
-
 def along_the_arc(h, y, alpha):
     step = alpha * tangent_at(h, y)
     length = step.norm(dim=-1, keepdim=True)
@@ -349,37 +284,29 @@ def one_dot_product(h, y, alpha):
     return moved(h, alpha * (y - of_all * h))
 
 
-def only_what_is_taken(h, y, alpha):
-    return moved(h, -alpha * along(h, y) * h)
-
-
-RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions=[
-    (lambda h, y, alpha: moved(h, alpha * (y - h)),
-     "You step along y - h (eq. 10); take out its part along h first."),
-    (away,
-     "You walk away from y: a step goes against the gradient."),
-    (not_retracted,
-     "The tangent step leaves the sphere: the retraction, Norm, is missing."),
-    (tangent_at_y,
-     "You project on the plane perpendicular to y; the tangent space is the one at h."),
-    (projection_exchanged,
-     "You exchanged h and y in the projection: eq. 28 has h (h . y) - y."),
-    (along_the_arc,
-     "You walk along the arc, by the length of the step. Eq. 29 walks straight, and then Norm "
-     "brings it back."),
-    (projected_twice,
-     "You project once more, after alpha. That would be strict; eq. 29 does without."),
-    (unit_tangent,
-     "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to "
-     "the step."),
-    (one_dot_product,
-     "You have one dot product for the whole batch. Every pair has its own: sum over the last axis "
-     "only."),
-    (lambda h, y, alpha: moved(h, alpha * y),
-     "The part of y along h is still in your step: project it out."),
-    (only_what_is_taken,
-     "Only what is taken out is in your step; y is missing."),
-])
+RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions={
+    "You step along y - h (eq. 10); take out its part along h first.":
+        lambda h, y, alpha: moved(h, alpha * (y - h)),
+    "You project on the plane perpendicular to y; the tangent space is the one at h.":
+        lambda h, y, alpha: moved(h, -alpha * tangent_at(y, h)),
+    "You exchanged h and y in the projection: eq. 28 has h (h . y) - y.":
+        lambda h, y, alpha: moved(h, alpha * tangent_at(y, h)),
+    "You walk along the arc, by the length of the step. Eq. 29 walks straight, and then Norm "
+    "brings it back.":
+        along_the_arc,
+    "You project once more, after alpha. That would be strict; eq. 29 does without.":
+        projected_twice,
+    "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to "
+    "the step.":
+        unit_tangent,
+    "You have one dot product for the whole batch. Every pair has its own: sum over the last axis "
+    "only.":
+        one_dot_product,
+    "The part of y along h is still in your step: project it out.":
+        lambda h, y, alpha: moved(h, alpha * y),
+    "Only what is taken out is in your step; y is missing.":
+        lambda h, y, alpha: moved(h, -alpha * along(h, y) * h),
+})
 
 
 # 4.5 ----------------------------------------------------------------------------------------------
@@ -401,65 +328,28 @@ def rates(lr, init, scale):
     return of_a_step(lr * init / scale, init)
 
 
-def stored_as_used(lr, init, scale):
-    return of_a_step(lr, init)
-
-
-def inverse_factor(lr, init, scale):
-    return of_a_step(lr * scale / init, init)
-
-
-def without_init(lr, init, scale):
-    return of_a_step(lr / scale, 1.0)
-
-
-def share_of_one(lr, init, scale):
-    return of_a_step(lr * init / scale, 1.0)
-
-
 def to_treble(lr, init, scale):
     step, share, steps = rates(lr, init, scale)
     return step, share, 2 * steps
 
 
-def share_as_stored(lr, init, scale):
-    return lr * init / scale, lr / init, init / lr
-
-
-def stored_over_init(lr, init, scale):
-    return lr * init / scale, lr / init, scale / lr
-
-
-def rounded_steps(lr, init, scale):
-    step, share, steps = rates(lr, init, scale)
-    return step, share, round(steps)
-
-
 RATES = Exercise(reference=rates, inputs=rate_inputs,
                  parts=("the value's step", "its share of the start", "steps to double"),
-                 misconceptions=[
-    (stored_as_used,
-     "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at "
-     "scale."),
-    (inverse_factor,
-     "The forward pass multiplies the stored number by init / scale; you have the inverse."),
-    (without_init,
-     "The value moves by init / scale for every unit that the stored number moves; the init is "
-     "missing."),
-    (share_of_one,
-     "Relative to what? The share is the value's step over the value's start, init; doubling "
-     "follows from it."),
-    (to_treble,
-     "That is the time to treble. To double, the stored number has to move by its start once."),
-    (share_as_stored,
-     "The step is right. Share and doubling are those of a number that starts at init and moves by "
-     "lr; the stored one starts elsewhere."),
-    (stored_over_init,
-     "The share: the value's step over the value's start. Yours has the stored number's step over "
-     "it."),
-    (rounded_steps,
-     "The last number is rounded; it is asked for as it is."),
-])
+                 misconceptions={
+    "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at "
+    "scale.":
+        lambda lr, init, scale: of_a_step(lr, init),
+    "The forward pass multiplies the stored number by init / scale; you have the inverse.":
+        lambda lr, init, scale: of_a_step(lr * scale / init, init),
+    "Relative to what? The share is the value's step over the value's start, init; doubling "
+    "follows from it.":
+        lambda lr, init, scale: of_a_step(lr * init / scale, 1.0),
+    "That is the time to treble. To double, the stored number has to move by its start once.":
+        to_treble,
+    "The step is right. Share and doubling are those of a number that starts at init and moves by "
+    "lr; the stored one starts elsewhere.":
+        lambda lr, init, scale: (lr * init / scale, lr / init, init / lr),
+})
 
 
 # 4.6 ----------------------------------------------------------------------------------------------
@@ -476,28 +366,26 @@ def softmax_scales(d_k):
 
 
 PARTS = ("factor for entries of variance 1", "factor for unit vectors", "start of s_qk")
-SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, misconceptions=[
-    (lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
-     "The wrong way round: a sum of d_k products is too large, a cosine is too small."),
-    (lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
-     "s_qk multiplies q and k both, so that it enters the product twice."),
-    (lambda d_k: (1 / d_k, d_k, d_k ** 0.5),
-     "You divide by the variance; a factor acts on it squared, so divide by the standard "
-     "deviation."),
-    (lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
-     "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of "
-     "variance 1/d_k."),
-    (lambda d_k: (d_k ** -0.5, 1.0, 1.0),
-     "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to "
-     "get variance 1."),
-    (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
-     "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large."),
-    (lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
-     "The third follows from your second, but the second undoes the cosine's variance: undo its "
-     "deviation."),
-    (lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** -0.25),
-     "The third is upside down: it has to make a cosine larger, not smaller."),
-])
+SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, misconceptions={
+    "The wrong way round: a sum of d_k products is too large, a cosine is too small.":
+        lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
+    "s_qk multiplies q and k both, so that it enters the product twice.":
+        lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
+    "You divide by the variance; a factor acts on it squared, so divide by the standard "
+    "deviation.":
+        lambda d_k: (1 / d_k, d_k, d_k ** 0.5),
+    "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of "
+    "variance 1/d_k.":
+        lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
+    "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to "
+    "get variance 1.":
+        lambda d_k: (d_k ** -0.5, 1.0, 1.0),
+    "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large.":
+        lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
+    "The third follows from your second, but the second undoes the cosine's variance: undo its "
+    "deviation.":
+        lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
+})
 
 
 # 4.7 ----------------------------------------------------------------------------------------------
@@ -524,28 +412,22 @@ def unit_matrices(w_qkv, w_o, w_up, w_down, *, axes=(1, 0, 1, 0)):
     return tuple(found)
 
 
-def by_one_number(*weights):
-    return tuple(w / w.norm() for w in weights)
-
-
 MATRICES = Exercise(reference=unit_matrices, inputs=matrix_inputs,
-                    parts=("w_qkv", "w_o", "w_up", "w_down"), misconceptions=[
-    (partial(unit_matrices, axes=(1, 1, 1, 1)),
-     "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which axis has "
-     "h's length?"),
-    (partial(unit_matrices, axes=(0, 0, 0, 0)),
-     "You normalize columns everywhere. w_qkv and w_up read from h: which axis has h's length?"),
-    (partial(unit_matrices, axes=(0, 1, 0, 1)),
-     "Exactly the other axis each time: torch stores a linear map as (out, in), the transpose of "
-     "the paper's."),
-    (partial(unit_matrices, axes=(1, 1, 1, 0)),
-     "w_o is square, so its shape does not tell; it writes into h, as w_down does."),
-    (partial(unit_matrices, axes=(1, 0, 1, 1)),
-     "w_down writes into h, as w_o does: the axis of length d is its first one."),
-    (by_one_number,
-     "You divide each matrix by one number. It is vectors along one axis, each by itself, that get "
-     "length 1."),
-])
+                    parts=("w_qkv", "w_o", "w_up", "w_down"), misconceptions={
+    "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which axis has "
+    "h's length?":
+        partial(unit_matrices, axes=(1, 1, 1, 1)),
+    "You normalize columns everywhere. w_qkv and w_up read from h: which axis has h's length?":
+        partial(unit_matrices, axes=(0, 0, 0, 0)),
+    "Exactly the other axis each time: torch stores a linear map as (out, in), the transpose of "
+    "the paper's.":
+        partial(unit_matrices, axes=(0, 1, 0, 1)),
+    "w_o is square, so its shape does not tell; it writes into h, as w_down does.":
+        partial(unit_matrices, axes=(1, 1, 1, 0)),
+    "You divide each matrix by one number. It is vectors along one axis, each by itself, that get "
+    "length 1.":
+        lambda *weights: tuple(w / w.norm() for w in weights),
+})
 
 
 # 4.8 ----------------------------------------------------------------------------------------------
@@ -611,36 +493,36 @@ def steps_on_the_copy(w, gradients, lr):
 
 UPDATES = Exercise(                                 # the tolerance is bfloat16's rounding
     reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, parts=("master", "copy"),
-    misconceptions=[
-    (partial(sphere_steps, after=same, view=rows),
-     "You normalize the copy alone. The master keeps its length, and the next step starts from "
-     "it."),
-    (partial(sphere_steps, after=rows_through_bfloat16),
-     "The master went through bfloat16: steps below its resolution are lost. Only the copy is "
-     "rounded."),
-    (partial(sphere_steps, before=rows, after=same),
-     "You normalize before the step; after the last one the rows are off the sphere."),
-    (one_norm_at_the_end,
-     "You normalize once, at the end. Every step has to start on the sphere."),
-    (bfloat16_master,
-     "Your master is bfloat16. It stays float32, and so does the arithmetic; the copy is made at "
-     "the end."),
-    (partial(sphere_steps, after=rows_in_bfloat16),
-     "Your master is made bfloat16 after every step. It stays float32; the copy is made at the "
-     "end."),
-    (partial(sphere_steps, after=columns),
-     "You normalize columns. Here it is the rows that are unit vectors."),
-    (partial(sphere_steps, after=whole_matrix),
-     "You divide the matrix by one number. Each row is a unit vector of its own."),
-    (partial(sphere_steps, after=same),
-     "Nothing is normalized: after the first step the rows are off the sphere."),
-    (arithmetic_in_bfloat16,
-     "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the "
-     "copy is rounded."),
-    (steps_on_the_copy,
-     "You do the steps on the bfloat16 copy, where small ones are lost. The float32 master takes "
-     "the steps."),
-])
+    misconceptions={
+    "You normalize the copy alone. The master keeps its length, and the next step starts from "
+    "it.":
+        partial(sphere_steps, after=same, view=rows),
+    "The master went through bfloat16: steps below its resolution are lost. Only the copy is "
+    "rounded.":
+        partial(sphere_steps, after=rows_through_bfloat16),
+    "You normalize before the step; after the last one the rows are off the sphere.":
+        partial(sphere_steps, before=rows, after=same),
+    "You normalize once, at the end. Every step has to start on the sphere.":
+        one_norm_at_the_end,
+    "Your master is bfloat16. It stays float32, and so does the arithmetic; the copy is made at "
+    "the end.":
+        bfloat16_master,
+    "Your master is made bfloat16 after every step. It stays float32; the copy is made at the "
+    "end.":
+        partial(sphere_steps, after=rows_in_bfloat16),
+    "You normalize columns. Here it is the rows that are unit vectors.":
+        partial(sphere_steps, after=columns),
+    "You divide the matrix by one number. Each row is a unit vector of its own.":
+        partial(sphere_steps, after=whole_matrix),
+    "Nothing is normalized: after the first step the rows are off the sphere.":
+        partial(sphere_steps, after=same),
+    "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the "
+    "copy is rounded.":
+        arithmetic_in_bfloat16,
+    "You do the steps on the bfloat16 copy, where small ones are lost. The float32 master takes "
+    "the steps.":
+        steps_on_the_copy,
+})
 
 
 # 4.9 ----------------------------------------------------------------------------------------------
@@ -671,14 +553,6 @@ def head_conditions(w_qkv, n_head, *, split=neighbouring_rows, of=largest_over_s
     return torch.stack(found)
 
 
-def upside_down(w_qkv, n_head):
-    return 1 / head_conditions(w_qkv, n_head)
-
-
-def whole_matrices(w_qkv, n_head):
-    return head_conditions(w_qkv, 1)
-
-
 def every_nth_row(w, n_head):
     return w.unflatten(0, (-1, n_head)).transpose(0, 1)
 
@@ -697,36 +571,32 @@ def heads_first(w_qkv, n_head):
 
 
 CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3,
-                     parts=("q", "k", "v"), misconceptions=[
-    (upside_down,
-     "Largest over smallest singular value: yours is upside down."),
-    (whole_matrices,
-     "That is the whole matrix: rows of different heads can be alike. Take each head's d_k rows by "
-     "themselves, then the median."),
-    (partial(head_conditions, power=1),
-     "Eigenvalues of W W^T are squared singular values: a root is missing."),
-    (partial(head_conditions, split=every_nth_row),
-     "A head has d_k neighbouring rows; you took every n_head-th row."),
-    (partial(head_conditions, middle=torch.mean),
-     "The mean of the heads; nGPT's Figure 5 has the median, which one bad head does not move "
-     "much."),
-    (partial(head_conditions, split=rows_torn_apart),
-     "Your shape (3, n_head, d, d_k) tears the rows apart: the last axis is d, and a head has d_k "
-     "rows."),
-    (partial(head_conditions, middle=torch.argmax),
-     "That is a head's number, not a condition number."),
-    (partial(head_conditions, middle=place_of_median),
-     "median(dim) gives two things, the medians and where they stand. You took the second."),
-    (partial(head_conditions, of=lambda eigenvalues: eigenvalues[:, -1]),
-     "That is the largest singular value alone. Over which one is it to be divided?"),
-    (partial(head_conditions, of=lambda eigenvalues: eigenvalues[:, 0]),
-     "That is the smallest singular value alone. A condition number is a ratio."),
-    (partial(head_conditions, middle=torch.max),
-     "That is the worst head; the median is asked for."),
-    (heads_first,
-     "You split by heads first. All of W_q comes first, then W_k, then W_v; each of them has "
-     "n_head heads."),
-])
+                     parts=("q", "k", "v"), misconceptions={
+    "That is the whole matrix: rows of different heads can be alike. Take each head's d_k rows by "
+    "themselves, then the median.":
+        lambda w_qkv, n_head: head_conditions(w_qkv, 1),
+    "A head has d_k neighbouring rows; you took every n_head-th row.":
+        partial(head_conditions, split=every_nth_row),
+    "The mean of the heads; nGPT's Figure 5 has the median, which one bad head does not move "
+    "much.":
+        partial(head_conditions, middle=torch.mean),
+    "Your shape (3, n_head, d, d_k) tears the rows apart: the last axis is d, and a head has d_k "
+    "rows.":
+        partial(head_conditions, split=rows_torn_apart),
+    "That is a head's number, not a condition number.":
+        partial(head_conditions, middle=torch.argmax),
+    "median(dim) gives two things, the medians and where they stand. You took the second.":
+        partial(head_conditions, middle=place_of_median),
+    "That is the largest singular value alone. Over which one is it to be divided?":
+        partial(head_conditions, of=lambda eigenvalues: eigenvalues[:, -1]),
+    "That is the smallest singular value alone. A condition number is a ratio.":
+        partial(head_conditions, of=lambda eigenvalues: eigenvalues[:, 0]),
+    "That is the worst head; the median is asked for.":
+        partial(head_conditions, middle=torch.max),
+    "You split by heads first. All of W_q comes first, then W_k, then W_v; each of them has "
+    "n_head heads.":
+        heads_first,
+})
 
 
 # 4.10 ---------------------------------------------------------------------------------------------
@@ -764,10 +634,6 @@ def late_loss(model, tokens, context, last):
 
 def start_of_window(model, tokens, context, last):
     return loss_of_last(model, tokens[:, :context], tokens[:, 1:context + 1], last)
-
-
-def all_positions(model, tokens, context, last):
-    return late_loss(model, tokens, context, context)
 
 
 def own_input(model, tokens, context, last):
@@ -822,40 +688,31 @@ def share_right(model, tokens, context, last):
     return is_right[:, -last:].double().mean()
 
 
-def perplexity(model, tokens, context, last):
-    return late_loss(model, tokens, context, last).exp()
-
-
-CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions=[
-    (start_of_window,
-     "You keep the start of the window, so that each context length has other targets. Keep its "
-     "end."),
-    (all_positions,
-     "You average over all positions: a longer window then has other, and easier, targets. Only "
-     "the last ones count."),
-    (own_input,
-     "The target of a token is the next one; here the model is asked to predict its own input."),
-    (whole_window,
-     "You always give the whole window: the context is to be cut to its last tokens."),
-    (one_token_too_few,
-     "You give the model one token too few: context inputs and the last target make context + 1 "
-     "tokens."),
-    (sum_of_losses,
-     "That is the sum of the losses; their mean is asked for."),
-    (first_row,
-     "You use the first row only."),
-    (window_for_each,
-     "Each of your targets has a window of its own. All share one here: the tokens before the very "
-     "last."),
-    (softmax_twice,
-     "cross_entropy takes logits and has the softmax in it. You give it probabilities."),
-    (mean_probability,
-     "Those are probabilities. The loss is the mean of -log p."),
-    (share_right,
-     "That is the share of tokens whose likeliest guess is right. The loss is the mean of -log p."),
-    (perplexity,
-     "That is the perplexity, the exponential of the loss. The loss itself is asked for, in nats."),
-])
+CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
+    "You keep the start of the window, so that each context length has other targets. Keep its "
+    "end.":
+        start_of_window,
+    "The target of a token is the next one; here the model is asked to predict its own input.":
+        own_input,
+    "You always give the whole window: the context is to be cut to its last tokens.":
+        whole_window,
+    "You give the model one token too few: context inputs and the last target make context + 1 "
+    "tokens.":
+        one_token_too_few,
+    "That is the sum of the losses; their mean is asked for.":
+        sum_of_losses,
+    "You use the first row only.":
+        first_row,
+    "Each of your targets has a window of its own. All share one here: the tokens before the very "
+    "last.":
+        window_for_each,
+    "cross_entropy takes logits and has the softmax in it. You give it probabilities.":
+        softmax_twice,
+    "Those are probabilities. The loss is the mean of -log p.":
+        mean_probability,
+    "That is the share of tokens whose likeliest guess is right. The loss is the mean of -log p.":
+        share_right,
+})
 
 
 # 4.11 ---------------------------------------------------------------------------------------------
@@ -1013,59 +870,57 @@ def not_scaled(x, s, cos, sin):
     return rows(turned(x, cos, sin))
 
 
-BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions=[
-    (partial(ngpt_block, power=-0.5),
-     "The softmax factor is the Transformer's. q and k are unit vectors here: see exercise 4.6."),
-    (partial(ngpt_block, hidden_from=NO_TOKEN),
-     "A token attends to later ones: the mask is missing."),
-    (partial(ngpt_block, hidden_from=0, nan=0.0),
-     "Your mask hides each token from itself, too. It sees itself and those before it."),
-    (partial(ngpt_block, hidden_from=0),
-     "Your mask hides each token from itself, so that the first sees nothing: a softmax of nothing "
-     "is NaN."),
-    (partial(ngpt_block, cut=every_nth_channel),
-     "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one."),
-    (partial(ngpt_block, prepared=not_normed),
-     "q and k are not normalized (eq. 15, 16)."),
-    (partial(ngpt_block, prepared=scaled_first),
-     "s_qk is applied before the norm (or before rope): it comes last."),
-    (partial(ngpt_block, k_scaled=False),
-     "s_qk multiplies q only; eq. 16 has it on k too."),
-    (partial(ngpt_block, merged=heads_one_by_one),
-     "The heads' outputs are put together wrongly: side by side, token by token, needs the axes H "
-     "and T exchanged."),
-    (partial(ngpt_block, normed=()),
-     "The branch's output goes into the step as it is. It is a point on the sphere first (the line "
-     "behind eq. 10)."),
-    (partial(ngpt_block, retracted=()),
-     "The Norm after a step is missing (eq. 10, 11)."),
-    (partial(ngpt_block, normed=("alpha_m",)),
-     "Attention's output goes into its step without its Norm."),
-    (partial(ngpt_block, normed=("alpha_a",)),
-     "The MLP's output goes into its step without its Norm."),
-    (partial(ngpt_block, retracted=("alpha_m",)),
-     "The Norm after attention's step is missing (eq. 10)."),
-    (partial(ngpt_block, retracted=("alpha_a",)),
-     "The Norm after the MLP's step is missing (eq. 11)."),
-    (partial(ngpt_block, prepared=rope_last),
-     "rope comes first; yours turns what was normalized and scaled already."),
-    (partial(ngpt_block, halves_exchanged=True),
-     "u and the gate are exchanged: the first 4d rows of w_up are u's."),
-    (partial(ngpt_block, s_u=False),
-     "s_u does not enter (eq. 20)."),
-    (partial(ngpt_block, prepared=not_scaled),
-     "s_qk does not enter (eq. 15, 16)."),
-    (partial(ngpt_block, power=0.0),
-     "The factor in front of the scores is missing: see exercise 4.6."),
-    (partial(ngpt_block, absolute=False),
-     "A negative alpha walks away: the model takes its absolute value."),
-    (partial(ngpt_block, gate_scaled=False),
-     "The gate's argument is a cosine still: see eq. 21."),
-    (partial(ngpt_block, silu_of_u=True),
-     "SiLU is applied to u. The first 4d rows of w_up are u's, then the gate's."),
-    (partial(ngpt_block, parallel=True),
-     "The MLP reads the h from before attention's step. It comes after it."),
-])
+BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions={
+    "The softmax factor is the Transformer's. q and k are unit vectors here: see exercise 4.6.":
+        partial(ngpt_block, power=-0.5),
+    "A token attends to later ones: the mask is missing.":
+        partial(ngpt_block, hidden_from=NO_TOKEN),
+    "Your mask hides each token from itself, too. It sees itself and those before it.":
+        partial(ngpt_block, hidden_from=0, nan=0.0),
+    "Your mask hides each token from itself, so that the first sees nothing: a softmax of nothing "
+    "is NaN.":
+        partial(ngpt_block, hidden_from=0),
+    "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one.":
+        partial(ngpt_block, cut=every_nth_channel),
+    "q and k are not normalized (eq. 15, 16).":
+        partial(ngpt_block, prepared=not_normed),
+    "s_qk is applied before the norm (or before rope): it comes last.":
+        partial(ngpt_block, prepared=scaled_first),
+    "s_qk multiplies q only; eq. 16 has it on k too.":
+        partial(ngpt_block, k_scaled=False),
+    "The heads' outputs are put together wrongly: side by side, token by token, needs the axes H "
+    "and T exchanged.":
+        partial(ngpt_block, merged=heads_one_by_one),
+    "The branch's output goes into the step as it is. It is a point on the sphere first (the line "
+    "behind eq. 10).":
+        partial(ngpt_block, normed=()),
+    "The Norm after a step is missing (eq. 10, 11).":
+        partial(ngpt_block, retracted=()),
+    "Attention's output goes into its step without its Norm.":
+        partial(ngpt_block, normed=("alpha_m",)),
+    "The MLP's output goes into its step without its Norm.":
+        partial(ngpt_block, normed=("alpha_a",)),
+    "The Norm after attention's step is missing (eq. 10).":
+        partial(ngpt_block, retracted=("alpha_m",)),
+    "rope comes first; yours turns what was normalized and scaled already.":
+        partial(ngpt_block, prepared=rope_last),
+    "u and the gate are exchanged: the first 4d rows of w_up are u's.":
+        partial(ngpt_block, halves_exchanged=True),
+    "s_u does not enter (eq. 20).":
+        partial(ngpt_block, s_u=False),
+    "s_qk does not enter (eq. 15, 16).":
+        partial(ngpt_block, prepared=not_scaled),
+    "The factor in front of the scores is missing: see exercise 4.6.":
+        partial(ngpt_block, power=0.0),
+    "A negative alpha walks away: the model takes its absolute value.":
+        partial(ngpt_block, absolute=False),
+    "The gate's argument is a cosine still: see eq. 21.":
+        partial(ngpt_block, gate_scaled=False),
+    "SiLU is applied to u. The first 4d rows of w_up are u's, then the gate's.":
+        partial(ngpt_block, silu_of_u=True),
+    "The MLP reads the h from before attention's step. It comes after it.":
+        partial(ngpt_block, parallel=True),
+})
 
 
 # 4.12  Norms of q and k, before rope or behind it -------------------------------------------------
@@ -1119,36 +974,36 @@ def other_order(q, gain, cos, sin, before_rope):
     return normed_and_turned(q, gain, cos, sin, not before_rope)
 
 
-NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misconceptions=[
-    (partial(normed_and_turned, always=True),
-     "Your gain is always before rope, whatever before_rope says. (The division alone could stand "
-     "on either side.)"),
-    (partial(normed_and_turned, always=False),
-     "Your gain is always behind rope, whatever before_rope says. (The division alone could stand "
-     "on either side.)"),
-    (other_order,
-     "The other way round: before_rope is True where the norm comes first, and then rope."),
-    (partial(normed_and_turned, axes=(-1,)),
-     "A gain (H, d_k) belongs to a norm over all heads: one mean square a token, of H d_k "
-     "channels, not one a head."),
-    (partial(normed_and_turned, axes=(1, -1)),
-     "A gain (d_k,) belongs to a norm of each head by itself: heads have mean squares of their "
-     "own."),
-    (partial(normed_and_turned, axes=(2, -1)),
-     "Your mean square runs over the tokens as well: later ones change earlier ones. T is the axis "
-     "to keep."),
-    (partial(normed_and_turned, centred=True),
-     "That is LayerNorm: RMSNorm subtracts no mean. (A mean over channels is not the same before "
-     "and behind rope.)"),
-    (partial(normed_and_turned, of=torch.sum),
-     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
-     "by sqrt(channels)."),
-    (partial(normed_and_turned, gained=False),
-     "The gain is missing."),
-    (partial(normed_and_turned, eps=0.0),
-     "Without eps a token of zeros gives 0/0, which is NaN, and a small q comes out too large. "
-     "Where does eps stand?"),
-], without=("rms_norm", "RMSNorm"))
+NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misconceptions={
+    "Your gain is always before rope, whatever before_rope says. (The division alone could stand "
+    "on either side.)":
+        partial(normed_and_turned, always=True),
+    "Your gain is always behind rope, whatever before_rope says. (The division alone could stand "
+    "on either side.)":
+        partial(normed_and_turned, always=False),
+    "The other way round: before_rope is True where the norm comes first, and then rope.":
+        other_order,
+    "A gain (H, d_k) belongs to a norm over all heads: one mean square a token, of H d_k "
+    "channels, not one a head.":
+        partial(normed_and_turned, axes=(-1,)),
+    "A gain (d_k,) belongs to a norm of each head by itself: heads have mean squares of their "
+    "own.":
+        partial(normed_and_turned, axes=(1, -1)),
+    "Your mean square runs over the tokens as well: later ones change earlier ones. T is the axis "
+    "to keep.":
+        partial(normed_and_turned, axes=(2, -1)),
+    "That is LayerNorm: RMSNorm subtracts no mean. (A mean over channels is not the same before "
+    "and behind rope.)":
+        partial(normed_and_turned, centred=True),
+    "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
+    "by sqrt(channels).":
+        partial(normed_and_turned, of=torch.sum),
+    "The gain is missing.":
+        partial(normed_and_turned, gained=False),
+    "Without eps a token of zeros gives 0/0, which is NaN, and a small q comes out too large. "
+    "Where does eps stand?":
+        partial(normed_and_turned, eps=0.0),
+}, without=("rms_norm", "RMSNorm"))
 
 
 # 4.13  Which gains let rope through ---------------------------------------------------------------
@@ -1185,10 +1040,6 @@ def by_partners(condition):
     return answer
 
 
-def all_of_them_equal(gain, pairs):
-    return bool((gain == gain[0]).all())
-
-
 def neighbours_equal(gain, pairs):
     return torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2])
 
@@ -1196,14 +1047,6 @@ def neighbours_equal(gain, pairs):
 def halves_equal(gain, pairs):
     first, second = gain.chunk(2)
     return torch.equal(first, second)
-
-
-def all_that_turn_equal(gain, pairs):
-    return bool((gain[:2 * pairs] == gain[0]).all())
-
-
-def first_pair(gain, pairs):
-    return pairs == 0 or bool(gain[0] == gain[pairs])
 
 
 def all_but_the_last_pair(gain, pairs):
@@ -1226,43 +1069,41 @@ GAIN_ABOUT = {
         "One pair: only channels 0 and 1 are turned.",
 }
 
-COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions=[
-    (lambda gain, pairs: True,
-     "Rope keeps the length, so the division does not care. The gain does: it stretches the two "
-     "axes of a plane."),
-    (lambda gain, pairs: False,
-     "Some gains let rope through. What does a rotation make of a vector times one number?"),
-    (lambda gain, pairs: bool((gain == 1).all()),
-     "It need not be 1: a rotation lets any common factor through."),
-    (all_of_them_equal,
-     "One number for all is enough, but more than it takes: every pair turns in a plane of its "
-     "own."),
-    (neighbours_equal,
-     "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
-     "model.py."),
-    (halves_equal,
-     "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the "
-     "rest not at all."),
-    (by_partners(lambda first, second: torch.equal(first.abs(), second.abs())),
-     "Signs count: a mirror and a rotation do not change places."),
-    (by_partners(lambda first, second: torch.equal(first, second.flip(0))),
-     "You pair the first channel with the last. Channel i turns with channel i + pairs."),
-    (all_that_turn_equal,
-     "You ask the same number of all pairs. Each turns by itself: only its own two gains have to "
-     "be alike."),
-    (by_partners(lambda first, second: (first == second).any()),
-     "One pair with equal gains is enough in yours. All of them turn."),
-    (first_pair,
-     "You look at the first pair only."),
-    (all_but_the_last_pair,
-     "You leave out the last pair."),
-    (by_partners(lambda first, second: near(first.sum(), second.sum(), 1e-5)),
-     "You compare sums over the channels. Compare channel by channel."),
-    (rest_equal_too,
-     "Channels that rope does not turn may have any gain."),
-    (lambda gain, pairs: not commutes(gain, pairs),
-     "Every answer is the opposite: True is for: may change places."),
-])
+COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
+    "Rope keeps the length, so the division does not care. The gain does: it stretches the two "
+    "axes of a plane.":
+        lambda gain, pairs: True,
+    "Some gains let rope through. What does a rotation make of a vector times one number?":
+        lambda gain, pairs: False,
+    "It need not be 1: a rotation lets any common factor through.":
+        lambda gain, pairs: bool((gain == 1).all()),
+    "One number for all is enough, but more than it takes: every pair turns in a plane of its "
+    "own.":
+        lambda gain, pairs: bool((gain == gain[0]).all()),
+    "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
+    "model.py.":
+        neighbours_equal,
+    "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the "
+    "rest not at all.":
+        halves_equal,
+    "Signs count: a mirror and a rotation do not change places.":
+        by_partners(lambda first, second: torch.equal(first.abs(), second.abs())),
+    "You pair the first channel with the last. Channel i turns with channel i + pairs.":
+        by_partners(lambda first, second: torch.equal(first, second.flip(0))),
+    "You ask the same number of all pairs. Each turns by itself: only its own two gains have to "
+    "be alike.":
+        lambda gain, pairs: bool((gain[:2 * pairs] == gain[0]).all()),
+    "One pair with equal gains is enough in yours. All of them turn.":
+        by_partners(lambda first, second: (first == second).any()),
+    "You look at the first pair only.":
+        lambda gain, pairs: pairs == 0 or bool(gain[0] == gain[pairs]),
+    "You leave out the last pair.":
+        all_but_the_last_pair,
+    "You compare sums over the channels. Compare channel by channel.":
+        by_partners(lambda first, second: near(first.sum(), second.sum(), 1e-5)),
+    "Channels that rope does not turn may have any gain.":
+        rest_equal_too,
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
@@ -1275,46 +1116,18 @@ def one_row_is_right(y, a, b):
     return len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm())
 
 
-def zeros_for_zeros(y, a, b):
-    return a[-1].any() or near(y[-1], 0)
-
-
-def sign_of_the_product(y, a, b):
-    return (y * (a @ b.T) >= 0).all()
-
-
 def exact_in_3(y, d):
     """Does not hold of what is nearly right only."""
     return d != 3 or near(y, 0.5, 1e-6) or not near(y, 0.5, 0.02)
-
-
-def right_in_3(y, d):
-    return d != 3 or near(y, 0.5, 1e-4)
-
-
-def normal_in_1024(y, d):
-    return d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002)
 
 
 def on_the_sphere(y, *arguments):
     return near(y.norm(dim=-1), 1)
 
 
-def starts_at_a(y, a, b, alpha):
-    return alpha != 0 or near(y, a)
-
-
-def ends_at_b(y, a, b, alpha):
-    return alpha != 1 or near(y, b)
-
-
 def share_of_the_angle(y, a, b, alpha):
     theta = (a * b).sum(-1).clamp(-1, 1).acos()
     return near((y * a).sum(-1), (alpha * theta).cos(), 0.003)
-
-
-def stays_where_equal(y, h, to, alpha):
-    return not near(h, to) or near(y, h)
 
 
 def leads_towards(y, h, to, alpha):
@@ -1330,38 +1143,14 @@ def as_far_as_the_tangent_step(y, h, to, alpha):
     return near(squared_tangent, alpha ** 2 * squared_sine, 0.01)
 
 
-def step_fits_start(y, lr, init, scale):
-    return near(y[0] / init, lr / scale)
-
-
-def share_fits_step(y, lr, init, scale):
-    return near(y[1], y[0] / init)
-
-
-def doubling_fits_share(y, lr, init, scale):
-    return near(y[1] * y[2], 1)
-
-
 def unit_along(place, dim):
     def check(y, *weights):
         return near(y[place].norm(dim=dim), 1)
     return check
 
 
-def master_on_the_sphere(y, w, gradients, lr):
-    return near(y[0].norm(dim=-1), 1)
-
-
-def stays_without_a_step(y, w, gradients, lr):
-    return len(gradients) or near(y[0], w)
-
-
 def against_the_gradient(y, w, gradients, lr):
     return len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0
-
-
-def copy_of_the_master(y, w, gradients, lr):
-    return near(y[0], y[1], 0.01)
 
 
 def one_step_is_right(y, w, gradients, lr):
@@ -1401,134 +1190,134 @@ def right_where_small(y, q, *others):
 
 
 PROPERTIES = {
-    "4.1": [
-        (lambda y, a, b: y.shape == (len(a), len(b)),
-         "There is one cosine for each row of a with each row of b."),
-        (lambda y, a, b: y.abs().max() < 1.001,
-         "A cosine lies between -1 and 1. Some of yours do not."),
-        (one_row_is_right,
-         "Even with one row each, yours is no cosine."),
-        (zeros_for_zeros,
-         "A row of zeros has no direction: 0 is asked for."),
-        (sign_of_the_product,
-         "Where the dot product of two rows is below 0, so is their cosine. In yours it is not."),
-        (never,
-         "With one row each yours is right: which lengths is the dot product of two rows divided "
-         "by?")],
-    "4.2": [
-        (exact_in_3,
-         "Nearly: a grid that is not fine enough, or not enough random numbers? It is to be exact "
-         "to five digits."),
-        (right_in_3,
-         "In 3 dimensions all cosines from -1 to 1 are as likely. What is the mean size of such a "
-         "number? Yours is another."),
-        (normal_in_1024,
-         "For large d a cosine is normal, of deviation 1/sqrt(d). The mean size of such a number "
-         "is another than yours.")],
-    "4.3": [
-        (on_the_sphere,
-         "Your points do not lie on the sphere: their length is not 1."),
-        (starts_at_a,
-         "With alpha 0 you do not stay at a."),
-        (ends_at_b,
-         "With alpha 1 you do not arrive at b."),
-        (share_of_the_angle,
-         "The angle from a to your point is not alpha times the angle from a to b."),
-        (never,
-         "The angle from a is right; is your point between a and b, in their plane?")],
-    "4.4": [
-        (on_the_sphere,
-         "Your points do not lie on the sphere: their length is not 1."),
-        (stays_where_equal,
-         "Where y = h there is nowhere to go. You leave h."),
-        (leads_towards,
-         "A step towards y should not lead away from it. Yours does."),
-        (as_far_as_the_tangent_step,
-         "You do not move as far as the tangent step is long, alpha times the sine of the angle "
-         "between h and y."),
-        (never,
-         "With a number for alpha yours goes as far as it should: what does a vector multiply?")],
-    "4.5": [
-        (step_fits_start,
-         "The step: the used value is the stored number times a constant that makes it start at "
-         "init. Yours moves by another share."),
-        (share_fits_step,
-         "The share is the value's step over its start, init."),
-        (doubling_fits_share,
-         "So many steps of your share do not add up to the start once more, which is what doubling "
-         "takes.")],
-    "4.6": [
-        (lambda y, d_k: near(y[0] ** 2 * d_k, 1),
-         "The first: a sum of d_k products has variance d_k. Your factor, squared, does not bring "
-         "it to 1."),
-        (lambda y, d_k: near(y[1] ** 2 / d_k, 1),
-         "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor, squared, does "
-         "not bring it to 1."),
-        (lambda y, d_k: near(y[2] ** 2, y[1]),
-         "The third: s_qk multiplies q and k, so that it enters twice.")],
-    "4.7": [
-        (unit_along(0, dim=1),
-         "w_qkv reads h: each vector along the axis of h's channels gets length 1. Yours do not."),
-        (unit_along(1, dim=0),
-         "w_o writes into h: each vector along the axis of h's channels gets length 1. Yours do "
-         "not."),
-        (unit_along(2, dim=1),
-         "w_up reads h: each vector along the axis of h's channels gets length 1. Yours do not."),
-        (unit_along(3, dim=0),
-         "w_down writes into h: each vector along the axis of h's channels gets length 1. Yours do "
-         "not.")],
-    "4.8": [
-        (master_on_the_sphere,
-         "The rows of your master do not have length 1."),
-        (stays_without_a_step,
-         "Without a step the master stays as it is."),
-        (against_the_gradient,
-         "Your first step does not go against the gradient."),
-        (copy_of_the_master,
-         "Your copy is not your master, rounded."),
-        (one_step_is_right,
-         "Even a single step of yours ends elsewhere: how long is it, and what is normalized after "
-         "it?"),
-        (never,
-         "One step ends where it should. Is each of fifty made from where the one before ended, "
-         "and with the same lr?")],
-    "4.9": [
-        (lambda y, w_qkv, n_head: len(y) == 3,
-         "Three numbers are asked for, medians over the heads."),
-        (lambda y, w_qkv, n_head: min(y) >= 0.999,
-         "Largest over smallest is at least 1. Some of yours are smaller."),
-        (one_head_is_right,
-         "Even with one head, where nothing is split and no median taken, yours is off: "
-         "torch.linalg.cond tells what a matrix has."),
-        (never,
-         "With one head yours is right: look at how heads are cut and what is taken over them.")],
-    "4.10": [
-        (right_where_all_count,
-         "Even where all positions of the context count, yours is off: which tokens go in, which "
-         "are their targets, and what becomes of the logits?"),
-        (never,
-         "Where all positions count yours is right: which of them are the last ones?")],
-    "4.11": [
-        (on_the_sphere,
-         "What leaves the block lies on the sphere: length 1. Yours does not."),
-        (mlp_alone_is_right,
-         "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, u "
-         "and z with their scales, SiLU and w_down, and at its Norm and its step."),
-        (one_token_is_right,
-         "The MLP is right. With one token, where attention gives v itself, yours is off: look at "
-         "v, w_o, and at attention's Norm and step."),
-        (never,
-         "With one token yours is right: look at what only several tokens need, rope on q and k, "
-         "the scores with their factors, the mask and the softmax's axis.")],
-    "4.12": [
-        (right_unturned,
-         "Even at the first token, which rope does not turn, yours is off: look at the mean, the "
-         "root and the gain."),
-        (right_where_small,
-         "For a small q yours is off: how large is eps, and does it stand inside the root?"),
-        (never,
-         "The first token, which rope does not turn, is right. The others: how is rope called, and "
-         "what is done first?")],
+    "4.1": {
+        "There is one cosine for each row of a with each row of b.":
+            lambda y, a, b: y.shape == (len(a), len(b)),
+        "A cosine lies between -1 and 1. Some of yours do not.":
+            lambda y, a, b: y.abs().max() < 1.001,
+        "Even with one row each, yours is no cosine.":
+            one_row_is_right,
+        "A row of zeros has no direction: 0 is asked for.":
+            lambda y, a, b: a[-1].any() or near(y[-1], 0),
+        "Where the dot product of two rows is below 0, so is their cosine. In yours it is not.":
+            lambda y, a, b: (y * (a @ b.T) >= 0).all(),
+        "With one row each yours is right: which lengths is the dot product of two rows divided "
+        "by?":
+            never},
+    "4.2": {
+        "Nearly: a grid that is not fine enough, or not enough random numbers? It is to be exact "
+        "to five digits.":
+            exact_in_3,
+        "In 3 dimensions all cosines from -1 to 1 are as likely. What is the mean size of such a "
+        "number? Yours is another.":
+            lambda y, d: d != 3 or near(y, 0.5, 1e-4),
+        "For large d a cosine is normal, of deviation 1/sqrt(d). The mean size of such a number "
+        "is another than yours.":
+            lambda y, d: d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002)},
+    "4.3": {
+        "Your points do not lie on the sphere: their length is not 1.":
+            on_the_sphere,
+        "With alpha 0 you do not stay at a.":
+            lambda y, a, b, alpha: alpha != 0 or near(y, a),
+        "With alpha 1 you do not arrive at b.":
+            lambda y, a, b, alpha: alpha != 1 or near(y, b),
+        "The angle from a to your point is not alpha times the angle from a to b.":
+            share_of_the_angle,
+        "The angle from a is right; is your point between a and b, in their plane?":
+            never},
+    "4.4": {
+        "Your points do not lie on the sphere: their length is not 1.":
+            on_the_sphere,
+        "Where y = h there is nowhere to go. You leave h.":
+            lambda y, h, to, alpha: not near(h, to) or near(y, h),
+        "A step towards y should not lead away from it. Yours does.":
+            leads_towards,
+        "You do not move as far as the tangent step is long, alpha times the sine of the angle "
+        "between h and y.":
+            as_far_as_the_tangent_step,
+        "With a number for alpha yours goes as far as it should: what does a vector multiply?":
+            never},
+    "4.5": {
+        "The step: the used value is the stored number times a constant that makes it start at "
+        "init. Yours moves by another share.":
+            lambda y, lr, init, scale: near(y[0] / init, lr / scale),
+        "The share is the value's step over its start, init.":
+            lambda y, lr, init, scale: near(y[1], y[0] / init),
+        "So many steps of your share do not add up to the start once more, which is what doubling "
+        "takes.":
+            lambda y, lr, init, scale: near(y[1] * y[2], 1)},
+    "4.6": {
+        "The first: a sum of d_k products has variance d_k. Your factor, squared, does not bring "
+        "it to 1.":
+            lambda y, d_k: near(y[0] ** 2 * d_k, 1),
+        "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor, squared, does "
+        "not bring it to 1.":
+            lambda y, d_k: near(y[1] ** 2 / d_k, 1),
+        "The third: s_qk multiplies q and k, so that it enters twice.":
+            lambda y, d_k: near(y[2] ** 2, y[1])},
+    "4.7": {
+        "w_qkv reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
+            unit_along(0, dim=1),
+        "w_o writes into h: each vector along the axis of h's channels gets length 1. Yours do "
+        "not.":
+            unit_along(1, dim=0),
+        "w_up reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
+            unit_along(2, dim=1),
+        "w_down writes into h: each vector along the axis of h's channels gets length 1. Yours do "
+        "not.":
+            unit_along(3, dim=0)},
+    "4.8": {
+        "The rows of your master do not have length 1.":
+            lambda y, w, gradients, lr: near(y[0].norm(dim=-1), 1),
+        "Without a step the master stays as it is.":
+            lambda y, w, gradients, lr: len(gradients) or near(y[0], w),
+        "Your first step does not go against the gradient.":
+            against_the_gradient,
+        "Your copy is not your master, rounded.":
+            lambda y, w, gradients, lr: near(y[0], y[1], 0.01),
+        "Even a single step of yours ends elsewhere: how long is it, and what is normalized after "
+        "it?":
+            one_step_is_right,
+        "One step ends where it should. Is each of fifty made from where the one before ended, "
+        "and with the same lr?":
+            never},
+    "4.9": {
+        "Three numbers are asked for, medians over the heads.":
+            lambda y, w_qkv, n_head: len(y) == 3,
+        "Largest over smallest is at least 1. Some of yours are smaller.":
+            lambda y, w_qkv, n_head: min(y) >= 0.999,
+        "Even with one head, where nothing is split and no median taken, yours is off: "
+        "torch.linalg.cond tells what a matrix has.":
+            one_head_is_right,
+        "With one head yours is right: look at how heads are cut and what is taken over them.":
+            never},
+    "4.10": {
+        "Even where all positions of the context count, yours is off: which tokens go in, which "
+        "are their targets, and what becomes of the logits?":
+            right_where_all_count,
+        "Where all positions count yours is right: which of them are the last ones?":
+            never},
+    "4.11": {
+        "What leaves the block lies on the sphere: length 1. Yours does not.":
+            on_the_sphere,
+        "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, u "
+        "and z with their scales, SiLU and w_down, and at its Norm and its step.":
+            mlp_alone_is_right,
+        "The MLP is right. With one token, where attention gives v itself, yours is off: look at "
+        "v, w_o, and at attention's Norm and step.":
+            one_token_is_right,
+        "With one token yours is right: look at what only several tokens need, rope on q and k, "
+        "the scores with their factors, the mask and the softmax's axis.":
+            never},
+    "4.12": {
+        "Even at the first token, which rope does not turn, yours is off: look at the mean, the "
+        "root and the gain.":
+            right_unturned,
+        "For a small q yours is off: how large is eps, and does it stand inside the root?":
+            right_where_small,
+        "The first token, which rope does not turn, is right. The others: how is rope called, and "
+        "what is done first?":
+            never},
 }
 
 

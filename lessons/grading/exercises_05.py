@@ -37,42 +37,18 @@ def projected_norms(W, X):
     return (unit_rows(X) @ unit_rows(W).T).square().sum(-1).sqrt()
 
 
-def unit_columns(W, X):
-    return (unit_rows(X) @ unit_rows(W.T)).norm(dim=-1)
-
-
-def unit_matrix(W, X):
-    return (unit_rows(X) @ (W / W.norm()).T).norm(dim=-1)
-
-
-def divided_by_zero(W, X):
-    return projected_norms(W, X / X.norm(dim=-1, keepdim=True))
-
-
-def along_tokens(W, X):
-    return (unit_rows(X) @ unit_rows(W).T).norm(dim=0)
-
-
-PROJECTION = Exercise(reference=projected_norms, inputs=projection_inputs, misconceptions=[
-    (unit_columns,
-     "You normalized the columns of W. A row is what one output takes its inner product with."),
-    (lambda W, X: projected_norms(W, X).square(),
-     "This is the squared norm; the root is missing."),
-    (lambda W, X: (X @ unit_rows(W).T).norm(dim=-1),
-     "The rows of X keep the lengths they came with: they are to be unit vectors too."),
-    (lambda W, X: (unit_rows(X) @ W.T).norm(dim=-1),
-     "X is normalized, W is not: its rows are to be unit vectors as well."),
-    (unit_matrix,
-     "You divided W by one number, its norm as a whole. Each row has a length of its own."),
-    (lambda W, X: (X @ W.T).norm(dim=-1),
-     "Nothing is normalized: both have rows that are to be unit vectors."),
-    (divided_by_zero,
-     "Right but for a row of zeros in X, which you divide by its length 0. It has length 0, "
-     "before and after."),
-    (along_tokens,
-     "You took the lengths along the wrong axis: for each row of X the vector W x runs over "
-     "the rows of W."),
-])
+PROJECTION = Exercise(reference=projected_norms, inputs=projection_inputs, misconceptions={
+    "You normalized the columns of W. A row is what one output takes its inner product with.":
+        lambda W, X: (unit_rows(X) @ unit_rows(W.T)).norm(dim=-1),
+    "The rows of X keep the lengths they came with: they are to be unit vectors too.":
+        lambda W, X: (X @ unit_rows(W).T).norm(dim=-1),
+    "X is normalized, W is not: its rows are to be unit vectors as well.":
+        lambda W, X: (unit_rows(X) @ W.T).norm(dim=-1),
+    "You divided W by one number, its norm as a whole. Each row has a length of its own.":
+        lambda W, X: (unit_rows(X) @ (W / W.norm()).T).norm(dim=-1),
+    "Nothing is normalized: both have rows that are to be unit vectors.":
+        lambda W, X: (X @ W.T).norm(dim=-1),
+})
 
 
 # 5.2 Linear maps ----------------------------------------------------------------------------------
@@ -117,30 +93,22 @@ def without_roots(d, n_head, mlp_ratio):
     return [nu ** 2 for nu in linear_factors(d, n_head, mlp_ratio)]
 
 
-def p_upside_down(d, n_head, mlp_ratio):
-    nu_qkv, nu_p, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [nu_qkv, 1 / nu_p, nu_uz, nu_d]
-
-
 LINEAR_PARTS = ("nu_qkv", "nu_p", "nu_uz", "nu_d")
 LINEAR = Exercise(
-    reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions=[
-    (expected_norms,
-     "All four are upside down: these are the expected norms, nu is what brings them back to 1."),
-    (one_head_of_d,
-     "For attention you took a map from d to d. q, k and v belong to one head each: count the "
-     "entries of one."),
-    (p_from_unit_vector,
-     "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit "
-     "vectors side by side?"),
-    (uz_as_one_vector,
-     "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length."),
-    (without_roots,
-     "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing."),
-    (p_upside_down,
-     "nu_p is upside down: n_head unit vectors side by side are longer than 1, and nu_p has "
-     "to shorten them."),
-])
+    reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions={
+    "All four are upside down: these are the expected norms, nu is what brings them back to 1.":
+        expected_norms,
+    "For attention you took a map from d to d. q, k and v belong to one head each: count the "
+    "entries of one.":
+        one_head_of_d,
+    "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit "
+    "vectors side by side?":
+        p_from_unit_vector,
+    "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length.":
+        uz_as_one_vector,
+    "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing.":
+        without_roots,
+})
 
 
 # 5.3 The residual step ----------------------------------------------------------------------------
@@ -162,22 +130,20 @@ def printed_nu(alpha):
     return 1 - 2 * alpha + 2 * alpha ** 2
 
 
-RESIDUAL = Exercise(reference=nu_residual, inputs=residual_inputs, misconceptions=[
-    (printed_nu,
-     "This is the paper's printed line, the expected squared norm. What has to stand before a "
-     "vector to undo it?"),
-    (torch.ones_like,
-     "1 - alpha and alpha add up to 1, but h and y stand at right angles: the sum is "
-     "shorter than 1."),
-    (lambda alpha: printed_nu(alpha) ** 0.5,
-     "This is the expected norm. nu is what brings it back to 1."),
-    (lambda alpha: 1 / printed_nu(alpha),
-     "You divide by the expected squared norm; a vector is divided by its norm."),
-    (lambda alpha: 1 / (1 - alpha),
-     "This undoes the factor 1 - alpha on h. The other part, alpha y, has a length too."),
-    (lambda alpha: (1 + alpha ** 2) ** -0.5,
-     "This belongs to h + alpha y. The step is h + alpha (y - h): h keeps 1 - alpha of itself."),
-])
+RESIDUAL = Exercise(reference=nu_residual, inputs=residual_inputs, misconceptions={
+    "This is the paper's printed line, the expected squared norm. What has to stand before a "
+    "vector to undo it?":
+        printed_nu,
+    "1 - alpha and alpha add up to 1, but h and y stand at right angles: the sum is "
+    "shorter than 1.":
+        torch.ones_like,
+    "You divide by the expected squared norm; a vector is divided by its norm.":
+        lambda alpha: 1 / printed_nu(alpha),
+    "This undoes the factor 1 - alpha on h. The other part, alpha y, has a length too.":
+        lambda alpha: 1 / (1 - alpha),
+    "This belongs to h + alpha y. The step is h + alpha (y - h): h keeps 1 - alpha of itself.":
+        lambda alpha: (1 + alpha ** 2) ** -0.5,
+})
 
 
 # 5.4 The stream over many steps -------------------------------------------------------------------
@@ -210,40 +176,24 @@ def powers(factor, steps):
     return factor ** torch.arange(steps + 1, dtype=torch.float64)
 
 
-def without_the_branch(alpha, nu, steps):
-    return powers(nu * (1 - alpha), steps)
-
-
 def last_nu_missing(alpha, nu, steps):
     lengths = stream_norms(alpha, nu, steps)
     lengths[1:] = lengths[1:] / nu
     return lengths
 
 
-def as_if_unit(alpha, nu, steps):
-    return powers(nu * math.sqrt(printed_nu(alpha)), steps)
-
-
-STREAM = Exercise(reference=stream_norms, inputs=stream_inputs, misconceptions=[
-    (lengths_added,
-     "You added lengths. Independent directions are orthogonal: their squares add."),
-    (without_the_branch,
-     "Only what is left of the old h is counted; the branch adds alpha of a unit vector."),
-    (lambda alpha, nu, steps: stream_norms(alpha, nu, steps).square(),
-     "These are squared norms: the root at the end is missing."),
-    (last_nu_missing,
-     "The factor nu stands around the whole sum, the last step's too: h is measured after it."),
-    (as_if_unit,
-     "1 - 2a + 2a^2 is for an h of length 1. Here h has the length n_k that the step before left."),
-    (lambda alpha, nu, steps: stream_norms(alpha, nu ** 0.5, steps),
-     "You multiply the square by nu: a factor nu on h is nu^2 on its square."),
-    (lambda alpha, nu, steps: stream_norms(alpha, nu, steps)[1:],
-     "One length too few: n_0, that of the start, belongs to them."),
-    (lambda alpha, nu, steps: stream_norms(alpha, nu, steps)[:-1],
-     "One length too few: the last step's is missing."),
-    (lambda alpha, nu, steps: stream_norms(alpha, nu, steps)[-1],
-     "That is the last length; all of them are asked for."),
-])
+STREAM = Exercise(reference=stream_norms, inputs=stream_inputs, misconceptions={
+    "You added lengths. Independent directions are orthogonal: their squares add.":
+        lengths_added,
+    "Only what is left of the old h is counted; the branch adds alpha of a unit vector.":
+        lambda alpha, nu, steps: powers(nu * (1 - alpha), steps),
+    "The factor nu stands around the whole sum, the last step's too: h is measured after it.":
+        last_nu_missing,
+    "1 - 2a + 2a^2 is for an h of length 1. Here h has the length n_k that the step before left.":
+        lambda alpha, nu, steps: powers(nu * math.sqrt(printed_nu(alpha)), steps),
+    "You multiply the square by nu: a factor nu on h is nu^2 on its square.":
+        lambda alpha, nu, steps: stream_norms(alpha, nu ** 0.5, steps),
+})
 
 
 # 5.5 The gate -------------------------------------------------------------------------------------
@@ -277,27 +227,23 @@ def by_deviation(sigma):
     return variance ** -0.5
 
 
-GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions=[
-    (lambda sigma: nu_gate(sigma ** 0.5),
-     "sigma is the standard deviation; you used it as the variance."),
-    (lambda sigma: nu_gate(sigma ** 2),
-     "You stretched t by sigma^2, which is its variance. By what does one stretch a "
-     "normal number?"),
-    (lambda sigma: 1 / mean_square(silu, sigma),
-     "1 / E[f^2] undoes a squared norm; the root is missing."),
-    (lambda sigma: 1 / abs(mean_of(silu, sigma)),
-     "You squared the mean: what is wanted is the mean of the square, which is larger."),
-    (lambda sigma: mean_square(torch.sigmoid, sigma) ** -0.5,
-     "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t)."),
-    (by_deviation,
-     "You took the standard deviation, which leaves the mean out. A length counts the mean too."),
-    (lambda sigma: 1 / mean_of(lambda t: silu(t).abs(), sigma),
-     "You average sizes, E|f|. A length is made of squares: the root of E[f^2], which is larger."),
-    (lambda sigma: 2 / sigma,
-     "2 / sigma is for small sigma, where SiLU is the straight line t / 2. It bends."),
-    (lambda sigma: 1 / nu_gate(sigma),
-     "This is the expected norm; nu is what undoes it."),
-])
+GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions={
+    "sigma is the standard deviation; you used it as the variance.":
+        lambda sigma: nu_gate(sigma ** 0.5),
+    "You stretched t by sigma^2, which is its variance. By what does one stretch a "
+    "normal number?":
+        lambda sigma: nu_gate(sigma ** 2),
+    "You squared the mean: what is wanted is the mean of the square, which is larger.":
+        lambda sigma: 1 / abs(mean_of(silu, sigma)),
+    "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t).":
+        lambda sigma: mean_square(torch.sigmoid, sigma) ** -0.5,
+    "You took the standard deviation, which leaves the mean out. A length counts the mean too.":
+        by_deviation,
+    "You average sizes, E|f|. A length is made of squares: the root of E[f^2], which is larger.":
+        lambda sigma: 1 / mean_of(lambda t: silu(t).abs(), sigma),
+    "2 / sigma is for small sigma, where SiLU is the straight line t / 2. It bends.":
+        lambda sigma: 2 / sigma,
+})
 
 
 # 5.6 Averaging in attention -----------------------------------------------------------------------
@@ -317,30 +263,20 @@ def mixed_norms(A):
     return A.square().sum(-1).sqrt()
 
 
-def by_count(A):
-    return (A > 0).sum(-1) ** -0.5
-
-
-def as_if_equal(A):
-    return torch.full(A.shape[:-1], A.shape[-1] ** -0.5)
-
-
-MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions=[
-    (lambda A: A.sum(-1),
-     "These are sums of weights, always 1: that would be the length if all values were "
-     "the same vector."),
-    (by_count,
-     "You counted the tokens with any weight at all. That is right only when the "
-     "weights are equal."),
-    (lambda A: mixed_norms(A).square(),
-     "These are expected squared norms; the root is missing."),
-    (lambda A: mixed_norms(A.mT),
-     "You summed over the queries. An output is a row of A times the values."),
-    (lambda A: 1 / mixed_norms(A),
-     "This is the factor that would bring the output back to length 1. Its length is asked for."),
-    (as_if_equal,
-     "That is right where all S weights are equal; yours does not look at the weights."),
-])
+MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
+    "These are sums of weights, always 1: that would be the length if all values were "
+    "the same vector.":
+        lambda A: A.sum(-1),
+    "You counted the tokens with any weight at all. That is right only when the "
+    "weights are equal.":
+        lambda A: (A > 0).sum(-1) ** -0.5,
+    "You summed over the queries. An output is a row of A times the values.":
+        lambda A: mixed_norms(A.mT),
+    "This is the factor that would bring the output back to length 1. Its length is asked for.":
+        lambda A: 1 / mixed_norms(A),
+    "That is right where all S weights are equal; yours does not look at the weights.":
+        lambda A: torch.full(A.shape[:-1], A.shape[-1] ** -0.5),
+})
 
 
 # 5.7 Which factors count --------------------------------------------------------------------------
@@ -372,31 +308,20 @@ PLACES_ABOUT = {
 }
 
 COUNTED = Exercise(
-    reference=places("z", "residual"), inputs=place_inputs, about=PLACES_ABOUT, misconceptions=[
-    (places("q", "k", "z", "residual"),
-     "q and k: a norm follows at once (Table 1), and g sets their scale. What is left of a factor "
-     "before a norm?"),
-    (places("v", "z", "residual"),
-     "v: follow the factor through A v, which is a weighted sum, and through W_p, to "
-     "the next norm."),
-    (places("u", "z", "residual"),
-     "u: the product u * SiLU(z) is linear in u. Where does the factor go from there?"),
-    (places("u", "z", "acf", "d", "residual"),
-     "The MLP's output ends in norm(h_m). Which factors can be pulled out in front of the "
-     "whole of W_d (...)?"),
-    (places("z"),
-     "h after the residual step meets no norm: it goes on into the next step, and at the end "
-     "into the head."),
-    (places("z", "acf", "residual"),
-     "acf: it multiplies the product after SiLU, so it can be pulled out through W_d. What "
-     "comes after W_d?"),
-    (places(*PLACES),
-     "Not all of them: what does a norm leave of a factor in front of it?"),
-    (places("q", "k", "v", "p", "u", "acf", "d"),
-     "You have it the other way round: True is for a factor that changes the output."),
-    (places("residual"),
-     "One constant sits inside a function f with f(c z) different from c f(z)."),
-])
+    reference=places("z", "residual"), inputs=place_inputs, about=PLACES_ABOUT, misconceptions={
+    "q and k: a norm follows at once (Table 1), and g sets their scale. What is left of a factor "
+    "before a norm?":
+        places("q", "k", "z", "residual"),
+    "u: the product u * SiLU(z) is linear in u. Where does the factor go from there?":
+        places("u", "z", "residual"),
+    "The MLP's output ends in norm(h_m). Which factors can be pulled out in front of the "
+    "whole of W_d (...)?":
+        places("u", "z", "acf", "d", "residual"),
+    "Not all of them: what does a norm leave of a factor in front of it?":
+        places(*PLACES),
+    "One constant sits inside a function f with f(c z) different from c f(z).":
+        places("residual"),
+})
 
 
 # 5.8 Folding --------------------------------------------------------------------------------------
@@ -423,18 +348,6 @@ def fold_least(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv, times(w_up, z=nu_uz * sqrt_d)
 
 
-def nothing_folded(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, w_up
-
-
-def without_sqrt_d(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, z=nu_uz)
-
-
-def without_nu(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, z=sqrt_d)
-
-
 def divided(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))
 
@@ -447,10 +360,6 @@ def nu_into_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)
 
 
-def all_into_both(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, w_up * nu_uz * sqrt_d
-
-
 def qkv_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv * nu_qkv, times(w_up, z=nu_uz * sqrt_d)
 
@@ -459,29 +368,25 @@ def qkv_and_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv * nu_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)
 
 
-FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions=[
-    (nothing_folded,
-     "You leave w_up as it is. Not every factor is undone by a norm: which of the constants "
-     "counted in 5.7?"),
-    (without_sqrt_d,
-     "The gate's argument is z * nu_uz * sqrt(d): two factors, one of which you left behind."),
-    (without_nu,
-     "Besides sqrt(d) there is nu_uz, on z as well as on u."),
-    (divided,
-     "You divide. The constants are set to 1, so the weights have to take them over: multiply."),
-    (into_u,
-     "u's rows come first in W_uz, then z's; the gate's argument is z."),
-    (nu_into_u_too,
-     "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u."),
-    (all_into_both,
-     "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u."),
-    (qkv_too,
-     "The output is right, but w_qkv need not change: which norms follow q, k and v "
-     "(exercise 5.7)?"),
-    (qkv_and_u_too,
-     "The output is right, but q, k, v and u need not change: a norm undoes each of these factors "
-     "(exercise 5.7)."),
-])
+FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions={
+    "You leave w_up as it is. Not every factor is undone by a norm: which of the constants "
+    "counted in 5.7?":
+        lambda w_qkv, w_up, nu_qkv, nu_uz, sqrt_d: (w_qkv, w_up),
+    "You divide. The constants are set to 1, so the weights have to take them over: multiply.":
+        divided,
+    "u's rows come first in W_uz, then z's; the gate's argument is z.":
+        into_u,
+    "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u.":
+        nu_into_u_too,
+    "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u.":
+        lambda w_qkv, w_up, nu_qkv, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
+    "The output is right, but w_qkv need not change: which norms follow q, k and v "
+    "(exercise 5.7)?":
+        qkv_too,
+    "The output is right, but q, k, v and u need not change: a norm undoes each of these factors "
+    "(exercise 5.7).":
+        qkv_and_u_too,
+})
 
 
 # 5.9 Bounds ---------------------------------------------------------------------------------------
@@ -501,38 +406,27 @@ def bound_rows(W):
     return W / length.clamp(min=1.0)
 
 
-def over_longest(W):
-    return W / W.norm(dim=-1).max().clamp(min=1)
-
-
-def over_sum_of_sizes(W):
-    return W / W.abs().sum(-1, keepdim=True).clamp(min=1)
-
-
-BOUND = Exercise(reference=bound_rows, inputs=bound_inputs, misconceptions=[
-    (lambda W: W / W.norm(dim=-1, keepdim=True),
-     "This is nGPT's constraint: short rows are stretched, and a row of zeros is 0/0. A bound "
-     "leaves both alone."),
-    (unit_rows,
-     "This is nGPT's constraint: short rows are stretched. A bound leaves them alone."),
-    (lambda W: bound_rows(W.T).T,
-     "You bounded the columns. In y = W x a row is one neuron's weights."),
-    (lambda W: W / W.square().sum(-1, keepdim=True).clamp(min=1),
-     "You divide by the squared length: a row of length 5 gets length 0.2."),
-    (over_sum_of_sizes,
-     "You divide by the sum of the entries' sizes. A length is the root of the sum of "
-     "their squares."),
-    (over_longest,
-     "You divide all rows by the length of the longest, and so shorten some that may stay. Each "
-     "row has its own."),
-    (lambda W: W / W.norm().clamp(min=1),
-     "You bounded the matrix as a whole. Each row has a bound of its own."),
-    (lambda W: W / W.norm(dim=-1, keepdim=True).clamp(max=1),
-     "The other way round: long rows stay, short ones are stretched. Which lengths may "
-     "be divided by?"),
-    (lambda W: W.clamp(-1, 1),
-     "You bounded each entry. A row of entries below 1 can be much longer than 1."),
-])
+BOUND = Exercise(reference=bound_rows, inputs=bound_inputs, misconceptions={
+    "This is nGPT's constraint: short rows are stretched. A bound leaves them alone.":
+        unit_rows,
+    "You bounded the columns. In y = W x a row is one neuron's weights.":
+        lambda W: bound_rows(W.T).T,
+    "You divide by the squared length: a row of length 5 gets length 0.2.":
+        lambda W: W / W.square().sum(-1, keepdim=True).clamp(min=1),
+    "You divide by the sum of the entries' sizes. A length is the root of the sum of "
+    "their squares.":
+        lambda W: W / W.abs().sum(-1, keepdim=True).clamp(min=1),
+    "You divide all rows by the length of the longest, and so shorten some that may stay. Each "
+    "row has its own.":
+        lambda W: W / W.norm(dim=-1).max().clamp(min=1),
+    "You bounded the matrix as a whole. Each row has a bound of its own.":
+        lambda W: W / W.norm().clamp(min=1),
+    "The other way round: long rows stay, short ones are stretched. Which lengths may "
+    "be divided by?":
+        lambda W: W / W.norm(dim=-1, keepdim=True).clamp(max=1),
+    "You bounded each entry. A row of entries below 1 can be much longer than 1.":
+        lambda W: W.clamp(-1, 1),
+})
 
 
 # 5.10 The riddle of Table F.1 ---------------------------------------------------------------------
@@ -567,18 +461,9 @@ def extra_per_layer(printed, digit, counted, layers):
     return lowest.max(), highest.min()
 
 
-def as_if_exact(printed, digit, counted, layers):
-    extra = (printed - counted) / layers
-    return extra.min(), extra.max()
-
-
 def of_any_model(printed, digit, counted, layers):
     lowest, highest = interval_of_each(printed, digit, counted, layers)
     return lowest.min(), highest.max()
-
-
-def in_whole_model(printed, digit, counted, layers):
-    return extra_per_layer(printed, digit, counted, 1)
 
 
 def none_below_0(printed, digit, counted, layers):
@@ -591,23 +476,19 @@ def in_order(printed, digit, counted, layers):
 
 
 EXTRA = Exercise(
-    reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions=[
-    (as_if_exact,
-     "A printed number is rounded: the true one lies up to half a digit away on either side."),
-    (lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
-     "Rounding moves a number by at most half of its last digit, not by a whole one."),
-    (of_any_model,
-     "This is what at least one model allows. The same number of extras has to fit all "
-     "models at once."),
-    (in_whole_model,
-     "These are extras in the whole model; a deeper model has more layers to put them in."),
-    (lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),
-     "Your sign is reversed: what we did not count is the printed number less ours."),
-    (none_below_0,
-     "You cut the interval off at 0. It is asked for as it is, even where it begins below 0."),
-    (in_order,
-     "You sorted the two. When no e fits, lowest comes out above highest: that is the finding."),
-])
+    reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
+    "Rounding moves a number by at most half of its last digit, not by a whole one.":
+        lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
+    "This is what at least one model allows. The same number of extras has to fit all "
+    "models at once.":
+        of_any_model,
+    "Your sign is reversed: what we did not count is the printed number less ours.":
+        lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),
+    "You cut the interval off at 0. It is asked for as it is, even where it begins below 0.":
+        none_below_0,
+    "You sorted the two. When no e fits, lowest comes out above highest: that is the finding.":
+        in_order,
+})
 
 
 # 5.11 The block with what is left -----------------------------------------------------------------
@@ -719,59 +600,51 @@ def angpt_block(h, p, n_head, cos, sin, *, causal=True, g_twice=False, over_sqrt
     return step(after, y, p["alpha_m"], norm_h_m)
 
 
-BLOCK = Exercise(reference=angpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions=[
-    (partial(angpt_block, causal=False),
-     "A token attends to later ones: the mask is missing."),
-    (partial(angpt_block, over_sqrt_d_k=True),
-     "The scores are divided by sqrt(d_k) as well: g, which starts at sqrt(d_k), is "
-     "the whole factor."),
-    (partial(angpt_block, g_twice=True),
-     "g multiplies q and k both, so that it counts twice. q alone has it."),
-    (partial(angpt_block, nu_uz=1.0),
-     "The gate's argument lacks nu_uz: of the constants that one counts (5.7)."),
-    (partial(angpt_block, sqrt_d=False),
-     "The gate's argument lacks sqrt(d)."),
-    (partial(angpt_block, from_heads=not_changed_places),
-     "The heads are put side by side in the wrong order: before (B, T, d), H and T have to "
-     "change places again."),
-    (partial(angpt_block, norm_h=True),
-     "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, "
-     "k, h_a and h_m."),
-    (partial(angpt_block, norm_h_a=False, norm_h_m=False),
-     "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m."),
-    (partial(angpt_block, norm_h_m=False),
-     "The MLP's output goes into its step without its norm."),
-    (partial(angpt_block, norm_h_a=False),
-     "Attention's output goes into its step without its norm."),
-    (partial(angpt_block, to_heads=every_n_headth),
-     "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one."),
-    (partial(angpt_block, nu=lambda alpha: 1.0),
-     "nu(alpha) is missing: h becomes shorter with each step."),
-    (partial(angpt_block, nu=printed_nu),
-     "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3."),
-    (partial(angpt_block, norm_after_step=True),
-     "You normalize h after a step, as nGPT does. anGPT has nu(alpha) there."),
-    (partial(angpt_block, absolute=False),
-     "A negative alpha walks away: the model takes its absolute value."),
-    (partial(angpt_block, silu_of_u=True),
-     "SiLU is applied to u. The first 4d rows of w_up are u's."),
-    (partial(angpt_block, parallel=True),
-     "The MLP reads the h from before attention's step. It comes after it."),
-])
+BLOCK = Exercise(reference=angpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions={
+    "A token attends to later ones: the mask is missing.":
+        partial(angpt_block, causal=False),
+    "The scores are divided by sqrt(d_k) as well: g, which starts at sqrt(d_k), is "
+    "the whole factor.":
+        partial(angpt_block, over_sqrt_d_k=True),
+    "g multiplies q and k both, so that it counts twice. q alone has it.":
+        partial(angpt_block, g_twice=True),
+    "The gate's argument lacks nu_uz: of the constants that one counts (5.7).":
+        partial(angpt_block, nu_uz=1.0),
+    "The gate's argument lacks sqrt(d).":
+        partial(angpt_block, sqrt_d=False),
+    "The heads are put side by side in the wrong order: before (B, T, d), H and T have to "
+    "change places again.":
+        partial(angpt_block, from_heads=not_changed_places),
+    "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, "
+    "k, h_a and h_m.":
+        partial(angpt_block, norm_h=True),
+    "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m.":
+        partial(angpt_block, norm_h_a=False, norm_h_m=False),
+    "The MLP's output goes into its step without its norm.":
+        partial(angpt_block, norm_h_m=False),
+    "Attention's output goes into its step without its norm.":
+        partial(angpt_block, norm_h_a=False),
+    "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one.":
+        partial(angpt_block, to_heads=every_n_headth),
+    "nu(alpha) is missing: h becomes shorter with each step.":
+        partial(angpt_block, nu=lambda alpha: 1.0),
+    "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3.":
+        partial(angpt_block, nu=printed_nu),
+    "You normalize h after a step, as nGPT does. anGPT has nu(alpha) there.":
+        partial(angpt_block, norm_after_step=True),
+    "A negative alpha walks away: the model takes its absolute value.":
+        partial(angpt_block, absolute=False),
+    "SiLU is applied to u. The first 4d rows of w_up are u's.":
+        partial(angpt_block, silu_of_u=True),
+    "The MLP reads the h from before attention's step. It comes after it.":
+        partial(angpt_block, parallel=True),
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
 def never(y, *arguments):
     return False
-
-
-def one_a_row(y, W, X):
-    return y.shape == X.shape[:1]
-
-
-def at_most_root_of_rows(y, W, X):
-    return (y <= len(W) ** 0.5 + 0.001).all()
 
 
 def one_cosine(y, W, X):
@@ -793,31 +666,15 @@ def nothing_with_narrow_mlp(y, d, n_head, mlp_ratio):
     return near(y[2], 1) and near(y[3], 1)
 
 
-def attention_undone(y, d, n_head, mlp_ratio):
-    return near(y[0] * y[1], 1)
-
-
-def mlp_undone(y, d, n_head, mlp_ratio):
-    return near(y[2] * y[3], 1)
-
-
 def one_at_ends(y, alpha):
     is_ends = near(alpha.min(), 0) and near(alpha.max(), 1)
     return not is_ends or near(y, 1)
-
-
-def root_at_half(y, alpha):
-    return not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1)
 
 
 def first_step(y, alpha, nu, steps):
     if steps == 0:
         return True
     return near(y[1] ** 2, nu ** 2 * ((1 - alpha) ** 2 + alpha ** 2))
-
-
-def steep_for_small(y, sigma):
-    return sigma > 0.6 or y * sigma > 1.7
 
 
 def one_token_alone(y, A):
@@ -831,21 +688,9 @@ def root_of_equal(y, A):
     return not is_equal or near(y[..., -1], A.shape[-1] ** -0.5)
 
 
-def qkv_kept(y, w_qkv, *others):
-    return near(y[0], w_qkv)
-
-
 def u_kept(y, w_qkv, w_up, *others):
     u, _ = y[1].chunk(2)
     return near(u, w_up.chunk(2)[0])
-
-
-def within_bound(y, W):
-    return (y.norm(dim=-1) <= 1.001).all()
-
-
-def short_kept(y, W):
-    return W.norm(dim=-1).max() > 1 or near(y, W)
 
 
 def width_of_one(y, printed, digit, counted, layers):
@@ -874,109 +719,109 @@ def attention_alone(y, h, p, *others):
 
 
 PROPERTIES = {
-    "5.1": [
-        (one_a_row,
-         "There is one length for each row of X."),
-        (at_most_root_of_rows,
-         "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). "
-         "Some of yours are."),
-        (one_cosine,
-         "With one row in each, the length is the size of one cosine. Yours is another number."),
-        (never,
-         "With one row in each yours is right: over which axis is the length taken?")],
-    "5.2": [
-        (nothing_with_one_head,
-         "With one head, q, k, v and W_p go from d channels to d: nothing is to be "
-         "undone in attention."),
-        (nothing_with_narrow_mlp,
-         "With an MLP as wide as the stream, u, z and the way back have d channels: nothing is to "
-         "be undone there."),
-        (attention_undone,
-         "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H such vectors. "
-         "Together they change nothing; yours do."),
-        (mlp_undone,
-         "nu_uz and nu_d: one widens, the other narrows by as much. Together they change "
-         "nothing; yours do."),
-        (never,
-         "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?")],
-    "5.3": [
-        (lambda y, alpha: y.shape == alpha.shape,
-         "Each channel has a nu of its own, as it has an alpha."),
-        (one_at_ends,
-         "With no step, or one that goes the whole way, h is a unit vector already: nothing "
-         "is to be undone."),
-        (root_at_half,
-         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
-         "bring it to 1."),
-        (never,
-         "Two squares add up, that of what is left of h and that of what comes in.")],
-    "5.4": [
-        (lambda y, alpha, nu, steps: y.numel() == steps + 1,
-         "There is a length for the start, and one behind each step."),
-        (lambda y, alpha, nu, steps: near(y.flatten()[0], 1),
-         "The first length is that of the start, 1."),
-        (first_step,
-         "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. "
-         "Yours is another."),
-        (never,
-         "n_1 is right. For n_2 the side along h is as long as what n_1 leaves of it.")],
-    "5.5": [
-        (lambda y, sigma: 1.4 < y * sigma < 2.01,
-         "SiLU(t) is about t / 2 for small t, and t or 0 for large ones: nu times sigma lies "
-         "between sqrt(2) and 2. Yours does not. Has your t the deviation sigma, and if it is on a "
-         "grid, does that reach several sigma?"),
-        (steep_for_small,
-         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
-         "Yours is smaller."),
-        (never,
-         "Is your grid wide enough, and fine enough, and weighted with the normal's density? Or, "
-         "of random numbers, have you a million?")],
-    "5.6": [
-        (lambda y, A: y.shape == A.shape[:-1],
-         "There is one length for each row of A."),
-        (lambda y, A: y.max() < 1.001,
-         "A mean of unit vectors is not longer than 1. Yours is."),
-        (one_token_alone,
-         "With all weight on one token its vector comes out as it is: length 1."),
-        (root_of_equal,
-         "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another."),
-        (never,
-         "Weights that are not equal: the squares of which vectors add up?")],
-    "5.8": [
-        (qkv_kept,
-         "w_qkv: which norms follow q, k and v? See what 5.7 says of them."),
-        (u_kept,
-         "The first half of w_up is u's. Is there a factor on u that counts in 5.7?"),
-        (never,
-         "The rows of z: all of what stands with z in SiLU's argument, and nothing else.")],
-    "5.9": [
-        (within_bound,
-         "Some of your rows are longer than 1."),
-        (short_kept,
-         "Rows shorter than 1 should stay as they are."),
-        (never,
-         "What is too long should come out with the length 1, and with the direction it had.")],
-    "5.10": [
-        (lambda y, *arguments: y[0].numel() == 1,
-         "Two numbers are asked for: one interval for all models together."),
-        (width_of_one,
-         "With one model the interval, over all layers, is as wide as one unit of the last "
-         "digit. Yours is not."),
-        (middle_of_one,
-         "With one model the middle of the interval, over all layers, is what was printed less "
-         "what was counted."),
-        (never,
-         "With one model yours is right. Which e lie in the intervals of all of them?")],
-    "5.11": [
-        (mlp_alone,
-         "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, "
-         "u, z and its factor, SiLU and w_down, and at its norm and its step."),
-        (attention_alone,
-         "The MLP is right. With alpha_m of 0, where attention is alone, yours is off: look at q, "
-         "k and v, rope, the norms and g, the mask, w_o, and at attention's norm and step."),
-        (never,
-         "Attention alone is right, and so is the MLP alone: does each step take its own alpha, "
-         "and its own nu(alpha)?")],
+    "5.1": {
+        "There is one length for each row of X.":
+            lambda y, W, X: y.shape == X.shape[:1],
+        "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). "
+        "Some of yours are.":
+            lambda y, W, X: (y <= len(W) ** 0.5 + 0.001).all(),
+        "With one row in each, the length is the size of one cosine. Yours is another number.":
+            one_cosine,
+        "With one row in each yours is right: over which axis is the length taken?":
+            never},
+    "5.2": {
+        "With one head, q, k, v and W_p go from d channels to d: nothing is to be "
+        "undone in attention.":
+            nothing_with_one_head,
+        "With an MLP as wide as the stream, u, z and the way back have d channels: nothing is to "
+        "be undone there.":
+            nothing_with_narrow_mlp,
+        "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H such vectors. "
+        "Together they change nothing; yours do.":
+            lambda y, d, n_head, mlp_ratio: near(y[0] * y[1], 1),
+        "nu_uz and nu_d: one widens, the other narrows by as much. Together they change "
+        "nothing; yours do.":
+            lambda y, d, n_head, mlp_ratio: near(y[2] * y[3], 1),
+        "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?":
+            never},
+    "5.3": {
+        "Each channel has a nu of its own, as it has an alpha.":
+            lambda y, alpha: y.shape == alpha.shape,
+        "With no step, or one that goes the whole way, h is a unit vector already: nothing "
+        "is to be undone.":
+            one_at_ends,
+        "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
+        "bring it to 1.":
+            lambda y, alpha: not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1),
+        "Two squares add up, that of what is left of h and that of what comes in.":
+            never},
+    "5.4": {
+        "There is a length for the start, and one behind each step.":
+            lambda y, alpha, nu, steps: y.numel() == steps + 1,
+        "The first length is that of the start, 1.":
+            lambda y, alpha, nu, steps: near(y.flatten()[0], 1),
+        "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. "
+        "Yours is another.":
+            first_step,
+        "n_1 is right. For n_2 the side along h is as long as what n_1 leaves of it.":
+            never},
+    "5.5": {
+        "SiLU(t) is about t / 2 for small t, and t or 0 for large ones: nu times sigma lies "
+        "between sqrt(2) and 2. Yours does not. Has your t the deviation sigma, and if it is on a "
+        "grid, does that reach several sigma?":
+            lambda y, sigma: 1.4 < y * sigma < 2.01,
+        "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
+        "Yours is smaller.":
+            lambda y, sigma: sigma > 0.6 or y * sigma > 1.7,
+        "Is your grid wide enough, and fine enough, and weighted with the normal's density? Or, "
+        "of random numbers, have you a million?":
+            never},
+    "5.6": {
+        "There is one length for each row of A.":
+            lambda y, A: y.shape == A.shape[:-1],
+        "A mean of unit vectors is not longer than 1. Yours is.":
+            lambda y, A: y.max() < 1.001,
+        "With all weight on one token its vector comes out as it is: length 1.":
+            one_token_alone,
+        "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another.":
+            root_of_equal,
+        "Weights that are not equal: the squares of which vectors add up?":
+            never},
+    "5.8": {
+        "w_qkv: which norms follow q, k and v? See what 5.7 says of them.":
+            lambda y, w_qkv, *others: near(y[0], w_qkv),
+        "The first half of w_up is u's. Is there a factor on u that counts in 5.7?":
+            u_kept,
+        "The rows of z: all of what stands with z in SiLU's argument, and nothing else.":
+            never},
+    "5.9": {
+        "Some of your rows are longer than 1.":
+            lambda y, W: (y.norm(dim=-1) <= 1.001).all(),
+        "Rows shorter than 1 should stay as they are.":
+            lambda y, W: W.norm(dim=-1).max() > 1 or near(y, W),
+        "What is too long should come out with the length 1, and with the direction it had.":
+            never},
+    "5.10": {
+        "Two numbers are asked for: one interval for all models together.":
+            lambda y, *arguments: y[0].numel() == 1,
+        "With one model the interval, over all layers, is as wide as one unit of the last "
+        "digit. Yours is not.":
+            width_of_one,
+        "With one model the middle of the interval, over all layers, is what was printed less "
+        "what was counted.":
+            middle_of_one,
+        "With one model yours is right. Which e lie in the intervals of all of them?":
+            never},
+    "5.11": {
+        "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, "
+        "u, z and its factor, SiLU and w_down, and at its norm and its step.":
+            mlp_alone,
+        "The MLP is right. With alpha_m of 0, where attention is alone, yours is off: look at q, "
+        "k and v, rope, the norms and g, the mask, w_o, and at attention's norm and step.":
+            attention_alone,
+        "Attention alone is right, and so is the MLP alone: does each step take its own alpha, "
+        "and its own nu(alpha)?":
+            never},
 }
 
 

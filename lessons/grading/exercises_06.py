@@ -45,28 +45,18 @@ def budget(n, ratio, *, each=6.0, weights=True, length=True, tokens=lambda n, ra
     return d, c
 
 
-def squared(n, ratio):
-    return n * ratio, 6 * n * n
-
-
-BUDGET = Exercise(reference=budget, inputs=budget_inputs, parts=("tokens", "FLOPs"), misconceptions=[
-    (partial(budget, length=False),
-     "That is what one token costs; a run has D of them."),
-    (partial(budget, each=2.0),
-     "Two FLOPs a weight and token is the forward pass alone."),
-    (partial(budget, each=4.0),
-     "That is the backward pass alone."),
-    (squared,
-     "The number of tokens does not enter your FLOPs."),
-    (partial(budget, weights=False),
-     "The number of weights does not enter your FLOPs."),
-    (partial(budget, tokens=lambda n, ratio: 20 * n),
-     "Your runs are as long whatever `ratio` is."),
-    (partial(budget, tokens=lambda n, ratio: n / ratio),
-     "`ratio` is tokens for each parameter, not the other way."),
-    (partial(budget, tokens=lambda n, ratio: ratio),
-     "`ratio` is for one parameter; the run is for all of them."),
-])
+BUDGET = Exercise(reference=budget, inputs=budget_inputs, parts=("tokens", "FLOPs"), misconceptions={
+    "That is what one token costs; a run has D of them.":
+        partial(budget, length=False),
+    "Two FLOPs a weight and token is the forward pass alone.":
+        partial(budget, each=2.0),
+    "That is the backward pass alone.":
+        partial(budget, each=4.0),
+    "`ratio` is tokens for each parameter, not the other way.":
+        partial(budget, tokens=lambda n, ratio: n / ratio),
+    "`ratio` is for one parameter; the run is for all of them.":
+        partial(budget, tokens=lambda n, ratio: ratio),
+})
 
 
 # 6.2 --------------------------------------------------------------------------------------------------------
@@ -97,10 +87,6 @@ def first_below(target, tokens, losses):
         if loss <= target:
             return n
     return tokens[-1]
-
-
-def nearest_run(target, tokens, losses):
-    return tokens[(losses - target).abs().argmin()]
 
 
 def by_first_two(target, tokens, losses):
@@ -141,34 +127,28 @@ def by_one_law(target, tokens, losses):
     return ((math.log(target) - level) / slope).exp()
 
 
-REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions=[
-    (partial(tokens_for, x=plain, y=plain, back=plain),
-     "You draw straight lines on plain axes. Budgets that double are equally far apart on other ones."),
-    (partial(tokens_for, y=plain),
-     "Your axis of losses is plain; a power law is straight where both are logarithmic."),
-    (partial(tokens_for, x=plain, back=plain),
-     "Your axis of tokens is plain; both are logarithmic."),
-    (first_below,
-     "You take a budget at which somebody ran. What is wanted lies between two."),
-    (nearest_run,
-     "That is the budget of the run whose loss is nearest; the target's own lies beside it."),
-    (by_last_two,
-     "You go by the last two runs, wherever the loss lies."),
-    (by_first_two,
-     "You go by the first two runs, wherever the loss lies."),
-    (np_interp,
-     "Right between the runs. Beyond them np.interp stays where the last one is; the line goes on."),
-    (partial(np_interp, descending=True),
-     "np.interp wants its first list ascending, and losses fall."),
-    (by_ends,
-     "You draw one line from the first run to the last, past those between."),
-    (by_one_law,
-     "You fit one law through all runs; here the two that the loss lies between decide."),
-    (by_gap,
-     "You compare losses: the gap on the vertical axis. How many tokens apart are they?"),
-    (partial(tokens_for, back=plain),
-     "You have the logarithm of the tokens."),
-])
+REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
+    "You draw straight lines on plain axes. Budgets that double are equally far apart on other ones.":
+        partial(tokens_for, x=plain, y=plain, back=plain),
+    "Your axis of losses is plain; a power law is straight where both are logarithmic.":
+        partial(tokens_for, y=plain),
+    "Your axis of tokens is plain; both are logarithmic.":
+        partial(tokens_for, x=plain, back=plain),
+    "You go by the last two runs, wherever the loss lies.":
+        by_last_two,
+    "You go by the first two runs, wherever the loss lies.":
+        by_first_two,
+    "Right between the runs. Beyond them np.interp stays where the last one is; the line goes on.":
+        np_interp,
+    "np.interp wants its first list ascending, and losses fall.":
+        partial(np_interp, descending=True),
+    "You draw one line from the first run to the last, past those between.":
+        by_ends,
+    "You fit one law through all runs; here the two that the loss lies between decide.":
+        by_one_law,
+    "You compare losses: the gap on the vertical axis. How many tokens apart are they?":
+        by_gap,
+})
 
 
 # 6.3 --------------------------------------------------------------------------------------------------------
@@ -265,10 +245,6 @@ def at_equal_steps(rows, worth=False):
     return losses[0] / losses[1]
 
 
-def upside_down(rows):
-    return 1 / reproduced(rows)
-
-
 def its_tokens(rows):
     budgets = means(ends(rows[rows[:, ARCH] == 0]), PLANNED)[0]
     return float(budgets[-1]) / reproduced(rows)
@@ -285,10 +261,6 @@ def exchanged(rows):
     return reproduced(swapped)
 
 
-def to_its_last_loss(rows):
-    return 1 / exchanged(rows)
-
-
 def first_of(losses):
     return losses[0]
 
@@ -297,47 +269,45 @@ def last_of(losses):
     return losses[-1]
 
 
-REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions=[
-    (partial(reproduced, keep=longest, by=DONE),
-     "You read the other architecture in mid-cosine: on its longest run's way the rate is still high, at a"
-     " run's own end it is not."),
-    (partial(reproduced, keep=furthest),
-     "A run that was stopped before its end counts in yours."),
-    (at_equal_steps,
-     "You compare at equal steps: a ratio of losses. How many tokens apart are equal losses?"),
-    (partial(at_equal_steps, worth=True),
-     "Percents of loss at the same budget are asked nowhere. With how many tokens is the same loss reached?"),
-    (partial(reproduced, keep=near_the_end),
-     "Rows shortly before a run's end count in yours. Only the end itself is one."),
-    (partial(reproduced, keep=whole_runs),
-     "You average over a whole run, from its beginning."),
-    (partial(reproduced, of=torch.min),
-     "The better of two seeds is luck: all of them count."),
-    (partial(reproduced, of=first_of),
-     "One seed of several is left in yours."),
-    (partial(reproduced, of=last_of),
-     "Of several seeds your answer keeps the one that comes last."),
-    (partial(reproduced, keep=whole_runs, by=DONE),
-     "Rows on the way count in yours as if runs had ended there. At a run's end, so far is what was planned."),
-    (partial(reproduced, order=as_they_come),
-     "Your budgets stand in the order of the rows, which is any. tokens_for wants them ascending."),
-    (partial(reproduced, goal=0),
-     "You take the baseline's shortest budget, and the loss there. The longest was asked for."),
-    (partial(reproduced, reach=by_ends),
-     "One line from the first budget to the last: those between count, too."),
-    (partial(reproduced, reach=first_below),
-     "You take a budget at which somebody ran. `tokens_for` finds what lies between two."),
-    (upside_down,
-     "Yours is below 1 where the other architecture needs fewer tokens."),
-    (its_tokens,
-     "Those are tokens; the baseline's over these is the factor."),
-    (of_its_longest,
-     "The budget that you divide is the other architecture's longest. It should be the baseline's."),
-    (to_its_last_loss,
-     "You go to architecture 1's last loss. The one to be reached is the baseline's."),
-    (exchanged,
-     "In your answer architecture 1 is the baseline: column 0 says 0 for it."),
-])
+REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
+    "You read the other architecture in mid-cosine: on its longest run's way the rate is still high, at a"
+    " run's own end it is not.":
+        partial(reproduced, keep=longest, by=DONE),
+    "A run that was stopped before its end counts in yours.":
+        partial(reproduced, keep=furthest),
+    "You compare at equal steps: a ratio of losses. How many tokens apart are equal losses?":
+        at_equal_steps,
+    "Percents of loss at the same budget are asked nowhere. With how many tokens is the same loss reached?":
+        partial(at_equal_steps, worth=True),
+    "Rows shortly before a run's end count in yours. Only the end itself is one.":
+        partial(reproduced, keep=near_the_end),
+    "You average over a whole run, from its beginning.":
+        partial(reproduced, keep=whole_runs),
+    "The better of two seeds is luck: all of them count.":
+        partial(reproduced, of=torch.min),
+    "One seed of several is left in yours.":
+        partial(reproduced, of=first_of),
+    "Of several seeds your answer keeps the one that comes last.":
+        partial(reproduced, of=last_of),
+    "Rows on the way count in yours as if runs had ended there. At a run's end, so far is what was planned.":
+        partial(reproduced, keep=whole_runs, by=DONE),
+    "Your budgets stand in the order of the rows, which is any. tokens_for wants them ascending.":
+        partial(reproduced, order=as_they_come),
+    "You take the baseline's shortest budget, and the loss there. The longest was asked for.":
+        partial(reproduced, goal=0),
+    "One line from the first budget to the last: those between count, too.":
+        partial(reproduced, reach=by_ends),
+    "You take a budget at which somebody ran. `tokens_for` finds what lies between two.":
+        partial(reproduced, reach=first_below),
+    "Those are tokens; the baseline's over these is the factor.":
+        its_tokens,
+    "The budget that you divide is the other architecture's longest. It should be the baseline's.":
+        of_its_longest,
+    "You go to architecture 1's last loss. The one to be reached is the baseline's.":
+        lambda rows: 1 / exchanged(rows),
+    "In your answer architecture 1 is the baseline: column 0 says 0 for it.":
+        exchanged,
+})
 
 
 # 6.4 --------------------------------------------------------------------------------------------------------
@@ -374,34 +344,32 @@ def percents_subtracted(factor, percent):
     return in_time(factor, percent)[0], 100 * (1 - 1 / factor) - percent
 
 
-IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "saved"), misconceptions=[
-    (partial(in_time, both=lambda factor, each: factor - (each - 1)),
-     "You subtract percents of two different things: tokens, and the time of each."),
-    (partial(in_time, each=lost_share),
-     "A step that takes a quarter longer is not one of which a quarter is lost: with 100% nothing would be"
-     " left."),
-    (partial(in_time, both=lambda factor, each: factor * each),
-     "A dearer step makes yours faster."),
-    (partial(in_time, each=lambda percent: 1 + percent),
-     "Percents are hundredths."),
-    (partial(in_time, saved=lambda speed, factor: 100 * (speed - 1)),
-     "The factor is right. But who is twice as fast does not save 100% of the time."),
-    (partial(in_time, saved=lambda speed, factor: 100 * (1 - 1 / factor)),
-     "You have the share of the tokens that is saved. The time is asked for."),
-    (percents_subtracted,
-     "The factor is right. From the tokens saved you took the step's percents: those are percents of what "
-     "is left."),
-    (partial(in_time, saved=lambda speed, factor: 1 - 1 / speed),
-     "What is saved should be in percent."),
-    (partial(in_time, saved=lambda speed, factor: 100 / speed),
-     "That is the time that is left, not what is saved."),
-    (partial(in_time, both=lambda factor, each: factor),
-     "What a step costs does not enter."),
-    (partial(in_time, saved=lambda speed, factor: max(0.0, 100 * (1 - 1 / speed))),
-     "You cut what is saved off at 0. Who is slower saves less than nothing: a negative number."),
-    (partial(in_time, saved=lambda speed, factor: abs(100 * (1 - 1 / speed))),
-     "You give the size of what is saved. Who is slower saves less than nothing: a negative number."),
-])
+IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "saved"), misconceptions={
+    "You subtract percents of two different things: tokens, and the time of each.":
+        partial(in_time, both=lambda factor, each: factor - (each - 1)),
+    "A step that takes a quarter longer is not one of which a quarter is lost: with 100% nothing would be"
+    " left.":
+        partial(in_time, each=lost_share),
+    "A dearer step makes yours faster.":
+        partial(in_time, both=lambda factor, each: factor * each),
+    "Percents are hundredths.":
+        partial(in_time, each=lambda percent: 1 + percent),
+    "The factor is right. But who is twice as fast does not save 100% of the time.":
+        partial(in_time, saved=lambda speed, factor: 100 * (speed - 1)),
+    "You have the share of the tokens that is saved. The time is asked for.":
+        partial(in_time, saved=lambda speed, factor: 100 * (1 - 1 / factor)),
+    "The factor is right. From the tokens saved you took the step's percents: those are percents of what "
+    "is left.":
+        percents_subtracted,
+    "That is the time that is left, not what is saved.":
+        partial(in_time, saved=lambda speed, factor: 100 / speed),
+    "What a step costs does not enter.":
+        partial(in_time, both=lambda factor, each: factor),
+    "You cut what is saved off at 0. Who is slower saves less than nothing: a negative number.":
+        partial(in_time, saved=lambda speed, factor: max(0.0, 100 * (1 - 1 / speed))),
+    "You give the size of what is saved. Who is slower saves less than nothing: a negative number.":
+        partial(in_time, saved=lambda speed, factor: abs(100 * (1 - 1 / speed))),
+})
 
 
 # 6.5 --------------------------------------------------------------------------------------------------------
@@ -427,32 +395,28 @@ def both_upside_down(weak, strong):
     return strong / weak, math.log(strong / weak) / math.log(weak)
 
 
-SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", "share"), misconceptions=[
-    (partial(baseline_share, worth=lambda weak, strong: weak - strong),
-     "Factors follow one another: they multiply. You take one from the other."),
-    (partial(baseline_share, worth=lambda weak, strong: strong / weak),
-     "Yours says that the better baseline needs more tokens than the weak one."),
-    (both_upside_down,
-     "Your first factor is upside down, and with it the share gets the other sign."),
-    (partial(baseline_share, share=lambda weak, strong: (weak - strong) / (weak - 1)),
-     "A share of the excess over 1 adds up only where factors add. What turns a product into a sum?"),
-    (partial(baseline_share, share=lambda weak, strong: (weak / strong - 1) / (weak - 1)),
-     "Your shares, that of the baseline and that of the architecture, would not add up to 1."),
-    (partial(baseline_share, share=lambda weak, strong: (weak - strong) / weak),
-     "You divide a difference by `weak`: where the architecture adds nothing your share is not 1."),
-    (partial(baseline_share, share=lambda weak, strong: math.log(strong) / math.log(weak)),
-     "That is the architecture's own share; the baseline's is asked for."),
-    (partial(baseline_share, share=lambda weak, strong: 1 / strong),
-     "You divide the two factors as they are: where nothing comes from the baseline yours is not 0."),
-    (partial(baseline_share, share=of_the_other_part),
-     "A share of which whole? You divide by the architecture's part."),
-    (partial(baseline_share, share=lambda weak, strong: math.log(weak / strong)),
-     "The logarithm is a good idea; now its share of the whole one's."),
-    (partial(baseline_share, share=lambda weak, strong: abs(in_logarithms(weak, strong))),
-     "You give the size of the share. A strong baseline that is worth less than the weak one has a share below 0."),
-    (partial(baseline_share, share=lambda weak, strong: min(1.0, max(0.0, in_logarithms(weak, strong)))),
-     "You keep the share between 0 and 1. It is above 1 where the architecture is behind the strong baseline."),
-])
+SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", "share"), misconceptions={
+    "Factors follow one another: they multiply. You take one from the other.":
+        partial(baseline_share, worth=lambda weak, strong: weak - strong),
+    "Your first factor is upside down, and with it the share gets the other sign.":
+        both_upside_down,
+    "A share of the excess over 1 adds up only where factors add. What turns a product into a sum?":
+        partial(baseline_share, share=lambda weak, strong: (weak - strong) / (weak - 1)),
+    "Your shares, that of the baseline and that of the architecture, would not add up to 1.":
+        partial(baseline_share, share=lambda weak, strong: (weak / strong - 1) / (weak - 1)),
+    "You divide a difference by `weak`: where the architecture adds nothing your share is not 1.":
+        partial(baseline_share, share=lambda weak, strong: (weak - strong) / weak),
+    "You divide the two factors as they are: where nothing comes from the baseline yours is not 0.":
+        partial(baseline_share, share=lambda weak, strong: 1 / strong),
+    "A share of which whole? You divide by the architecture's part.":
+        partial(baseline_share, share=of_the_other_part),
+    "The logarithm is a good idea; now its share of the whole one's.":
+        partial(baseline_share, share=lambda weak, strong: math.log(weak / strong)),
+    "You give the size of the share. A strong baseline that is worth less than the weak one has a share below 0.":
+        partial(baseline_share, share=lambda weak, strong: abs(in_logarithms(weak, strong))),
+    "You keep the share between 0 and 1. It is above 1 where the architecture is behind the strong baseline.":
+        partial(baseline_share, share=lambda weak, strong: min(1.0, max(0.0, in_logarithms(weak, strong)))),
+})
 
 
 # 6.6 --------------------------------------------------------------------------------------------------------
@@ -523,10 +487,6 @@ def of_log_losses(rates, losses):
     return rate, math.exp(level)
 
 
-def on_the_grid(rates, losses):
-    return rates[losses.argmin()], losses.min()
-
-
 def through_all(rates, losses):
     if math.isnan(best_rate(rates, losses)[0]):
         return math.nan, math.nan
@@ -535,33 +495,28 @@ def through_all(rates, losses):
     return math.exp(-b / (2 * a)), c - b * b / (4 * a)
 
 
-RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"), misconceptions=[
-    (on_the_grid,
-     "You give the best rate that was tried, even at an edge, where nobody knows what is beyond."),
-    (partial(best_rate, moved=False),
-     "You see the edges. But between the rates that were tried there may be a better one."),
-    (partial(best_rate, to=plain, back=plain),
-     "Your parabola stands over the plain rate; rates that double are equally far apart in the logarithm."),
-    (through_all,
-     "Your parabola goes near all points: steep ends pull it away from the lowest three."),
-    (partial(best_rate, edges=True),
-     "At an edge you go on with the parabola of the last three. It may open downwards, or end far from any"
-     " run."),
-    (partial(best_rate, finite=True),
-     "You leave out what diverged; beside the best rate it is an edge, too."),
-    (partial(best_rate, level=False),
-     "The rate is right. The loss should be the parabola's there, not a run's."),
-    (partial(best_rate, back=plain),
-     "You have the logarithm of the rate."),
-    (partial(best_rate, through=vertex_if_even),
-     "Your formula is for rates that are equally far apart. Not all are."),
-    (partial(best_rate, through=vertex_mirrored),
-     "The loss is right. The rate lies on the other side of the best run: a sign."),
-    (of_log_losses,
-     "Your parabola goes through the logarithms of the losses. Only the rate has one."),
-    (nothing_may_diverge,
-     "You give nan as soon as any run has diverged. Only the lowest loss and its two neighbours count."),
-])
+RATE = Exercise(reference=best_rate, inputs=rate_inputs, parts=("rate", "loss"), misconceptions={
+    "You give the best rate that was tried, even at an edge, where nobody knows what is beyond.":
+        lambda rates, losses: (rates[losses.argmin()], losses.min()),
+    "You see the edges. But between the rates that were tried there may be a better one.":
+        partial(best_rate, moved=False),
+    "Your parabola stands over the plain rate; rates that double are equally far apart in the logarithm.":
+        partial(best_rate, to=plain, back=plain),
+    "Your parabola goes near all points: steep ends pull it away from the lowest three.":
+        through_all,
+    "You leave out what diverged; beside the best rate it is an edge, too.":
+        partial(best_rate, finite=True),
+    "The rate is right. The loss should be the parabola's there, not a run's.":
+        partial(best_rate, level=False),
+    "Your formula is for rates that are equally far apart. Not all are.":
+        partial(best_rate, through=vertex_if_even),
+    "The loss is right. The rate lies on the other side of the best run: a sign.":
+        partial(best_rate, through=vertex_mirrored),
+    "Your parabola goes through the logarithms of the losses. Only the rate has one.":
+        of_log_losses,
+    "You give nan as soon as any run has diverged. Only the lowest loss and its two neighbours count.":
+        nothing_may_diverge,
+})
 
 
 # 6.7 --------------------------------------------------------------------------------------------------------
@@ -629,11 +584,6 @@ def over_all_rates(baseline, other, built_in):
     return leads(baseline, other, built_in)[0], baseline.nanmean() - other.nanmean()
 
 
-def behind(baseline, other, built_in):
-    first, second = leads(baseline, other, built_in)
-    return -first, -second
-
-
 def in_percent(baseline, other, built_in, times=100):
     found = []
     for row, column in ((built_in, built_in), (first_seed(baseline), first_seed(other))):
@@ -646,38 +596,36 @@ def row_before(baseline, other, built_in):
     return built, leads(baseline, other, built_in)[1]
 
 
-LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "searched"), misconceptions=[
-    (partial(leads, first=False),
-     "Your search is for the other side only: the baseline keeps the rate that was built in."),
-    (partial(leads, second=False),
-     "Your search is for the baseline only. Each side gets its own best rate."),
-    (at_one_rate,
-     "You give the other architecture the baseline's best rate. It has one of its own."),
-    (partial(leads, best=lowest_run, of=lowest_of),
-     "The lowest of many runs is partly luck, and who ran more has more of it: choose with the first seed,"
-     " then average."),
-    (partial(leads, of=lambda row: row[0]),
-     "The seed that chose the rate is the only one in yours, and it was lucky there: average over all "
-     "seeds."),
-    (partial(leads, of=torch.mean),
-     "nan stands where no run was made: average over those that are there."),
-    (partial(leads, of=lambda row: row.nan_to_num().mean()),
-     "A run that was not made counts as a loss of 0 in yours."),
-    (partial(leads, of=torch.nanmedian),
-     "You take the middle seed; a mean was asked for."),
-    (partial(leads, best=lowest_mean),
-     "You choose by means, some over one seed and some over three. The first seed ran at every rate."),
-    (over_all_rates,
-     "Your second number is a mean over good rates and bad ones."),
-    (behind,
-     "Your sign says who is behind: positive is for the other architecture's lower loss."),
-    (in_percent,
-     "Percents: nats were asked for, a difference of losses."),
-    (partial(in_percent, times=1),
-     "A share of the baseline's loss: nats were asked for, a difference."),
-    (row_before,
-     "Rows count from 0: baseline[built_in] is the one that is built in."),
-])
+LEADS = Exercise(reference=leads, inputs=lead_inputs, parts=("built-in", "searched"), misconceptions={
+    "Your search is for the other side only: the baseline keeps the rate that was built in.":
+        partial(leads, first=False),
+    "Your search is for the baseline only. Each side gets its own best rate.":
+        partial(leads, second=False),
+    "You give the other architecture the baseline's best rate. It has one of its own.":
+        at_one_rate,
+    "The lowest of many runs is partly luck, and who ran more has more of it: choose with the first seed,"
+    " then average.":
+        partial(leads, best=lowest_run, of=lowest_of),
+    "The seed that chose the rate is the only one in yours, and it was lucky there: average over all "
+    "seeds.":
+        partial(leads, of=lambda row: row[0]),
+    "nan stands where no run was made: average over those that are there.":
+        partial(leads, of=torch.mean),
+    "A run that was not made counts as a loss of 0 in yours.":
+        partial(leads, of=lambda row: row.nan_to_num().mean()),
+    "You take the middle seed; a mean was asked for.":
+        partial(leads, of=torch.nanmedian),
+    "You choose by means, some over one seed and some over three. The first seed ran at every rate.":
+        partial(leads, best=lowest_mean),
+    "Your second number is a mean over good rates and bad ones.":
+        over_all_rates,
+    "Percents: nats were asked for, a difference of losses.":
+        in_percent,
+    "A share of the baseline's loss: nats were asked for, a difference.":
+        partial(in_percent, times=1),
+    "Rows count from 0: baseline[built_in] is the one that is built in.":
+        row_before,
+})
 
 
 # 6.8 --------------------------------------------------------------------------------------------------------
@@ -717,49 +665,30 @@ def straight(c, losses, *, x=plain, y=plain, level=plain):
     return level(start), -slope
 
 
-def other_sign(c, losses):
-    level, power = power_law(c, losses)
-    return level, -power
-
-
-def by_two_runs(c, losses):
-    return power_law(c[[0, -1]], losses[[0, -1]])
-
-
 def c_by_l(c, losses):
     level, power = power_law(losses, c)
     return level ** (1 / power), 1 / power
 
 
-def a_of_a_run(c, losses):
-    return losses[0], power_law(c, losses)[1]
-
-
-LAW = Exercise(reference=power_law, inputs=law_inputs, parts=("A", "a"), misconceptions=[
-    (in_linear_space,
-     "You let the errors of the losses themselves decide: the short runs, with large ones, then weigh "
-     "most. Least squares in the logarithm were asked for."),
-    (straight,
-     "That is a straight line through the losses as they are."),
-    (partial(straight, x=torch.log),
-     "You took the logarithm of C, not of L."),
-    (partial(straight, y=torch.log, level=torch.exp),
-     "You took the logarithm of L, not of C."),
-    (partial(straight, x=torch.log, y=torch.log),
-     "A is a loss; you have its logarithm."),
-    (other_sign,
-     "With your sign, the law as it is written would rise with C."),
-    (by_two_runs,
-     "You use the first and the last run only."),
-    (partial(straight, x=torch.log10, y=torch.log10, level=torch.exp),
-     "Two kinds of logarithm: one on the way in, another one on the way out."),
-    (c_by_l,
-     "You fit C by L; the errors are those of L."),
-    (partial(straight, x=torch.log10, y=torch.log, level=torch.exp),
-     "One axis has the natural logarithm, the other that to the base 10."),
-    (a_of_a_run,
-     "A is the loss of the law at C = 1, not that of a run."),
-])
+LAW = Exercise(reference=power_law, inputs=law_inputs, parts=("A", "a"), misconceptions={
+    "You let the errors of the losses themselves decide: the short runs, with large ones, then weigh "
+    "most. Least squares in the logarithm were asked for.":
+        in_linear_space,
+    "That is a straight line through the losses as they are.":
+        straight,
+    "You took the logarithm of C, not of L.":
+        partial(straight, x=torch.log),
+    "You took the logarithm of L, not of C.":
+        partial(straight, y=torch.log, level=torch.exp),
+    "You use the first and the last run only.":
+        lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
+    "Two kinds of logarithm: one on the way in, another one on the way out.":
+        partial(straight, x=torch.log10, y=torch.log10, level=torch.exp),
+    "You fit C by L; the errors are those of L.":
+        c_by_l,
+    "A is the loss of the law at C = 1, not that of a run.":
+        lambda c, losses: (losses[0], power_law(c, losses)[1]),
+})
 
 
 # 6.9 --------------------------------------------------------------------------------------------------------
@@ -780,10 +709,6 @@ def table(d0, a_d, n0, a_n, c, *, each=6.0, total=lambda a_d, a_n: a_d + a_n, pe
     return total(a_d, a_n), each * n * d / c, per(d, n)
 
 
-def exponents_exchanged(d0, a_d, n0, a_n, c):
-    return table(d0, a_n, n0, a_d, c)
-
-
 def d_from_c(d0, a_d, n0, a_n, c):
     n = n0 * c ** a_n
     return a_d + a_n, 1.0, c / 6 / n ** 2
@@ -795,47 +720,20 @@ def ratio_from_c(d0, a_d, n0, a_n, c):
     return total, whole, c / 6 / n ** 2
 
 
-def in_another_order(d0, n0, a_d, a_n, c):
-    return table(d0, a_d, n0, a_n, c)
-
-
-def at_one(d0, a_d, n0, a_n, c):
-    return a_d + a_n, 6 * n0 * d0, d0 / n0
-
-
-def not_divided(d0, a_d, n0, a_n, c):
-    total, ratio, each = table(d0, a_d, n0, a_n, c)
-    return total, ratio * c, each
-
-
-TABLE = Exercise(reference=table, inputs=table_inputs, parts=("sum", "6ND/C", "D/N"), misconceptions=[
-    (partial(table, total=lambda a_d, a_n: 1.0),
-     "The sum should be 1 if all fits. Is it? Add up what is printed."),
-    (partial(table, each=2.0),
-     "Training takes more than the forward pass: see exercise 6.1."),
-    (partial(table, each=1.0),
-     "How many FLOPs for each weight and token?"),
-    (partial(table, per=lambda d, n: n / d),
-     "Tokens a parameter; yours is parameters a token."),
-    (partial(table, per=lambda d, n: 20.0),
-     "20 is Hoffmann's; these fits say something else."),
-    (partial(table, start=False),
-     "The laws' first numbers, D0 and N0, do not enter, or not as factors."),
-    (exponents_exchanged,
-     "You gave D the exponent of N."),
-    (d_from_c,
-     "You take D from C = 6ND, so that your check cannot fail: D has a law of its own."),
-    (ratio_from_c,
-     "For D / N you take D from C = 6ND. Its own law says another D."),
-    (in_another_order,
-     "The arguments come as d0, a_d, n0, a_n, c: first the law of D, then that of N."),
-    (partial(table, total=lambda a_d, a_n: a_d * a_n),
-     "Multiplying powers of C does something else to exponents."),
-    (at_one,
-     "Your second and third number are those at C = 1."),
-    (not_divided,
-     "Your second number is 6ND; by what is it to be divided?"),
-])
+TABLE = Exercise(reference=table, inputs=table_inputs, parts=("sum", "6ND/C", "D/N"), misconceptions={
+    "Training takes more than the forward pass: see exercise 6.1.":
+        partial(table, each=2.0),
+    "The laws' first numbers, D0 and N0, do not enter, or not as factors.":
+        partial(table, start=False),
+    "You gave D the exponent of N.":
+        lambda d0, a_d, n0, a_n, c: table(d0, a_n, n0, a_d, c),
+    "You take D from C = 6ND, so that your check cannot fail: D has a law of its own.":
+        d_from_c,
+    "For D / N you take D from C = 6ND. Its own law says another D.":
+        ratio_from_c,
+    "The arguments come as d0, a_d, n0, a_n, c: first the law of D, then that of N.":
+        lambda d0, n0, a_d, a_n, c: table(d0, a_d, n0, a_n, c),
+})
 
 
 # 6.10 -------------------------------------------------------------------------------------------------------
@@ -903,42 +801,32 @@ def a_over_b(a, b, var_a, var_b, margin):
 
 
 PARTS = ("z", "p", "low", "high", "equal")
-COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=PARTS, misconceptions=[
-    (partial(compare, equal=not_rejected),
-     "Not rejected is not equal: few or noisy runs reject nothing. What does the interval leave open?"),
-    (partial(compare, equal=touching),
-     "Your interval only has to touch the margins. When is all of it between them?"),
-    (partial(compare, equal=rejected),
-     "A p-value asks whether 0 is possible. Whether the two are close enough is another question."),
-    (partial(compare, equal=close),
-     "The best guess of the difference is small; how sure is it?"),
-    (partial(compare, p=lambda z: two_sided(z) / 2),
-     "You look at one side; the test has two."),
-    (partial(compare, p=lambda z: 1 - two_sided(z)),
-     "Yours is near 1 where the difference is clear: it is the other part of the bell."),
-    (partial(compare, error=lambda v, w: v + w),
-     "Variances are squares of errors."),
-    (partial(compare, error=lambda v, w: v ** 0.5 + w ** 0.5),
-     "You add the errors, as if both always erred to opposite sides. What adds up for independent numbers?"),
-    (partial(compare, error=lambda v, w: v ** 0.5),
-     "Both are uncertain; you use the first one's variance only."),
-    (partial(compare, error=lambda v, w: ((v + w) / 2) ** 0.5),
-     "You average the variances; a difference has more."),
-    (partial(compare, width=1.0),
-     "One standard error to each side holds 68%, not 95%."),
-    (partial(compare, middle=lambda a, b: b),
-     "The interval is to be that of the difference."),
-    (interval_of_z,
-     "Your interval is the one of z. It is to be that of the difference, 1.96 standard errors to each side."),
-    (partial(compare, sign=abs),
-     "z has a sign: which exponent is the larger?"),
-    (a_over_b,
-     "Yours is a - b all the way. It is b - a which is asked for, in z and in the interval."),
-    (partial(compare, sign=lambda z: -z),
-     "Your z is that of a - b; the interval is the one of b - a."),
-    (partial(compare, middle=lambda a, b: a - b),
-     "Your interval is the one of a - b; z is that of b - a."),
-])
+COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=PARTS, misconceptions={
+    "Not rejected is not equal: few or noisy runs reject nothing. What does the interval leave open?":
+        partial(compare, equal=not_rejected),
+    "Your interval only has to touch the margins. When is all of it between them?":
+        partial(compare, equal=touching),
+    "A p-value asks whether 0 is possible. Whether the two are close enough is another question.":
+        partial(compare, equal=rejected),
+    "The best guess of the difference is small; how sure is it?":
+        partial(compare, equal=close),
+    "Variances are squares of errors.":
+        partial(compare, error=lambda v, w: v + w),
+    "You add the errors, as if both always erred to opposite sides. What adds up for independent numbers?":
+        partial(compare, error=lambda v, w: v ** 0.5 + w ** 0.5),
+    "Both are uncertain; you use the first one's variance only.":
+        partial(compare, error=lambda v, w: v ** 0.5),
+    "You average the variances; a difference has more.":
+        partial(compare, error=lambda v, w: ((v + w) / 2) ** 0.5),
+    "The interval is to be that of the difference.":
+        partial(compare, middle=lambda a, b: b),
+    "Your interval is the one of z. It is to be that of the difference, 1.96 standard errors to each side.":
+        interval_of_z,
+    "z has a sign: which exponent is the larger?":
+        partial(compare, sign=abs),
+    "Yours is a - b all the way. It is b - a which is asked for, in z and in the interval.":
+        a_over_b,
+})
 
 
 # 6.11 -------------------------------------------------------------------------------------------------------
@@ -1003,10 +891,6 @@ def in_order(tokens, baseline, losses, draws):
     return bootstrap(tokens, baseline, losses, draws).sort().values
 
 
-def inverse(tokens, baseline, losses, draws):
-    return 1 / bootstrap(tokens, baseline, losses, draws)
-
-
 def counted_from_one(tokens, baseline, losses, draws):
     return bootstrap(tokens, baseline, losses, draws - 1)
 
@@ -1019,49 +903,43 @@ def of_shortest(tokens, baseline, losses, draws):
     return bootstrap(tokens, baseline, losses, draws) * tokens[0] / tokens[-1]
 
 
-BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions=[
-    (partial(bootstrap, base=False),
-     "The baseline has seeds, too; in yours it is known exactly."),
-    (partial(bootstrap, mine=False),
-     "Only the baseline's seeds are drawn in yours; the other architecture has as many that might have "
-     "come out differently."),
-    (factors_of_seeds,
-     "You draw factors that each rest on one seed. Average the losses first, then one factor."),
-    (partial(factors_of_seeds, power=-1),
-     "You average tokens that each rest on one seed. Average the losses first, then go to tokens once."),
-    (partial(bootstrap, of=torch.median),
-     "The middle one of so few losses jumps: take their mean."),
-    (partial(bootstrap, of=torch.min),
-     "The best seed of a draw is luck: take their mean."),
-    (partial(bootstrap, of=geometric_mean),
-     "You average the logarithms of the losses. The mean is one of the losses themselves."),
-    (counted_from_one,
-     "The numbers in draws are columns as they are: 0 is the first seed."),
-    (of_shortest,
-     "You divide the shortest budget, tokens[0]. The baseline's longest runs had tokens[-1]."),
-    (first_drawn,
-     "You use the first seed of each draw only."),
-    (each_seed_once,
-     "The draws do not enter: all of your factors are the same."),
-    (repeats_dropped,
-     "A seed that was drawn twice counts twice."),
-    (tokens_needed,
-     "Those are tokens; the factor compares them with the longest runs'."),
-    (in_order,
-     "The numbers are right, their order is not: one for each draw, in the draws' order."),
-    (inverse,
-     "A faster architecture gets a factor below 1 in yours."),
-])
+BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions={
+    "The baseline has seeds, too; in yours it is known exactly.":
+        partial(bootstrap, base=False),
+    "Only the baseline's seeds are drawn in yours; the other architecture has as many that might have "
+    "come out differently.":
+        partial(bootstrap, mine=False),
+    "You draw factors that each rest on one seed. Average the losses first, then one factor.":
+        factors_of_seeds,
+    "You average tokens that each rest on one seed. Average the losses first, then go to tokens once.":
+        partial(factors_of_seeds, power=-1),
+    "The middle one of so few losses jumps: take their mean.":
+        partial(bootstrap, of=torch.median),
+    "The best seed of a draw is luck: take their mean.":
+        partial(bootstrap, of=torch.min),
+    "You average the logarithms of the losses. The mean is one of the losses themselves.":
+        partial(bootstrap, of=geometric_mean),
+    "The numbers in draws are columns as they are: 0 is the first seed.":
+        counted_from_one,
+    "You divide the shortest budget, tokens[0]. The baseline's longest runs had tokens[-1].":
+        of_shortest,
+    "You use the first seed of each draw only.":
+        first_drawn,
+    "The draws do not enter: all of your factors are the same.":
+        each_seed_once,
+    "A seed that was drawn twice counts twice.":
+        repeats_dropped,
+    "Those are tokens; the factor compares them with the longest runs'.":
+        tokens_needed,
+    "The numbers are right, their order is not: one for each draw, in the draws' order.":
+        in_order,
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits -------------------------------
 
 def never(y, *arguments):
     return False
-
-
-def flops_each(y, n, ratio):
-    return near(y[1] / y[0] / n, 6, 1e-6)
 
 
 def at_a_run(y, target, tokens, losses):
@@ -1080,32 +958,12 @@ def above_all(y, target, tokens, losses):
     return target != 2.4 or y < 1e6
 
 
-def which_is_faster(y, rows):
-    return (y > 1) == (reproduced(rows) > 1)
-
-
 def same_price(y, factor, percent):
     return percent != 0 or near(y[0], factor)
 
 
 def time_of_each(y, factor, percent):
     return near(y[0] * longer(percent), factor)
-
-
-def saved_fits(y, factor, percent):
-    return near(y[1], 100 - 100 / y[0])
-
-
-def multiply_to_weak(y, weak, strong):
-    return near(y[0] * strong, weak)
-
-
-def all_the_baselines(y, weak, strong):
-    return strong != 1 or near(y[1], 1)
-
-
-def nothing_the_baselines(y, weak, strong):
-    return weak != strong or near(y[1], 0)
 
 
 def nan_at_an_edge(y, rates, losses):
@@ -1135,10 +993,6 @@ def nothing_to_search(y, baseline, other, built_in):
     return near(y[0], y[1])
 
 
-def falls(y, c, losses):
-    return y[1] > 0
-
-
 def without_noise(c):
     return c[0] == 1e6 and len(c) == 3
 
@@ -1165,14 +1019,6 @@ def constant_ratio(y, d0, a_d, n0, a_n, c):
 
 def z_of_difference(y, a, b, var_a, var_b, margin):
     return near(y[0], (b - a) / root_of_sum(var_a, var_b))
-
-
-def a_probability(y, *arguments):
-    return 0 <= y[1] <= 1.0001
-
-
-def p_of_z(y, *arguments):
-    return near(y[1], two_sided(float(y[0])))
 
 
 def middle_is_difference(y, a, b, var_a, var_b, margin):
@@ -1271,108 +1117,108 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions=[
 
 
 PROPERTIES = {
-    "6.1": [
-        (lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
-         "Your tokens over the parameters are not `ratio`."),
-        (flops_each,
-         "Your FLOPs over tokens and parameters are not 6: see the formula in the text.")],
-    "6.2": [
-        (at_a_run,
-         "At a loss that a run has, the answer is that run's tokens. Yours is not."),
-        (between_runs,
-         "A loss between two runs lies between their tokens."),
-        (below_all,
-         "A loss below all needs more tokens than all."),
-        (above_all,
-         "A loss above all needs fewer tokens than all."),
-        (never,
-         "Which axes are logarithmic, and between which two runs is your line?")],
-    "6.3": [
-        (lambda y, rows: y > 0,
-         "A factor of tokens is positive."),
-        (which_is_faster,
-         "Yours says of the slower of the two that it is faster: which loss is to be reached, with how many "
-         "tokens, and above 1 for whom?"),
-        (never,
-         "First the ends of each architecture's runs, a mean for each budget; then the baseline's last "
-         "loss, and tokens_for once.")],
-    "6.4": [
-        (same_price,
-         "Where a step costs as much, the factor in time is the one in tokens."),
-        (time_of_each,
-         "The factor: time is tokens times the time of each. In yours it is something else."),
-        (saved_fits,
-         "What is saved does not fit your factor: who is twice as fast needs half the time, and saves 50%.")],
-    "6.5": [
-        (multiply_to_weak,
-         "The two steps, from the weak baseline to the strong one and on to the architecture, multiply to "
-         "`weak`. Yours do not."),
-        (all_the_baselines,
-         "Where the architecture gains nothing on the strong baseline, all is the baseline's. Your share "
-         "is not 1."),
-        (nothing_the_baselines,
-         "Where both baselines are as good, nothing is the baseline's. Your share is not 0."),
-        (never,
-         "The two ends, 0 and 1, are right. But your share and that of the other step do not add up to 1 "
-         "where factors multiply.")],
-    "6.6": [
-        (nan_at_an_edge,
-         "The lowest loss at an edge: the search is not finished, so nan."),
-        (not_above,
-         "The lowest point of the parabola is not above the lowest run. Yours is."),
-        (between_neighbours,
-         "The lowest point lies between the two neighbours. Your rate does not."),
-        (a_little_below,
-         "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does"
-         " not."),
-        (never,
-         "Over which axis does the parabola stand, and through which points does it go?")],
-    "6.7": [
-        (built_in_first,
-         "The first: both at the built-in rate, a mean over the seeds that ran there, baseline minus other."),
-        (nothing_to_search,
-         "Where the built-in rate is the best of both, the search changes nothing. Your two numbers differ"
-         " there."),
-        (never,
-         "The first number is right. Which row has each side's lowest loss with the first seed, and which "
-         "runs are there?")],
-    "6.8": [
-        (falls,
-         "Losses fall with C, so a is positive in L = A C^-a."),
-        (finds_power,
-         "Even of a law without noise you do not find the exponent."),
-        (finds_level,
-         "Even of a law without noise you do not find A, its loss at C = 1."),
-        (never,
-         "A law without noise you find. With noise, what is it whose squares are to be least?")],
-    "6.9": [
-        (adds_exponents,
-         "The first: the sum of the two exponents."),
-        (one_where_laws_fit,
-         "The second: there is a pair of laws that fits; there it should be 1. Yours is not."),
-        (constant_ratio,
-         "The third: where both exponents are alike D / N does not depend on C. Yours does, or is no ratio"
-         " of the two."),
-        (never,
-         "Where the laws fit yours is right: does C stand with the exponents that were given?")],
-    "6.10": [
-        (z_of_difference,
-         "z: how many of its own standard errors is b - a? Yours is another number."),
-        (a_probability,
-         "A p is a probability: between 0 and 1."),
-        (p_of_z,
-         "Your p is not the two-sided one of your z."),
-        (middle_is_difference,
-         "Your interval's middle is not b - a."),
-        (reaches_so_far,
-         "Your interval reaches another number of standard errors to each side than 1.96."),
-        (never,
-         "The last: is all of your interval between the two margins?")],
-    "6.11": [
-        (one_a_draw,
-         "There is one factor for each draw."),
-        (never,
-         "Take the first draw by hand: the seeds of both, a mean for each length, then tokens_for once.")],
+    "6.1": {
+        "Your tokens over the parameters are not `ratio`.":
+            lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
+        "Your FLOPs over tokens and parameters are not 6: see the formula in the text.":
+            lambda y, n, ratio: near(y[1] / y[0] / n, 6, 1e-6)},
+    "6.2": {
+        "At a loss that a run has, the answer is that run's tokens. Yours is not.":
+            at_a_run,
+        "A loss between two runs lies between their tokens.":
+            between_runs,
+        "A loss below all needs more tokens than all.":
+            below_all,
+        "A loss above all needs fewer tokens than all.":
+            above_all,
+        "Which axes are logarithmic, and between which two runs is your line?":
+            never},
+    "6.3": {
+        "A factor of tokens is positive.":
+            lambda y, rows: y > 0,
+        "Yours says of the slower of the two that it is faster: which loss is to be reached, with how many "
+        "tokens, and above 1 for whom?":
+            lambda y, rows: (y > 1) == (reproduced(rows) > 1),
+        "First the ends of each architecture's runs, a mean for each budget; then the baseline's last "
+        "loss, and tokens_for once.":
+            never},
+    "6.4": {
+        "Where a step costs as much, the factor in time is the one in tokens.":
+            same_price,
+        "The factor: time is tokens times the time of each. In yours it is something else.":
+            time_of_each,
+        "What is saved does not fit your factor: who is twice as fast needs half the time, and saves 50%.":
+            lambda y, factor, percent: near(y[1], 100 - 100 / y[0])},
+    "6.5": {
+        "The two steps, from the weak baseline to the strong one and on to the architecture, multiply to "
+        "`weak`. Yours do not.":
+            lambda y, weak, strong: near(y[0] * strong, weak),
+        "Where the architecture gains nothing on the strong baseline, all is the baseline's. Your share "
+        "is not 1.":
+            lambda y, weak, strong: strong != 1 or near(y[1], 1),
+        "Where both baselines are as good, nothing is the baseline's. Your share is not 0.":
+            lambda y, weak, strong: weak != strong or near(y[1], 0),
+        "The two ends, 0 and 1, are right. But your share and that of the other step do not add up to 1 "
+        "where factors multiply.":
+            never},
+    "6.6": {
+        "The lowest loss at an edge: the search is not finished, so nan.":
+            nan_at_an_edge,
+        "The lowest point of the parabola is not above the lowest run. Yours is.":
+            not_above,
+        "The lowest point lies between the two neighbours. Your rate does not.":
+            between_neighbours,
+        "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does"
+        " not.":
+            a_little_below,
+        "Over which axis does the parabola stand, and through which points does it go?":
+            never},
+    "6.7": {
+        "The first: both at the built-in rate, a mean over the seeds that ran there, baseline minus other.":
+            built_in_first,
+        "Where the built-in rate is the best of both, the search changes nothing. Your two numbers differ"
+        " there.":
+            nothing_to_search,
+        "The first number is right. Which row has each side's lowest loss with the first seed, and which "
+        "runs are there?":
+            never},
+    "6.8": {
+        "Losses fall with C, so a is positive in L = A C^-a.":
+            lambda y, c, losses: y[1] > 0,
+        "Even of a law without noise you do not find the exponent.":
+            finds_power,
+        "Even of a law without noise you do not find A, its loss at C = 1.":
+            finds_level,
+        "A law without noise you find. With noise, what is it whose squares are to be least?":
+            never},
+    "6.9": {
+        "The first: the sum of the two exponents.":
+            adds_exponents,
+        "The second: there is a pair of laws that fits; there it should be 1. Yours is not.":
+            one_where_laws_fit,
+        "The third: where both exponents are alike D / N does not depend on C. Yours does, or is no ratio"
+        " of the two.":
+            constant_ratio,
+        "Where the laws fit yours is right: does C stand with the exponents that were given?":
+            never},
+    "6.10": {
+        "z: how many of its own standard errors is b - a? Yours is another number.":
+            z_of_difference,
+        "A p is a probability: between 0 and 1.":
+            lambda y, *arguments: 0 <= y[1] <= 1.0001,
+        "Your p is not the two-sided one of your z.":
+            lambda y, *arguments: near(y[1], two_sided(float(y[0]))),
+        "Your interval's middle is not b - a.":
+            middle_is_difference,
+        "Your interval reaches another number of standard errors to each side than 1.96.":
+            reaches_so_far,
+        "The last: is all of your interval between the two margins?":
+            never},
+    "6.11": {
+        "There is one factor for each draw.":
+            one_a_draw,
+        "Take the first draw by hand: the seeds of both, a mean for each length, then tokens_for once.":
+            never},
 }
 
 

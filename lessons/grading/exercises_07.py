@@ -55,42 +55,28 @@ def count_flops(n_layer, d, T, V, *, each_entry=2, each_key=4, each_channel=4, s
 
 
 FLOP_PARTS = ("the matrices'", "attention's", "the norms'", "the share")
-FLOPS = Exercise(reference=count_flops, inputs=flop_inputs, parts=FLOP_PARTS, misconceptions=[
-    (partial(count_flops, each_entry=1, each_key=2),
-     "A multiplication and the addition that goes with it are two FLOPs."),
-    (partial(count_flops, each_entry=1),
-     "The matrices: a multiplication and an addition for each entry are two FLOPs."),
-    (partial(count_flops, each_key=2),
-     "Attention: one product is missing, or one FLOP of two. A query meets keys, and then weights "
-     "meet values."),
-    (partial(count_flops, each_key=1),
-     "Attention: both are missing, a second product (with the values) and the addition beside each "
-     "multiplication."),
-    (partial(count_flops, heads=lambda n_layer: n_layer),
-     "The output head stands once in the model, not once a layer."),
-    (partial(count_flops, squares=12),
-     "That is the MLP of GPT-2. SwiGLU's w_up has twice the rows: a u and a z for each."),
-    (partial(count_flops, keys=lambda T: T),
-     "Under the causal mask the first position sees one key and the last all of them: "
-     "take the average."),
-    (partial(count_flops, keys=lambda T: T / 2),
-     "The position itself is among the keys that it sees: average 1, 2, ..., T."),
-    (partial(count_flops, heads=lambda n_layer: 0),
-     "The output head is a product with a d x V matrix too."),
-    (partial(count_flops, heads=lambda n_layer: 2),
-     "Looking up a row of the token embedding multiplies nothing."),
-    (partial(count_flops, norms=lambda n_layer: 2 * n_layer),
-     "The model ends with a norm as well."),
-    (partial(count_flops, norms=lambda n_layer: n_layer + 1),
-     "Each layer has a norm in front of both of its branches."),
-    (partial(count_flops, each_channel=1),
-     "A norm does several things with each channel: count all that the text lists."),
-    (partial(count_flops, percent=1),
-     "The counts are right. The last number is to be in percent."),
-    (partial(count_flops, whole=lambda matrices, attention, norm: matrices),
-     "The counts are right. The share is one of everything counted, attention and the norms "
-     "themselves included."),
-])
+FLOPS = Exercise(reference=count_flops, inputs=flop_inputs, parts=FLOP_PARTS, misconceptions={
+    "The matrices: a multiplication and an addition for each entry are two FLOPs.":
+        partial(count_flops, each_entry=1),
+    "Attention: one product is missing, or one FLOP of two. A query meets keys, and then weights "
+    "meet values.":
+        partial(count_flops, each_key=2),
+    "The output head stands once in the model, not once a layer.":
+        partial(count_flops, heads=lambda n_layer: n_layer),
+    "That is the MLP of GPT-2. SwiGLU's w_up has twice the rows: a u and a z for each.":
+        partial(count_flops, squares=12),
+    "Under the causal mask the first position sees one key and the last all of them: "
+    "take the average.":
+        partial(count_flops, keys=lambda T: T),
+    "The position itself is among the keys that it sees: average 1, 2, ..., T.":
+        partial(count_flops, keys=lambda T: T / 2),
+    "The output head is a product with a d x V matrix too.":
+        partial(count_flops, heads=lambda n_layer: 0),
+    "Looking up a row of the token embedding multiplies nothing.":
+        partial(count_flops, heads=lambda n_layer: 2),
+    "A norm does several things with each channel: count all that the text lists.":
+        partial(count_flops, each_channel=1),
+})
 
 
 # 7.2 ----------------------------------------------------------------------------------------------
@@ -117,10 +103,6 @@ def intensity_of_steps(flops, array, steps, one_pass):
     return flops / steps
 
 
-def bytes_a_flop(flops, array, steps, one_pass):
-    return one_pass / flops
-
-
 def of_one_entry(flops, array, steps, one_pass):
     return 4 / one_pass
 
@@ -131,29 +113,23 @@ def of_what_is_read(flops, array, steps, one_pass):
 
 TRAFFIC_PARTS = ("four steps", "one pass", "FLOPs a byte")
 TRAFFIC = Exercise(
-    reference=rmsnorm_traffic, inputs=traffic_inputs, parts=TRAFFIC_PARTS, misconceptions=[
-    (partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
-     "You count what is read; what is written has to travel too."),
-    (partial(rmsnorm_traffic, arrays_in_pass=1),
-     "The single pass has a result to write, too."),
-    (partial(rmsnorm_traffic, arrays_in_pass=3),
-     "You read x twice in the single pass. One row is small: it is still in the nearest cache when "
-     "its mean is known."),
-    (partial(rmsnorm_traffic, bytes_of_number=lambda size: 1),
-     "You count numbers; a number has `size` bytes."),
-    (partial(rmsnorm_traffic, arrays_in_steps=8),
-     "The mean writes one number for each row, not a whole array."),
-    (partial(rmsnorm_traffic, arrays_in_steps=6),
-     "One array too few for the four steps: list for each what it reads and what it writes."),
-    (partial(rmsnorm_traffic, intensity=intensity_of_steps),
-     "That is the intensity of the four steps; the third number is that of the single pass."),
-    (partial(rmsnorm_traffic, intensity=bytes_a_flop),
-     "Intensity is FLOPs a byte, not bytes a FLOP."),
-    (partial(rmsnorm_traffic, intensity=of_one_entry),
-     "You set the FLOPs of one entry against the bytes of all."),
-    (partial(rmsnorm_traffic, intensity=of_what_is_read),
-     "The intensity counts every byte that travels, on the way in and on the way out."),
-])
+    reference=rmsnorm_traffic, inputs=traffic_inputs, parts=TRAFFIC_PARTS, misconceptions={
+    "You count what is read; what is written has to travel too.":
+        partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
+    "The single pass has a result to write, too.":
+        partial(rmsnorm_traffic, arrays_in_pass=1),
+    "You read x twice in the single pass. One row is small: it is still in the nearest cache when "
+    "its mean is known.":
+        partial(rmsnorm_traffic, arrays_in_pass=3),
+    "The mean writes one number for each row, not a whole array.":
+        partial(rmsnorm_traffic, arrays_in_steps=8),
+    "That is the intensity of the four steps; the third number is that of the single pass.":
+        partial(rmsnorm_traffic, intensity=intensity_of_steps),
+    "You set the FLOPs of one entry against the bytes of all.":
+        partial(rmsnorm_traffic, intensity=of_one_entry),
+    "The intensity counts every byte that travels, on the way in and on the way out.":
+        partial(rmsnorm_traffic, intensity=of_what_is_read),
+})
 
 
 # 7.3 ----------------------------------------------------------------------------------------------
@@ -175,48 +151,28 @@ def roofline(flops, moved, peak, bandwidth, *, time=max, microseconds=1e6, perce
     return microseconds * seconds, percent * flops / (seconds * peak)
 
 
-def seconds_for_share(flops, moved, peak, bandwidth):
-    time, _ = roofline(flops, moved, peak, bandwidth)
-    return time, 100 * flops / peak
-
-
-def over_microseconds(flops, moved, peak, bandwidth):
-    time, _ = roofline(flops, moved, peak, bandwidth)
-    return time, 100 * flops / (time * peak)
-
-
 def share_of_memory(flops, moved, peak, bandwidth):
     time, _ = roofline(flops, moved, peak, bandwidth)
     return time, 100 * (moved / bandwidth) / (time / 1e6)
 
 
 ROOF = Exercise(
-    reference=roofline, inputs=roof_inputs, parts=("the time", "percent of peak"), misconceptions=[
-    (partial(roofline, time=lambda arithmetic, memory: arithmetic + memory),
-     "You add the two times. Data can travel while the processor computes: how long must it "
-     "take at the least?"),
-    (partial(roofline, time=lambda arithmetic, memory: (arithmetic + memory) / 2),
-     "Both limits hold at once; an average would break one of them."),
-    (partial(roofline, time=min),
-     "That breaks one of the two limits: the work is done when the slower part is."),
-    (partial(roofline, time=lambda arithmetic, memory: arithmetic),
-     "You forget the memory: the data has to arrive."),
-    (partial(roofline, time=lambda arithmetic, memory: memory),
-     "You forget the arithmetic: a large product takes longer than its bytes."),
-    (partial(roofline, microseconds=1e3),
-     "Those are milliseconds; a microsecond is 1e-6 s."),
-    (partial(roofline, microseconds=1.0),
-     "Those are seconds; microseconds are asked for."),
-    (seconds_for_share,
-     "The time is right. FLOPs over peak are seconds: the share of which time?"),
-    (over_microseconds,
-     "The time is right. Put it into the second number in seconds: `peak` is FLOPs a second."),
-    (partial(roofline, percent=1),
-     "The time is right. The second number is to be in percent."),
-    (share_of_memory,
-     "The time is right. The second number is how busy the arithmetic is; you have the "
-     "memory's share."),
-])
+    reference=roofline, inputs=roof_inputs, parts=("the time", "percent of peak"), misconceptions={
+    "You add the two times. Data can travel while the processor computes: how long must it "
+    "take at the least?":
+        partial(roofline, time=lambda arithmetic, memory: arithmetic + memory),
+    "Both limits hold at once; an average would break one of them.":
+        partial(roofline, time=lambda arithmetic, memory: (arithmetic + memory) / 2),
+    "That breaks one of the two limits: the work is done when the slower part is.":
+        partial(roofline, time=min),
+    "You forget the memory: the data has to arrive.":
+        partial(roofline, time=lambda arithmetic, memory: arithmetic),
+    "You forget the arithmetic: a large product takes longer than its bytes.":
+        partial(roofline, time=lambda arithmetic, memory: memory),
+    "The time is right. The second number is how busy the arithmetic is; you have the "
+    "memory's share.":
+        share_of_memory,
+})
 
 
 # 7.4 ----------------------------------------------------------------------------------------------
@@ -233,23 +189,19 @@ def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6, peaks=plain, percent=
     return percent * needed / (peaks(gpus) * peak)
 
 
-MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions=[
-    (partial(mfu, flops_each=2),
-     "2N is the forward pass. The backward makes two products for each of the forward's."),
-    (partial(mfu, flops_each=4),
-     "The backward costs twice the forward: a gradient for the input and one for the weight."),
-    (partial(mfu, flops_each=3),
-     "Three passes' worth, yes; but each multiplies and adds, which is two FLOPs a parameter."),
-    (partial(mfu, flops_each=8),
-     "That counts the forward twice, as with activations made anew. MFU counts what the model "
-     "needs, not what is spent."),
-    (partial(mfu, peaks=lambda gpus: 1),
-     "The tokens are those of all GPUs together, and so must the peak be."),
-    (partial(mfu, peaks=lambda gpus: 1 / gpus),
-     "You multiply by the number of GPUs; more of them can do more."),
-    (partial(mfu, percent=1),
-     "Right, but asked for in percent."),
-])
+MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
+    "2N is the forward pass. The backward makes two products for each of the forward's.":
+        partial(mfu, flops_each=2),
+    "The backward costs twice the forward: a gradient for the input and one for the weight.":
+        partial(mfu, flops_each=4),
+    "Three passes' worth, yes; but each multiplies and adds, which is two FLOPs a parameter.":
+        partial(mfu, flops_each=3),
+    "That counts the forward twice, as with activations made anew. MFU counts what the model "
+    "needs, not what is spent.":
+        partial(mfu, flops_each=8),
+    "The tokens are those of all GPUs together, and so must the peak be.":
+        partial(mfu, peaks=lambda gpus: 1),
+})
 
 
 # 7.5 ----------------------------------------------------------------------------------------------
@@ -286,45 +238,27 @@ def what_is_left(before, after):
     return 100 * after / before, 100 * before / after
 
 
-def negative_if_slower(before, after):
-    fewer, longer = slower(before, after)
-    return -fewer, -longer
-
-
-def as_shares(before, after):
-    fewer, longer = slower(before, after)
-    return fewer / 100, longer / 100
-
-
 def of_the_mean(before, after):
     middle = (before + after) / 2
     difference = 100 * (before - after) / middle
     return difference, difference
 
 
-def with_units(before, after):
-    return before - after, 1 / after - 1 / before
-
-
 SLOWER = Exercise(
-    reference=slower, inputs=slower_inputs, parts=("fewer tokens", "more time"), misconceptions=[
-    (both_fewer,
-     "You have one percentage for both. Time for a token is 1 / rate: put in half the speed."),
-    (both_longer,
-     "Both are relative to the slower one. Fewer tokens than before: what is 100%?"),
-    (longer_first,
-     "The two are exchanged: at half the speed there are 50% fewer tokens."),
-    (what_is_left,
-     "That is how much there is; asked is how much less and how much more."),
-    (negative_if_slower,
-     "The signs: fewer tokens and more time are both positive here."),
-    (as_shares,
-     "Right, but asked for in percent."),
-    (of_the_mean,
-     "Relative to the mean of both, a percentage says neither of the two."),
-    (with_units,
-     "Those are differences with a unit; asked are percentages."),
-])
+    reference=slower, inputs=slower_inputs, parts=("fewer tokens", "more time"), misconceptions={
+    "You have one percentage for both. Time for a token is 1 / rate: put in half the speed.":
+        both_fewer,
+    "Both are relative to the slower one. Fewer tokens than before: what is 100%?":
+        both_longer,
+    "The two are exchanged: at half the speed there are 50% fewer tokens.":
+        longer_first,
+    "That is how much there is; asked is how much less and how much more.":
+        what_is_left,
+    "Relative to the mean of both, a percentage says neither of the two.":
+        of_the_mean,
+    "Those are differences with a unit; asked are percentages.":
+        lambda before, after: (before - after, 1 / after - 1 / before),
+})
 
 
 # 7.6 ----------------------------------------------------------------------------------------------
@@ -350,10 +284,6 @@ def norms_from_gpt_plus(gpt_plus, angpt, ngpt, n_layer):
     return 1e3 * (angpt - gpt_plus), 1e3 * (ngpt - gpt_plus) / (2 * n_layer)
 
 
-def all_norms(gpt_plus, angpt, ngpt, n_layer):
-    return 1e3 * (angpt - gpt_plus), 1e3 * (ngpt - angpt)
-
-
 def percentages(gpt_plus, angpt, ngpt, n_layer):
     return 100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)
 
@@ -368,32 +298,24 @@ def differences_exchanged(gpt_plus, angpt, ngpt, n_layer):
 
 
 TABLE2 = Exercise(
-    reference=from_table2, inputs=table2_inputs, parts=("the scalings", "a norm"), misconceptions=[
-    (scalings_free,
-     "You take the scalings to be free. anGPT has as many norms a layer as GPT+, and "
-     "yet is slower."),
-    (norms_from_gpt_plus,
-     "nGPT has scalings too: GPT+ differs from it by those and by norms. Which other "
-     "model has scalings?"),
-    (partial(from_table2, more_norms=4),
-     "Six norms against two is A.5's count, for a GPT without norms of q and k. GPT+ and "
-     "anGPT have those."),
-    (partial(from_table2, more_norms=6),
-     "All six norms are not extra: anGPT has some of them."),
-    (partial(from_table2, more_norms=1),
-     "That is a layer's extra norms together. How many are they?"),
-    (all_norms,
-     "The second is all extra norms of all layers; one norm is asked."),
-    (percentages,
-     "Those are the table's percentages; asked are milliseconds."),
-    (partial(from_table2, milliseconds=1),
-     "Those are seconds, as in the table; milliseconds are asked for."),
-    (scalings_divided,
-     "The second is right. The first is what the scalings cost in the whole step; nothing is "
-     "to be divided."),
-    (differences_exchanged,
-     "The two differences are exchanged: between which two models are the extra norms?"),
-])
+    reference=from_table2, inputs=table2_inputs, parts=("the scalings", "a norm"), misconceptions={
+    "You take the scalings to be free. anGPT has as many norms a layer as GPT+, and "
+    "yet is slower.":
+        scalings_free,
+    "nGPT has scalings too: GPT+ differs from it by those and by norms. Which other "
+    "model has scalings?":
+        norms_from_gpt_plus,
+    "Six norms against two is A.5's count, for a GPT without norms of q and k. GPT+ and "
+    "anGPT have those.":
+        partial(from_table2, more_norms=4),
+    "Those are the table's percentages; asked are milliseconds.":
+        percentages,
+    "The second is right. The first is what the scalings cost in the whole step; nothing is "
+    "to be divided.":
+        scalings_divided,
+    "The two differences are exchanged: between which two models are the extra norms?":
+        differences_exchanged,
+})
 
 
 # 7.7 ----------------------------------------------------------------------------------------------
@@ -425,43 +347,21 @@ def all_extra_is_norms(step, without_qk, overhead, n_layer):
     return (step - gpt) / (6 * n_layer), gpt, 100.0
 
 
-def as_if_one_layer(step, without_qk, overhead, n_layer):
-    return from_table6(step, without_qk, overhead, 1)
-
-
-def share_of_one_layer(step, without_qk, overhead, n_layer):
-    norm, gpt, share = from_table6(step, without_qk, overhead, n_layer)
-    return norm, gpt, share / n_layer
-
-
 TABLE6_PARTS = ("a norm", "GPT's step", "the share")
-TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PARTS, misconceptions=[
-    (all_extra_is_norms,
-     "You give all of the extra time to the norms: that assumes the answer. What did removing two "
-     "norms a layer save?"),
-    (partial(from_table6, taken_out=1),
-     "Two norms go where those of q and k do."),
-    (partial(from_table6, gpts=lambda step, overhead: step * (1 - overhead)),
-     "80% more than GPT's step is GPT's step times 1.8; going back is not taking 80% away."),
-    (partial(from_table6, gpts=lambda step, overhead: step / overhead),
-     "nGPT's step is GPT's plus the overhead, not the overhead times it."),
-    (partial(from_table6, norms=4),
-     "Four is how many more norms there are. GPT's own two are fused and taken as free, so that "
-     "all of nGPT's count."),
-    (partial(from_table6, norms=2),
-     "Those are the norms of q and k alone; a layer of nGPT has more."),
-    (partial(from_table6, whole=lambda step, gpt: step),
-     "That is the norms' share of the whole step; asked is their share of what nGPT takes "
-     "longer than GPT."),
-    (as_if_one_layer,
-     "Norms stand in every layer: the time saved is that of all layers together."),
-    (share_of_one_layer,
-     "You set the six norms of one layer against what all layers take longer."),
-    (partial(from_table6, whole=lambda step, gpt: gpt),
-     "That is relative to GPT's step; asked is the share of what nGPT takes longer."),
-    (partial(from_table6, percent=1),
-     "Right, but the last number is to be in percent."),
-])
+TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PARTS, misconceptions={
+    "You give all of the extra time to the norms: that assumes the answer. What did removing two "
+    "norms a layer save?":
+        all_extra_is_norms,
+    "Two norms go where those of q and k do.":
+        partial(from_table6, taken_out=1),
+    "80% more than GPT's step is GPT's step times 1.8; going back is not taking 80% away.":
+        partial(from_table6, gpts=lambda step, overhead: step * (1 - overhead)),
+    "Four is how many more norms there are. GPT's own two are fused and taken as free, so that "
+    "all of nGPT's count.":
+        partial(from_table6, norms=4),
+    "That is relative to GPT's step; asked is the share of what nGPT takes longer.":
+        partial(from_table6, whole=lambda step, gpt: gpt),
+})
 
 
 # 7.8 ----------------------------------------------------------------------------------------------
@@ -497,19 +397,6 @@ def to_next_power(n, multiple):
     return split(power)
 
 
-def rounded_down(n, multiple):
-    return split(n // multiple * multiple)
-
-
-def always_more(n, multiple):
-    return split((n // multiple + 1) * multiple)
-
-
-def to_nearest(n, multiple):
-    times = max(1, round(n / multiple))
-    return split(times * multiple)
-
-
 def split_by_multiple(n, multiple):
     size = rounded_up(n, multiple)
     return size, multiple, size // multiple
@@ -525,39 +412,22 @@ def exponent(n, multiple):
     return size, int(math.log2(power)), rest
 
 
-def rest_first(n, multiple):
-    size, power, rest = pad_vocabulary(n, multiple)
-    return size, rest, power
-
-
-def not_padded(n, multiple):
-    return split(n)
-
-
 VOCABULARY_PARTS = ("the padded size", "its power of two", "the rest")
 VOCABULARY = Exercise(
-    reference=pad_vocabulary, inputs=vocabulary_inputs, parts=VOCABULARY_PARTS, misconceptions=[
-    (to_next_power,
-     "That is the next power of two. A multiple of a smaller one is enough."),
-    (rounded_down,
-     "You round down: some tokens would have no row."),
-    (always_more,
-     "Right unless it is a multiple already: then nothing need be added."),
-    (to_nearest,
-     "The nearest multiple can lie below: some tokens would have no row."),
-    (split_by_multiple,
-     "The padded size is right. It may hold more twos than `multiple` has: is your "
-     "last number odd?"),
-    (largest_power_below,
-     "The padded size is right. Your power of two is the largest that is no larger than it; "
-     "does it divide it?"),
-    (exponent,
-     "The middle number is the power of two itself, 2^k, not k."),
-    (rest_first,
-     "The last two are exchanged: first the power of two."),
-    (not_padded,
-     "You split the size as it is; it is to be padded first."),
-])
+    reference=pad_vocabulary, inputs=vocabulary_inputs, parts=VOCABULARY_PARTS, misconceptions={
+    "That is the next power of two. A multiple of a smaller one is enough.":
+        to_next_power,
+    "The padded size is right. It may hold more twos than `multiple` has: is your "
+    "last number odd?":
+        split_by_multiple,
+    "The padded size is right. Your power of two is the largest that is no larger than it; "
+    "does it divide it?":
+        largest_power_below,
+    "The middle number is the power of two itself, 2^k, not k.":
+        exponent,
+    "You split the size as it is; it is to be padded first.":
+        lambda n, multiple: split(n),
+})
 
 
 # 7.9 ----------------------------------------------------------------------------------------------
@@ -597,78 +467,42 @@ def other_middle(middle, a, b):
     return middle, low, high
 
 
-def by_means(a, b):
-    return other_middle(b.mean() / a.mean(), a, b)
-
-
 def by_medians(a, b):
     return other_middle(quantile(b, 0.5) / quantile(a, 0.5), a, b)
 
 
-def by_lower_medians(a, b):
-    return other_middle(b.median() / a.median(), a, b)
-
-
-def over_one_median(a, b):
-    return median_and_range(b / quantile(a, 0.5))
-
-
-def mean_ratio(a, b):
-    return other_middle((b / a).mean(), a, b)
-
-
-def lower_median_ratio(a, b):
-    return other_middle((b / a).median(), a, b)
-
-
-def by_best_times(a, b):
-    return other_middle(b.min() / a.min(), a, b)
-
-
-def how_much_longer(a, b):
-    return [ratio - 1 for ratio in paired(a, b)]
-
-
-def sorted_first(a, b):
-    return median_and_range(b.sort().values / a.sort().values)
-
-
 PAIRS = Exercise(
-    reference=paired, inputs=pair_inputs, parts=("the median", "10%", "90%"), misconceptions=[
-    (by_means,
-     "One hiccup moves a mean as far as it likes: look at your first number where one "
-     "round took 500."),
-    (by_medians,
-     "The two medians may come from different rounds, under different load. Divide within "
-     "a round first."),
-    (by_lower_medians,
-     "You divide torch's medians of the two: they may come from different rounds. Divide within "
-     "a round first."),
-    (over_one_median,
-     "You divide by one number for all rounds. Each round has an `a` of its own."),
-    (mean_ratio,
-     "The right ratios; but their mean still follows a single hiccup."),
-    (lower_median_ratio,
-     "torch's median is the lower of two middle values: of an even number of rounds take the "
-     "mean of the two."),
-    (lambda a, b: median_and_range(a / b),
-     "Upside down: asked is how many times as long b takes."),
-    (by_best_times,
-     "The two best times may come from different rounds, and under steady load there is no "
-     "undisturbed one."),
-    (how_much_longer,
-     "That is how much longer; asked is how many times as long."),
-    (lambda a, b: sorted(paired(a, b)),
-     "The right three, in another order: the median comes first."),
-    (lambda a, b: median_and_range(b[:, None] / a),
-     "You compare every round with every other one; only times of one round pair up."),
-    (lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
-     "The range is from 10% to 90% of the rounds; yours holds the middle half."),
-    (lambda a, b: median_and_range(b / a, low=0.0, high=1.0),
-     "The range is from 10% to 90%; the extremes are what a hiccup makes."),
-    (sorted_first,
-     "You sorted both first, which tears apart times that were measured side by side."),
-])
+    reference=paired, inputs=pair_inputs, parts=("the median", "10%", "90%"), misconceptions={
+    "One hiccup moves a mean as far as it likes: look at your first number where one "
+    "round took 500.":
+        lambda a, b: other_middle(b.mean() / a.mean(), a, b),
+    "The two medians may come from different rounds, under different load. Divide within "
+    "a round first.":
+        by_medians,
+    "You divide torch's medians of the two: they may come from different rounds. Divide within "
+    "a round first.":
+        lambda a, b: other_middle(b.median() / a.median(), a, b),
+    "You divide by one number for all rounds. Each round has an `a` of its own.":
+        lambda a, b: median_and_range(b / quantile(a, 0.5)),
+    "The right ratios; but their mean still follows a single hiccup.":
+        lambda a, b: other_middle((b / a).mean(), a, b),
+    "torch's median is the lower of two middle values: of an even number of rounds take the "
+    "mean of the two.":
+        lambda a, b: other_middle((b / a).median(), a, b),
+    "The two best times may come from different rounds, and under steady load there is no "
+    "undisturbed one.":
+        lambda a, b: other_middle(b.min() / a.min(), a, b),
+    "That is how much longer; asked is how many times as long.":
+        lambda a, b: [ratio - 1 for ratio in paired(a, b)],
+    "You compare every round with every other one; only times of one round pair up.":
+        lambda a, b: median_and_range(b[:, None] / a),
+    "The range is from 10% to 90% of the rounds; yours holds the middle half.":
+        lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
+    "The range is from 10% to 90%; the extremes are what a hiccup makes.":
+        lambda a, b: median_and_range(b / a, low=0.0, high=1.0),
+    "You sorted both first, which tears apart times that were measured side by side.":
+        lambda a, b: median_and_range(b.sort().values / a.sort().values),
+})
 
 
 # 7.10 ---------------------------------------------------------------------------------------------
@@ -715,10 +549,6 @@ def gain_on_output(w_up, w_down, gain, f_u, f_z, c):
     return times(w_up, w_down, u=f_u[:, None], z=f_z[:, None], down=c * gain[:, None])
 
 
-def without_gain(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=f_u[:, None], z=f_z[:, None], down=c)
-
-
 def gain_on_u_alone(w_up, w_down, gain, f_u, f_z, c):
     return times(w_up, w_down, u=f_u[:, None] * gain, z=f_z[:, None], down=c)
 
@@ -747,48 +577,40 @@ def gain_divided(w_up, w_down, gain, f_u, f_z, c):
     return fold(w_up, w_down, 1 / gain, f_u, f_z, c)
 
 
-def without_c(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain, f_u, f_z, 1)
-
-
 def gain_twice(w_up, w_down, gain, f_u, f_z, c):
     return fold(w_up, w_down, gain * gain, f_u, f_z, c)
 
 
-FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions=[
-    (z_through_silu,
-     "You moved z's factors into w_down: SiLU(f z) is not f SiLU(z). Stop in front of "
-     "the nonlinearity."),
-    (both_through_silu,
-     "You moved both halves' factors into w_down; z's would have to pass through SiLU, which "
-     "does not let them."),
-    (halves_exchanged,
-     "The halves are exchanged: the first 4d rows make u."),
-    (gain_on_output,
-     "The gain multiplies x, which w_up reads; you gave it to what w_down writes."),
-    (without_gain,
-     "The gain of the norm in front is missing."),
-    (gain_on_u_alone,
-     "The gain is in u's rows alone; z's rows read the same x."),
-    (gain_on_z_alone,
-     "The gain is in z's rows alone; u's rows read the same x."),
-    (divided,
-     "You divide. The new matrices have to do what the factors did, not undo it."),
-    (c_before_silu,
-     "c stands behind the nonlinearity: through w_up it would change SiLU's argument. It "
-     "belongs to w_down."),
-    (u_behind_silu,
-     "The model would give the same, with f_u in w_down. But the exercise wants both halves' "
-     "factors in w_up."),
-    (u_twice,
-     "w_up is right, f_u included; now it is in w_down a second time."),
-    (gain_divided,
-     "The gain multiplied x; the columns that read x have to do the same, and not divide by it."),
-    (without_c,
-     "w_up is right; c, which multiplies the end, is missing."),
-    (gain_twice,
-     "The gain is in there twice: u and z are different rows, and each of them reads it once."),
-])
+FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions={
+    "You moved z's factors into w_down: SiLU(f z) is not f SiLU(z). Stop in front of "
+    "the nonlinearity.":
+        z_through_silu,
+    "You moved both halves' factors into w_down; z's would have to pass through SiLU, which "
+    "does not let them.":
+        both_through_silu,
+    "The halves are exchanged: the first 4d rows make u.":
+        halves_exchanged,
+    "The gain multiplies x, which w_up reads; you gave it to what w_down writes.":
+        gain_on_output,
+    "The gain is in u's rows alone; z's rows read the same x.":
+        gain_on_u_alone,
+    "The gain is in z's rows alone; u's rows read the same x.":
+        gain_on_z_alone,
+    "You divide. The new matrices have to do what the factors did, not undo it.":
+        divided,
+    "c stands behind the nonlinearity: through w_up it would change SiLU's argument. It "
+    "belongs to w_down.":
+        c_before_silu,
+    "The model would give the same, with f_u in w_down. But the exercise wants both halves' "
+    "factors in w_up.":
+        u_behind_silu,
+    "w_up is right, f_u included; now it is in w_down a second time.":
+        u_twice,
+    "The gain multiplied x; the columns that read x have to do the same, and not divide by it.":
+        gain_divided,
+    "The gain is in there twice: u and z are different rows, and each of them reads it once.":
+        gain_twice,
+})
 
 
 # 7.11 ---------------------------------------------------------------------------------------------
@@ -834,56 +656,41 @@ def ds_not_transposed(q, k, v, p, y, g):
     return ds @ k, ds @ q, p.mT @ g
 
 
-def scaled_again(q, k, v, p, y, g):
-    dq, dk, dv = attention_backward(q, k, v, p, y, g)
-    scale = q.shape[-1] ** -0.5
-    return dq * scale, dk * scale, dv
-
-
 def p_not_transposed(q, k, v, p, y, g):
     dq, dk, _ = attention_backward(q, k, v, p, y, g)
     return dq, dk, p @ g
 
 
-def dk_first(q, k, v, p, y, g):
-    dq, dk, dv = attention_backward(q, k, v, p, y, g)
-    return dk, dq, dv
-
-
 GRADIENTS = ("dq", "dk", "dv")
 ATTENTION = Exercise(
     reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4,
-    misconceptions=[
-    (partial(attention_backward, score_gradient=plain_sum),
-     "The sum over the keys is one of dP weighted with P; you took the plain one."),
-    (partial(attention_backward, score_gradient=sum_over_queries),
-     "You sum over the queries. A softmax ties together the keys of one query: the last axis."),
-    (partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp),
-     "The probabilities of a row sum to 1: raising one score lowers the others. That "
-     "term is missing."),
-    (partial(attention_backward, score_gradient=lambda p, dp, mean: p * (1 - p) * dp),
-     "That is the diagonal of the softmax's Jacobian: how a score moves its own probability, but "
-     "not the others."),
-    (partial(attention_backward, score_gradient=lambda p, dp, mean: dp),
-     "That is the gradient of the probabilities; it has to go back through the softmax "
-     "to the scores."),
-    (partial(attention_backward, score_gradient=lambda p, dp, mean: dp - mean),
-     "The factor P in front is missing: a key that got no weight gets no gradient either."),
-    (partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp - mean),
-     "Look at the brackets: in yours a key that got no weight gets the sum all the same."),
-    (partial(attention_backward, score_gradient=lambda p, dp, mean: p * (dp + mean)),
-     "A sign: the weighted sum is taken away from dP."),
-    (ds_not_transposed,
-     "dk: entry (i, j) of dS belongs to query i and key j. Key j gathers from all queries: which "
-     "axis is summed?"),
-    (scaled_again,
-     "There is no 1 / sqrt(d_k) here: the scale is in q already."),
-    (p_not_transposed,
-     "dv: value j gathers from every query i that looked at it, with weight P[i, j]. Which "
-     "axis is summed?"),
-    (dk_first,
-     "dq and dk are exchanged: dq is a sum of keys, dk one of queries."),
-])
+    misconceptions={
+    "The sum over the keys is one of dP weighted with P; you took the plain one.":
+        partial(attention_backward, score_gradient=plain_sum),
+    "You sum over the queries. A softmax ties together the keys of one query: the last axis.":
+        partial(attention_backward, score_gradient=sum_over_queries),
+    "The probabilities of a row sum to 1: raising one score lowers the others. That "
+    "term is missing.":
+        partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp),
+    "That is the diagonal of the softmax's Jacobian: how a score moves its own probability, but "
+    "not the others.":
+        partial(attention_backward, score_gradient=lambda p, dp, mean: p * (1 - p) * dp),
+    "That is the gradient of the probabilities; it has to go back through the softmax "
+    "to the scores.":
+        partial(attention_backward, score_gradient=lambda p, dp, mean: dp),
+    "The factor P in front is missing: a key that got no weight gets no gradient either.":
+        partial(attention_backward, score_gradient=lambda p, dp, mean: dp - mean),
+    "Look at the brackets: in yours a key that got no weight gets the sum all the same.":
+        partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp - mean),
+    "A sign: the weighted sum is taken away from dP.":
+        partial(attention_backward, score_gradient=lambda p, dp, mean: p * (dp + mean)),
+    "dk: entry (i, j) of dS belongs to query i and key j. Key j gathers from all queries: which "
+    "axis is summed?":
+        ds_not_transposed,
+    "dv: value j gathers from every query i that looked at it, with weight P[i, j]. Which "
+    "axis is summed?":
+        p_not_transposed,
+})
 
 
 # 7.12 ---------------------------------------------------------------------------------------------
@@ -912,37 +719,21 @@ def optimizer_share(params, tokens, peak, bandwidth, *, flops_each=6, tokens_of_
 
 OPTIMIZER_PARTS = ("forward and backward", "AdamW", "project_", "the share")
 OPTIMIZER = Exercise(
-    reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions=[
-    (partial(optimizer_share, adamw_arrays=6),
-     "One array of AdamW's is missing; did you count the gradient, which it reads?"),
-    (partial(optimizer_share, adamw_arrays=4),
-     "AdamW reads four arrays, yes. It also writes."),
-    (partial(optimizer_share, adamw_arrays=8),
-     "One array too many: AdamW does not write the gradient."),
-    (partial(optimizer_share, project_arrays=2),
-     "project_ reads a weight twice here: once for the norm, again to divide it."),
-    (partial(optimizer_share, project_arrays=1),
-     "project_ reads the weights for the norms, reads them again, and writes them."),
-    (partial(optimizer_share, bytes_of_number=2),
-     "Master weights, gradients and moments are float32 here: four bytes."),
-    (partial(optimizer_share, bytes_of_number=1),
-     "You count numbers; each has four bytes."),
-    (partial(optimizer_share, milliseconds=1),
-     "Those are seconds; milliseconds are asked for."),
-    (partial(optimizer_share, tokens_of_step=lambda tokens: 1),
-     "6N is what one token takes; a step has `tokens` of them."),
-    (partial(optimizer_share, flops_each=2),
-     "Forward and backward together take 6 FLOPs a parameter and token."),
-    (partial(optimizer_share, whole=lambda compute, adamw, project: compute),
-     "The times are right. The share is one of the whole step, the optimizer's own time included."),
-    (partial(optimizer_share, whole=lambda compute, adamw, project: adamw + project),
-     "The times are right. You take project_'s share of the optimizer; it is one of the whole "
-     "step, forward and backward included."),
-    (partial(optimizer_share, counted=lambda adamw, project: adamw + project),
-     "The times are right. The share is project_'s alone."),
-    (partial(optimizer_share, percent=1),
-     "The times are right. The share is to be in percent."),
-])
+    reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions={
+    "One array of AdamW's is missing; did you count the gradient, which it reads?":
+        partial(optimizer_share, adamw_arrays=6),
+    "One array too many: AdamW does not write the gradient.":
+        partial(optimizer_share, adamw_arrays=8),
+    "project_ reads a weight twice here: once for the norm, again to divide it.":
+        partial(optimizer_share, project_arrays=2),
+    "Master weights, gradients and moments are float32 here: four bytes.":
+        partial(optimizer_share, bytes_of_number=2),
+    "You count numbers; each has four bytes.":
+        partial(optimizer_share, bytes_of_number=1),
+    "The times are right. You take project_'s share of the optimizer; it is one of the whole "
+    "step, forward and backward included.":
+        partial(optimizer_share, whole=lambda compute, adamw, project: adamw + project),
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
@@ -959,28 +750,8 @@ def attention_right(y, *arguments):
     return near(y[1], count_flops(*arguments)[1], 1e-6)
 
 
-def odd_number_of_norms(y, n_layer, d, T, V):
-    return near(y[2] / (4 * d) % 2, 1)
-
-
 def third_of_all(y, *arguments):
     return near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-6)
-
-
-def seven_arrays(y, n, d, size):
-    return near(y[0] / (n * d * size), 7, 1e-6)
-
-
-def two_arrays(y, n, d, size):
-    return near(y[1] / (n * d * size), 2, 1e-6)
-
-
-def four_flops_an_entry(y, n, d, size):
-    return near(y[2] * y[1], 4 * n * d, 1e-6)
-
-
-def below_peak(y, *arguments):
-    return y[1] < 100.1
 
 
 def data_arrived(y, flops, moved, peak, bandwidth):
@@ -991,10 +762,6 @@ def work_done(y, flops, moved, peak, bandwidth):
     return y[0] >= 0.999e6 * flops / peak
 
 
-def the_longer_of_two(y, *arguments):
-    return near(y[0], roofline(*arguments)[0])
-
-
 def right_with_one_gpu(y, params, tokens_per_s, gpus, peak):
     return gpus > 1 or near(y, mfu(params, tokens_per_s, gpus, peak))
 
@@ -1003,14 +770,6 @@ def no_difference(y, before, after):
     if before != after:
         return True
     return near(y[0], 0) and near(y[1], 0)
-
-
-def half_speed_fewer(y, before, after):
-    return before != 100 or near(y[0], 50)
-
-
-def half_speed_longer(y, before, after):
-    return before != 100 or near(y[1], 100)
 
 
 def faster_is_negative(y, before, after):
@@ -1035,14 +794,6 @@ def overhead_makes_the_step(y, step, without_qk, overhead, n_layer):
     return near(y[1] * (1 + overhead), step)
 
 
-def share_of_extra_time(y, step, without_qk, overhead, n_layer):
-    return near(y[2], 100 * 6 * n_layer * y[0] / (step - y[1]))
-
-
-def equal_times(y, a, b):
-    return a.std() > 0 or near(torch.stack(y), 1)
-
-
 def gain_alone(y, w_up, w_down, gain, f_u, f_z, c):
     if not near(f_u, 1) or not near(f_z, 1):
         return True
@@ -1063,10 +814,6 @@ def none_with_one_token(y, q, k, v, p, out, g):
     return near(y[0], 0) and near(y[1], 0)
 
 
-def none_of_first_query(y, q, k, v, p, out, g):
-    return near(y[0][:, :, 0], 0)
-
-
 def compute_right(y, *arguments):
     return near(y[0], optimizer_share(*arguments)[0], 1e-6)
 
@@ -1082,129 +829,129 @@ def project_right(y, params, tokens, peak, bandwidth):
 
 
 PROPERTIES = {
-    "7.1": [
-        (matrices_right,
-         "The matrices: list how many d x d squares a layer has, add the head, and count two "
-         "FLOPs for an entry."),
-        (attention_right,
-         "Attention: for one token, how many keys does it see on average, and what does one key "
-         "cost, and one value?"),
-        (odd_number_of_norms,
-         "The norms, over 4 d: two a layer and one at the end make an odd number. Yours is none."),
-        (third_of_all,
-         "The share does not fit your three counts: the norms', over all three "
-         "together, in percent.")],
-    "7.2": [
-        (seven_arrays,
-         "The four steps: over n d size, yours is the number of arrays that travel. List for each "
-         "step what it reads and writes."),
-        (two_arrays,
-         "The single pass: over n d size, yours is the number of arrays that travel. "
-         "Which are they?"),
-        (four_flops_an_entry,
-         "The intensity: 4 FLOPs an entry, over the bytes of the single pass. Yours does not fit "
-         "your second number.")],
-    "7.3": [
-        (below_peak,
-         "Nothing works faster than its peak: at most 100%."),
-        (data_arrived,
-         "In your time the data cannot have arrived."),
-        (work_done,
-         "In your time the work cannot have been done."),
-        (the_longer_of_two,
-         "Your time is longer than the longer of the two limits."),
-        (never,
-         "The percentage does not fit your time: FLOPs, over that time, over peak.")],
-    "7.4": [
-        (lambda y, *arguments: y < 100,
-         "No machine does more than its peak: below 100%. Yours is above."),
-        (right_with_one_gpu,
-         "Even with one GPU yours is off: what does a token cost, forward and backward, for "
-         "each parameter?"),
-        (never,
-         "With one GPU yours is right. What do several have together?")],
-    "7.5": [
-        (no_difference,
-         "No difference is 0% of both."),
-        (half_speed_fewer,
-         "At half the speed there are 50% fewer tokens."),
-        (half_speed_longer,
-         "At half the speed it takes 100% more time."),
-        (faster_is_negative,
-         "What is faster has negative numbers. Yours has not."),
-        (never,
-         "At half the speed yours is right. Relative to which of the two rates is each?")],
-    "7.6": [
-        (by_scalings_alone,
-         "The scalings: which two of the three models differ by them alone?"),
-        (norm_of_one_layer,
-         "Even with one layer the time of a norm is off: which two models differ by norms alone, "
-         "and by how many a layer?"),
-        (never,
-         "With one layer yours is right. How many more norms have L layers?")],
-    "7.7": [
-        (norms_make_the_saving,
-         "A norm: so many of them as were taken out, in all layers, should make up what was "
-         "saved. Yours do not."),
-        (overhead_makes_the_step,
-         "GPT's step: yours and the overhead on it do not make nGPT's."),
-        (share_of_extra_time,
-         "The share does not fit your other two numbers: six norms in each layer, over the extra "
-         "time, in percent.")],
-    "7.8": [
-        (lambda y, n, multiple: y[0] >= n,
-         "Yours is smaller than n: some tokens would have no row."),
-        (lambda y, n, multiple: y[0] % multiple == 0,
-         "Yours is no multiple of `multiple`."),
-        (lambda y, n, multiple: y[0] - n < multiple,
-         "There is a smaller multiple that is enough."),
-        (lambda y, n, multiple: y[1] * y[2] == y[0],
-         "Power of two times rest should be the padded size. In yours it is not."),
-        (lambda y, n, multiple: y[2] % 2 == 1,
-         "Your rest can still be halved: the power of two is not the largest.")],
-    "7.9": [
-        (equal_times,
-         "Where all times are equal, b takes 1 time as long."),
-        (lambda y, a, b: y[1] <= y[0] <= y[2],
-         "The median lies between the 10% and the 90% quantile. Yours does not, or the three come "
-         "in another order."),
-        (never,
-         "First one ratio for each round, b over a; then three quantiles of these ratios, "
-         "interpolated where one falls between two of them.")],
-    "7.10": [
-        (lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
-         "w_down: what is behind the nonlinearity, and has not been moved into w_up?"),
-        (gain_alone,
-         "w_up: even with the gain alone yours is off. Which axis of w_up meets x?"),
-        (never,
-         "w_up: with the gain alone yours is right. Which rows make u, and which make z?")],
-    "7.11": [
-        (linear_in_v,
-         "dv: y is linear in v, so v dv should have the same sum as g y. Yours has not."),
-        (by_products_alone,
-         "dq and dk: q and k enter by their products alone, so q dq and k dk have the same sum. "
-         "Yours have not."),
-        (none_with_one_token,
-         "dq and dk: with one token the softmax gives 1 whatever the score is, so both are 0. "
-         "Yours are not."),
-        (none_of_first_query,
-         "dq: the first query sees one key, so its score changes nothing and its gradient is "
-         "0. Yours is not."),
-        (never,
-         "Check dS first: each of its rows sums to 0, as a softmax does not notice what all scores "
-         "of a query have in common.")],
-    "7.12": [
-        (compute_right,
-         "Forward and backward: 6 N FLOPs a token, for all tokens of a step, at `peak`, "
-         "in milliseconds."),
-        (adamw_right,
-         "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?"),
-        (project_right,
-         "project_: how many arrays of N float32 numbers does it read, and how many "
-         "does it write?"),
-        (third_of_all,
-         "The share does not fit your three times: project_'s over all three "
-         "together, in percent.")],
+    "7.1": {
+        "The matrices: list how many d x d squares a layer has, add the head, and count two "
+        "FLOPs for an entry.":
+            matrices_right,
+        "Attention: for one token, how many keys does it see on average, and what does one key "
+        "cost, and one value?":
+            attention_right,
+        "The norms, over 4 d: two a layer and one at the end make an odd number. Yours is none.":
+            lambda y, n_layer, d, T, V: near(y[2] / (4 * d) % 2, 1),
+        "The share does not fit your three counts: the norms', over all three "
+        "together, in percent.":
+            third_of_all},
+    "7.2": {
+        "The four steps: over n d size, yours is the number of arrays that travel. List for each "
+        "step what it reads and writes.":
+            lambda y, n, d, size: near(y[0] / (n * d * size), 7, 1e-6),
+        "The single pass: over n d size, yours is the number of arrays that travel. "
+        "Which are they?":
+            lambda y, n, d, size: near(y[1] / (n * d * size), 2, 1e-6),
+        "The intensity: 4 FLOPs an entry, over the bytes of the single pass. Yours does not fit "
+        "your second number.":
+            lambda y, n, d, size: near(y[2] * y[1], 4 * n * d, 1e-6)},
+    "7.3": {
+        "Nothing works faster than its peak: at most 100%.":
+            lambda y, *arguments: y[1] < 100.1,
+        "In your time the data cannot have arrived.":
+            data_arrived,
+        "In your time the work cannot have been done.":
+            work_done,
+        "Your time is longer than the longer of the two limits.":
+            lambda y, *arguments: near(y[0], roofline(*arguments)[0]),
+        "The percentage does not fit your time: FLOPs, over that time, over peak.":
+            never},
+    "7.4": {
+        "No machine does more than its peak: below 100%. Yours is above.":
+            lambda y, *arguments: y < 100,
+        "Even with one GPU yours is off: what does a token cost, forward and backward, for "
+        "each parameter?":
+            right_with_one_gpu,
+        "With one GPU yours is right. What do several have together?":
+            never},
+    "7.5": {
+        "No difference is 0% of both.":
+            no_difference,
+        "At half the speed there are 50% fewer tokens.":
+            lambda y, before, after: before != 100 or near(y[0], 50),
+        "At half the speed it takes 100% more time.":
+            lambda y, before, after: before != 100 or near(y[1], 100),
+        "What is faster has negative numbers. Yours has not.":
+            faster_is_negative,
+        "At half the speed yours is right. Relative to which of the two rates is each?":
+            never},
+    "7.6": {
+        "The scalings: which two of the three models differ by them alone?":
+            by_scalings_alone,
+        "Even with one layer the time of a norm is off: which two models differ by norms alone, "
+        "and by how many a layer?":
+            norm_of_one_layer,
+        "With one layer yours is right. How many more norms have L layers?":
+            never},
+    "7.7": {
+        "A norm: so many of them as were taken out, in all layers, should make up what was "
+        "saved. Yours do not.":
+            norms_make_the_saving,
+        "GPT's step: yours and the overhead on it do not make nGPT's.":
+            overhead_makes_the_step,
+        "The share does not fit your other two numbers: six norms in each layer, over the extra "
+        "time, in percent.":
+            lambda y, step, without_qk, overhead, n_layer: near(y[2], 100 * 6 * n_layer * y[0] / (step - y[1]))},
+    "7.8": {
+        "Yours is smaller than n: some tokens would have no row.":
+            lambda y, n, multiple: y[0] >= n,
+        "Yours is no multiple of `multiple`.":
+            lambda y, n, multiple: y[0] % multiple == 0,
+        "There is a smaller multiple that is enough.":
+            lambda y, n, multiple: y[0] - n < multiple,
+        "Power of two times rest should be the padded size. In yours it is not.":
+            lambda y, n, multiple: y[1] * y[2] == y[0],
+        "Your rest can still be halved: the power of two is not the largest.":
+            lambda y, n, multiple: y[2] % 2 == 1},
+    "7.9": {
+        "Where all times are equal, b takes 1 time as long.":
+            lambda y, a, b: a.std() > 0 or near(torch.stack(y), 1),
+        "The median lies between the 10% and the 90% quantile. Yours does not, or the three come "
+        "in another order.":
+            lambda y, a, b: y[1] <= y[0] <= y[2],
+        "First one ratio for each round, b over a; then three quantiles of these ratios, "
+        "interpolated where one falls between two of them.":
+            never},
+    "7.10": {
+        "w_down: what is behind the nonlinearity, and has not been moved into w_up?":
+            lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
+        "w_up: even with the gain alone yours is off. Which axis of w_up meets x?":
+            gain_alone,
+        "w_up: with the gain alone yours is right. Which rows make u, and which make z?":
+            never},
+    "7.11": {
+        "dv: y is linear in v, so v dv should have the same sum as g y. Yours has not.":
+            linear_in_v,
+        "dq and dk: q and k enter by their products alone, so q dq and k dk have the same sum. "
+        "Yours have not.":
+            by_products_alone,
+        "dq and dk: with one token the softmax gives 1 whatever the score is, so both are 0. "
+        "Yours are not.":
+            none_with_one_token,
+        "dq: the first query sees one key, so its score changes nothing and its gradient is "
+        "0. Yours is not.":
+            lambda y, q, k, v, p, out, g: near(y[0][:, :, 0], 0),
+        "Check dS first: each of its rows sums to 0, as a softmax does not notice what all scores "
+        "of a query have in common.":
+            never},
+    "7.12": {
+        "Forward and backward: 6 N FLOPs a token, for all tokens of a step, at `peak`, "
+        "in milliseconds.":
+            compute_right,
+        "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?":
+            adamw_right,
+        "project_: how many arrays of N float32 numbers does it read, and how many "
+        "does it write?":
+            project_right,
+        "The share does not fit your three times: project_'s over all three "
+        "together, in percent.":
+            third_of_all},
 }
 
 

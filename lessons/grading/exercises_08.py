@@ -53,30 +53,24 @@ def dyt(x, alpha, gamma, *, centered=False, normed=False, alpha_inside=True, cur
     return y
 
 
-DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions=[
-    (lambda x, alpha, gamma: torch.tanh(gamma * alpha * x),
-     "Your outputs never leave (-1, 1): the gain has no way to make a channel larger "
-     "where it stands."),
-    (partial(dyt, alpha_inside=False, alpha_outside=True),
-     "alpha should decide where the curve bends. Where yours stands, it only makes the "
-     "result larger."),
-    (partial(dyt, alpha_inside=False),
-     "alpha does not enter."),
-    (lambda x, alpha, gamma: alpha * torch.tanh(gamma * x),
-     "alpha and gamma have changed places."),
-    (partial(dyt, gain=False),
-     "gamma does not enter."),
-    (lambda x, alpha, gamma: torch.tanh(alpha * x) + gamma,
-     "gamma is a gain: it does not shift the curve."),
-    (partial(dyt, centered=True),
-     "You subtract a mean, which is a statistic over the channels: DyT has none."),
-    (partial(dyt, normed=True),
-     "You normalize first. tanh is there so that nothing has to be averaged."),
-    (partial(dyt, curve=torch.sigmoid),
-     "The right kind of curve, but yours goes from 0 to 1: at x = 0 the output should be 0."),
-    (partial(dyt, curve=lambda x: x / (1 + x.abs())),
-     "Another S: Dynamic Tanh has the hyperbolic tangent in it."),
-])
+DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions={
+    "Your outputs never leave (-1, 1): the gain has no way to make a channel larger "
+    "where it stands.":
+        lambda x, alpha, gamma: torch.tanh(gamma * alpha * x),
+    "alpha should decide where the curve bends. Where yours stands, it only makes the "
+    "result larger.":
+        partial(dyt, alpha_inside=False, alpha_outside=True),
+    "alpha and gamma have changed places.":
+        lambda x, alpha, gamma: alpha * torch.tanh(gamma * x),
+    "gamma is a gain: it does not shift the curve.":
+        lambda x, alpha, gamma: torch.tanh(alpha * x) + gamma,
+    "You subtract a mean, which is a statistic over the channels: DyT has none.":
+        partial(dyt, centered=True),
+    "You normalize first. tanh is there so that nothing has to be averaged.":
+        partial(dyt, normed=True),
+    "Another S: Dynamic Tanh has the hyperbolic tangent in it.":
+        partial(dyt, curve=lambda x: x / (1 + x.abs())),
+})
 
 
 # 8.2 ----------------------------------------------------------------------------------------------
@@ -103,51 +97,29 @@ def with_projection(x, alpha, gamma):
     return dyt_jacobian(x, alpha, gamma) @ projection
 
 
-def without_inner_factor(x, alpha, gamma):
-    return torch.diag(gamma / torch.cosh(alpha * x) ** 2)
-
-
-def tanh_not_squared(x, alpha, gamma):
-    return torch.diag(gamma * alpha * (1 - torch.tanh(alpha * x)))
-
-
 def by_output(x, alpha, gamma):
     y = gamma * torch.tanh(alpha * x)
     return torch.diag(gamma * alpha * (1 - y ** 2))
 
 
-def slope_at_x(x, alpha, gamma):
-    return torch.diag(gamma * alpha / torch.cosh(x) ** 2)
-
-
-def without_gamma(x, alpha, gamma):
-    return dyt_jacobian(x, alpha, torch.ones_like(gamma))
-
-
-def tanh_squared(x, alpha, gamma):
-    return torch.diag(gamma * alpha * torch.tanh(alpha * x) ** 2)
-
-
 JACOBIAN = Exercise(
-    reference=dyt_jacobian, inputs=jacobian_inputs, without=AUTOGRAD, misconceptions=[
-    (with_projection,
-     "You have LayerNorm's projection in it: there, each channel acts on all through the mean. "
-     "Which channels of x does output i of DyT look at?"),
-    (slope,
-     "These are the numbers, but a Jacobian is a matrix (n, n)."),
-    (without_inner_factor,
-     "The chain rule's inner factor is missing: x is multiplied by something before the tanh."),
-    (tanh_not_squared,
-     "The derivative of tanh is not that: at x = 0 and far to the left it gives 1 and 2."),
-    (by_output,
-     "You wrote the slope by the output y, which has gamma in it. Use tanh(alpha x) alone there."),
-    (slope_at_x,
-     "You take the slope at x. The tanh is evaluated elsewhere."),
-    (without_gamma,
-     "gamma does not enter."),
-    (tanh_squared,
-     "Yours is 0 at x = 0, where DyT is steepest, and grows to both sides."),
-])
+    reference=dyt_jacobian, inputs=jacobian_inputs, without=AUTOGRAD, misconceptions={
+    "You have LayerNorm's projection in it: there, each channel acts on all through the mean. "
+    "Which channels of x does output i of DyT look at?":
+        with_projection,
+    "These are the numbers, but a Jacobian is a matrix (n, n).":
+        slope,
+    "The chain rule's inner factor is missing: x is multiplied by something before the tanh.":
+        lambda x, alpha, gamma: torch.diag(gamma / torch.cosh(alpha * x) ** 2),
+    "The derivative of tanh is not that: at x = 0 and far to the left it gives 1 and 2.":
+        lambda x, alpha, gamma: torch.diag(gamma * alpha * (1 - torch.tanh(alpha * x))),
+    "You wrote the slope by the output y, which has gamma in it. Use tanh(alpha x) alone there.":
+        by_output,
+    "You take the slope at x. The tanh is evaluated elsewhere.":
+        lambda x, alpha, gamma: torch.diag(gamma * alpha / torch.cosh(x) ** 2),
+    "Yours is 0 at x = 0, where DyT is steepest, and grows to both sides.":
+        lambda x, alpha, gamma: torch.diag(gamma * alpha * torch.tanh(alpha * x) ** 2),
+})
 
 
 # 8.3 ----------------------------------------------------------------------------------------------
@@ -185,35 +157,32 @@ def all_tokens_pooled(x):
 
 
 MATCHING = Exercise(
-    reference=matching_alpha, inputs=matching_inputs, tolerance=1e-4, misconceptions=[
-    (lambda x: 1.0,
-     "That is the start in anGPT's Appendix A. It fits inputs of standard deviation 1; "
-     "these have others."),
-    (partial(matching_alpha, power=1),
-     "Upside down: the larger the inputs, the flatter LayerNorm's line."),
-    (partial(matching_alpha, mean=of_mean_deviation),
-     "The mean of the slopes is asked for. You have the slope of the mean deviation, "
-     "which is smaller."),
-    (partial(matching_alpha, mean=of_mean_variance),
-     "You average the variances and take one slope of that. Each token has its slope first; then "
-     "they are averaged."),
-    (all_tokens_pooled,
-     "You pool all tokens into one deviation. LayerNorm gives each token a slope of its own."),
-    (partial(matching_alpha, power=-2),
-     "LayerNorm divides by the root of the variance."),
-    (partial(matching_alpha, centered=False),
-     "That is RMSNorm's slope. LayerNorm measures the spread around the token's mean."),
-    (partial(matching_alpha, less=1),
-     "Your variance divides by n - 1, as torch's std does by itself; LayerNorm divides by n."),
-    (partial(matching_alpha, eps=0),
-     "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts."),
-    (partial(matching_alpha, eps=1e-6),
-     "Your epsilon is 1e-6, where 1e-5 was asked for."),
-    (partial(matching_alpha, eps=0, eps_behind_root=1e-5),
-     "Epsilon is added to the variance, before the root is taken."),
-    (partial(matching_alpha, mean=torch.max),
-     "That is the steepest of the slopes; their mean is asked for."),
-])
+    reference=matching_alpha, inputs=matching_inputs, tolerance=1e-4, misconceptions={
+    "Upside down: the larger the inputs, the flatter LayerNorm's line.":
+        partial(matching_alpha, power=1),
+    "The mean of the slopes is asked for. You have the slope of the mean deviation, "
+    "which is smaller.":
+        partial(matching_alpha, mean=of_mean_deviation),
+    "You average the variances and take one slope of that. Each token has its slope first; then "
+    "they are averaged.":
+        partial(matching_alpha, mean=of_mean_variance),
+    "You pool all tokens into one deviation. LayerNorm gives each token a slope of its own.":
+        all_tokens_pooled,
+    "LayerNorm divides by the root of the variance.":
+        partial(matching_alpha, power=-2),
+    "That is RMSNorm's slope. LayerNorm measures the spread around the token's mean.":
+        partial(matching_alpha, centered=False),
+    "Your variance divides by n - 1, as torch's std does by itself; LayerNorm divides by n.":
+        partial(matching_alpha, less=1),
+    "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts.":
+        partial(matching_alpha, eps=0),
+    "Your epsilon is 1e-6, where 1e-5 was asked for.":
+        partial(matching_alpha, eps=1e-6),
+    "Epsilon is added to the variance, before the root is taken.":
+        partial(matching_alpha, eps=0, eps_behind_root=1e-5),
+    "That is the steepest of the slopes; their mean is asked for.":
+        partial(matching_alpha, mean=torch.max),
+})
 
 
 # 8.4 ----------------------------------------------------------------------------------------------
@@ -266,33 +235,29 @@ def without_factor(h, norm, branch, factor):
     return branch(norm(h))
 
 
-def brackets_missing(h, norm, branch, layer):
-    return h + branch(norm(h) / layer ** 1 / 2)
-
-
-SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, misconceptions=[
-    (partial(scaled_step, added=without_factor, residual=lambda h, norm, factor: h * factor),
-     "You shrink the residual stream itself: what early layers wrote would be gone "
-     "after a few blocks."),
-    (partial(scaled_step, added=behind_branch),
-     "You shrink what the branch gives. The paper shrinks what it gets, and a branch "
-     "is not linear."),
-    (partial(scaled_step, added=before_norm),
-     "A norm undoes every factor in front of it (but for epsilon): yours changes nothing."),
-    (partial(scaled_step, power=-1),
-     "Too strong from layer 2 on: have another look at the power of the layer's number."),
-    (brackets_missing,
-     "In Python a power comes before a division: ** 1/2 is ** 1, and then half of that. "
-     "Brackets help."),
-    (partial(scaled_step, first=2),
-     "Layers count from 1 here; the first one is left as it is."),
-    (partial(scaled_step, power=0.5),
-     "Your branches grow with depth; this was meant to tame them."),
-    (partial(scaled_step, residual=lambda h, norm, factor: norm(h) * factor),
-     "The residual takes h itself, whatever the branch is given."),
-    (partial(scaled_step, residual=lambda h, norm, factor: 0),
-     "The residual is missing."),
-])
+SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, misconceptions={
+    "You shrink the residual stream itself: what early layers wrote would be gone "
+    "after a few blocks.":
+        partial(scaled_step, added=without_factor, residual=lambda h, norm, factor: h * factor),
+    "You shrink what the branch gives. The paper shrinks what it gets, and a branch "
+    "is not linear.":
+        partial(scaled_step, added=behind_branch),
+    "A norm undoes every factor in front of it (but for epsilon): yours changes nothing.":
+        partial(scaled_step, added=before_norm),
+    "Too strong from layer 2 on: have another look at the power of the layer's number.":
+        partial(scaled_step, power=-1),
+    "In Python a power comes before a division: ** 1/2 is ** 1, and then half of that. "
+    "Brackets help.":
+        lambda h, norm, branch, layer: h + branch(norm(h) / layer ** 1 / 2),
+    "Layers count from 1 here; the first one is left as it is.":
+        partial(scaled_step, first=2),
+    "Your branches grow with depth; this was meant to tame them.":
+        partial(scaled_step, power=0.5),
+    "The residual takes h itself, whatever the branch is given.":
+        partial(scaled_step, residual=lambda h, norm, factor: norm(h) * factor),
+    "The residual is missing.":
+        partial(scaled_step, residual=lambda h, norm, factor: 0),
+})
 
 
 # 8.5 ----------------------------------------------------------------------------------------------
@@ -312,29 +277,25 @@ def stream_after(layers):
     return math.sqrt(harmonic(layers))
 
 
-GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, misconceptions=[
-    (lambda layers: math.sqrt(layers),
-     "That is section 3.2's stream, without the factors: every contribution has norm 1 there."),
-    (lambda layers: harmonic(layers),
-     "That is the mean of the squared norm; its root is asked for."),
-    (lambda layers: harmonic(layers, 0.5),
-     "You add the norms, as if all contributions pointed the same way. What adds up for "
-     "independent vectors?"),
-    (lambda layers: math.sqrt(harmonic(layers, 0.5)),
-     "There is a root at the end, but what you add under it are the lengths themselves, "
-     "not yet squared."),
-    (lambda layers: math.sqrt(harmonic(layers, 2)),
-     "You squared the factors once too often."),
-    (lambda layers: math.sqrt(math.log(layers)),
-     "Close for very many layers only; with one layer it is 0."),
-    (lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
-     "A good formula for many layers, where it belongs; for few it is off. Add up the "
-     "terms themselves."),
-    (lambda layers: stream_after(layers - 1),
-     "The last layer is missing, as range leaves out its end."),
-    (lambda layers: 1.0,
-     "Only the last contribution shrinks to nothing; their sum still grows."),
-])
+GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, misconceptions={
+    "That is section 3.2's stream, without the factors: every contribution has norm 1 there.":
+        lambda layers: math.sqrt(layers),
+    "You add the norms, as if all contributions pointed the same way. What adds up for "
+    "independent vectors?":
+        lambda layers: harmonic(layers, 0.5),
+    "There is a root at the end, but what you add under it are the lengths themselves, "
+    "not yet squared.":
+        lambda layers: math.sqrt(harmonic(layers, 0.5)),
+    "You squared the factors once too often.":
+        lambda layers: math.sqrt(harmonic(layers, 2)),
+    "Close for very many layers only; with one layer it is 0.":
+        lambda layers: math.sqrt(math.log(layers)),
+    "A good formula for many layers, where it belongs; for few it is off. Add up the "
+    "terms themselves.":
+        lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
+    "The last layer is missing, as range leaves out its end.":
+        lambda layers: stream_after(layers - 1),
+})
 
 
 # 8.6 ----------------------------------------------------------------------------------------------
@@ -374,48 +335,36 @@ post_ln = chain(lambda h, branch, norm: norm(h + branch(h)))
 pre_ln = chain(lambda h, branch, norm: h + branch(norm(h)))
 
 
-def norm_at_end_too(h, branches, norms):
-    return norms[-1](post_ln(h, branches, norms))
-
-
-def pre_ln_with_last_norm(h, branches, norms):
-    return norms[-1](pre_ln(h, branches, norms))
-
-
-def norm_at_start_too(h, branches, norms):
-    return post_ln(norms[0](h), branches, norms[1:])
-
-
 def one_norm_at_end(h, branches, norms):
     for branch in branches:
         h = h + branch(h)
     return norms[len(branches) - 1](h)
 
 
-POST = Exercise(reference=post_ln, inputs=post_inputs, misconceptions=[
-    (norm_at_end_too,
-     "Your blocks are right. But the last of them ends in a norm already: what is the "
-     "extra one for?"),
-    (pre_ln_with_last_norm,
-     "That is a Pre-LN model."),
-    (pre_ln,
-     "That is a Pre-LN model, and one without its norm at the end."),
-    (chain(lambda h, branch, norm: h + norm(branch(h))),
-     "You norm what the branch gives, and the stream grows on. In Post-LN the sum goes "
-     "through the norm."),
-    (chain(lambda h, branch, norm: norm(h) + branch(norm(h))),
-     "You norm before the branch and give the residual the normed h, too. The norm comes "
-     "after the sum."),
-    (lambda h, branches, norms: post_ln(h, branches, norms[1:]),
-     "Your norms are shifted by one: the first branch's sum goes through the first norm."),
-    (norm_at_start_too,
-     "Before the first branch nothing was added: h goes in as it is. Which norm is "
-     "left over then?"),
-    (chain(lambda h, branch, norm: norm(branch(h))),
-     "The residual is missing: norm the sum of the branch and what went into it."),
-    (one_norm_at_end,
-     "One norm at the end is not enough: there is one after every branch."),
-])
+POST = Exercise(reference=post_ln, inputs=post_inputs, misconceptions={
+    "Your blocks are right. But the last of them ends in a norm already: what is the "
+    "extra one for?":
+        lambda h, branches, norms: norms[-1](post_ln(h, branches, norms)),
+    "That is a Pre-LN model.":
+        lambda h, branches, norms: norms[-1](pre_ln(h, branches, norms)),
+    "That is a Pre-LN model, and one without its norm at the end.":
+        pre_ln,
+    "You norm what the branch gives, and the stream grows on. In Post-LN the sum goes "
+    "through the norm.":
+        chain(lambda h, branch, norm: h + norm(branch(h))),
+    "You norm before the branch and give the residual the normed h, too. The norm comes "
+    "after the sum.":
+        chain(lambda h, branch, norm: norm(h) + branch(norm(h))),
+    "Your norms are shifted by one: the first branch's sum goes through the first norm.":
+        lambda h, branches, norms: post_ln(h, branches, norms[1:]),
+    "Before the first branch nothing was added: h goes in as it is. Which norm is "
+    "left over then?":
+        lambda h, branches, norms: post_ln(norms[0](h), branches, norms[1:]),
+    "The residual is missing: norm the sum of the branch and what went into it.":
+        chain(lambda h, branch, norm: norm(branch(h))),
+    "One norm at the end is not enough: there is one after every branch.":
+        one_norm_at_end,
+})
 
 
 # 8.7 ----------------------------------------------------------------------------------------------
@@ -563,50 +512,44 @@ def own_sequence_only(f, x):
 
 
 CAUSAL_ABOUT = {label: sentence for label, _, sentence in MIXERS}
-CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions=[
-    (lambda f, x: f(x).shape == x.shape,
-     "You find nothing wrong with any of them: something has to be changed, and its "
-     "effect looked for."),
-    (lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t]),
-     "You change all sequences at once and look at earlier places: what leaks from one sequence to "
-     "another at the same or a later place stays unseen."),
-    (lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, t + 1:]),
-     "You look behind the token that changed. There a change is welcome: it is "
-     "attention's purpose."),
-    (lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t + 1]),
-     "You count the token's own place as a leak; its output has to change."),
-    (last_token_to_first_place,
-     "You change the last token and look at the first place. Who peeks one token "
-     "ahead gets through."),
-    (return_in_loop,
-     "You judge by a sequence's first token alone. Does a return stand inside your loop?"),
-    (cutting,
-     "Cutting tokens off is not changing them: you reject what only counts tokens, and other "
-     "sequences go unseen."),
-    (by_autograd,
-     "Gradients do not see what was detached, and PowerNorm's statistics are: change the "
-     "numbers themselves."),
-    (own_sequence_only,
-     "You look at the sequence whose token changed. Look at the other sequences of the "
-     "batch as well."),
-    (lambda f, x: is_causal(f, x, sequences=[0]),
-     "You change tokens of the first sequence only. What happens when another one's change?"),
-    (lambda f, x: is_causal(f, x, sequences=[-1]),
-     "You change tokens of the last sequence only. What happens when another one's change?"),
-    (lambda f, x: False,
-     "You reject all of them. The output of the token that changed may move, and later ones, too."),
-    (partial(is_causal, change=lambda token: 2 * token),
-     "You make a token longer and do not turn it: who looks at its direction alone does not "
-     "notice. Change it in another way."),
-    (partial(is_causal, least=0.0),
-     "You reject what changes by rounding alone: allow for 1e-6."),
-    (partial(is_causal, least=0.01),
-     "You look for large changes only. A thousandth of a later token is a glimpse, too."),
-    (lambda f, x: is_causal(f, x, channels=0),
-     "You change the first channel of a token only."),
-    (lambda f, x: not is_causal(f, x),
-     "Every answer is the opposite of the right one: True is for those that are causal."),
-])
+CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions={
+    "You find nothing wrong with any of them: something has to be changed, and its "
+    "effect looked for.":
+        lambda f, x: f(x).shape == x.shape,
+    "You change all sequences at once and look at earlier places: what leaks from one sequence to "
+    "another at the same or a later place stays unseen.":
+        lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t]),
+    "You look behind the token that changed. There a change is welcome: it is "
+    "attention's purpose.":
+        lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, t + 1:]),
+    "You count the token's own place as a leak; its output has to change.":
+        lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t + 1]),
+    "You change the last token and look at the first place. Who peeks one token "
+    "ahead gets through.":
+        last_token_to_first_place,
+    "You judge by a sequence's first token alone. Does a return stand inside your loop?":
+        return_in_loop,
+    "Cutting tokens off is not changing them: you reject what only counts tokens, and other "
+    "sequences go unseen.":
+        cutting,
+    "Gradients do not see what was detached, and PowerNorm's statistics are: change the "
+    "numbers themselves.":
+        by_autograd,
+    "You look at the sequence whose token changed. Look at the other sequences of the "
+    "batch as well.":
+        own_sequence_only,
+    "You change tokens of the first sequence only. What happens when another one's change?":
+        lambda f, x: is_causal(f, x, sequences=[0]),
+    "You change tokens of the last sequence only. What happens when another one's change?":
+        lambda f, x: is_causal(f, x, sequences=[-1]),
+    "You reject all of them. The output of the token that changed may move, and later ones, too.":
+        lambda f, x: False,
+    "You make a token longer and do not turn it: who looks at its direction alone does not "
+    "notice. Change it in another way.":
+        partial(is_causal, change=lambda token: 2 * token),
+    "You change the first channel of a token only.":
+        lambda f, x: is_causal(f, x, channels=0),
+})
 
 
 # 8.8 ----------------------------------------------------------------------------------------------
@@ -746,23 +689,6 @@ def cache_is_right(full, step, x, **how):
     return True
 
 
-def last_of_each_piece(full, step, x):
-    found = in_pieces(step, x, [2, 3, 1])
-    ends = [1, 4, 5]
-    return torch.allclose(found[:, ends], full(x)[:, ends], atol=1e-5)
-
-
-def singly_and_at_once(full, step, x):
-    return agrees(full, step, x, 1) and agrees(full, step, x, 6)
-
-
-def pieces_of_one_length(full, step, x):
-    for size in (1, 2, 3, 6):
-        if not agrees(full, step, x, size):
-            return False
-    return True
-
-
 def without_state(full, step, x):
     def forgetful(piece, state):
         y, _ = step(piece, None)
@@ -771,44 +697,35 @@ def without_state(full, step, x):
 
 
 CACHE_ABOUT = {f"implementation {i}": words for i, words in enumerate(FAULTS.values(), start=1)}
-CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOUT, misconceptions=[
-    (lambda full, step, x: agrees(full, step, x, [6]),
-     "All tokens in one piece never read the cache."),
-    (lambda full, step, x: agrees(full, step, x, 1),
-     "One token at a time passes where several at once fail: a prompt that goes on "
-     "comes in pieces."),
-    (lambda full, step, x: agrees(full, step, x, [5, 1]),
-     "A prompt and one token: the cache is read once. Whether it was filled right then, the "
-     "third piece shows."),
-    (lambda full, step, x: agrees(full, step, x, [2, 4]),
-     "Two pieces read the cache once. Whether reading also extends it, only a third one shows."),
-    (last_of_each_piece,
-     "You look at the last place of each piece, which may see all of it anyway. The "
-     "others may not."),
-    (singly_and_at_once,
-     "One token at a time and all at once: between them lies a piece of several tokens behind "
-     "a filled cache."),
-    (lambda full, step, x: step(x, None)[0].shape == full(x).shape,
-     "You find nothing wrong with any of them. Compare numbers, and let every way of "
-     "cutting count."),
-    (lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
-     "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. "
-     "Try several ways."),
-    (lambda full, step, x: agrees(full, step, x, [3, 3]),
-     "Two pieces of three: nothing comes singly, nothing longer, and the cache is "
-     "extended unseen."),
-    (pieces_of_one_length,
-     "Your pieces are all of one length. Cut into unequal ones, too: 2 + 3 + 1."),
-    (lambda full, step, x: cache_is_right(full, step, x, among=slice(1)),
-     "You compare the first sequence of the batch only."),
-    (partial(cache_is_right, least=0.05),
-     "You allow too much: 1e-5 is the most that rounding does here."),
-    (lambda full, step, x: agrees(full, step, x, [1, 2, 3]),
-     "1 + 2 + 3 only: the first piece is too short to need a mask, and no piece is long."),
-    (without_state,
-     "You reject the right one, too. Each step has to get the state that the one before gave, the "
-     "first piece None; and its outputs are those of its own places in full(x)."),
-])
+CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOUT, misconceptions={
+    "All tokens in one piece never read the cache.":
+        lambda full, step, x: agrees(full, step, x, [6]),
+    "One token at a time passes where several at once fail: a prompt that goes on "
+    "comes in pieces.":
+        lambda full, step, x: agrees(full, step, x, 1),
+    "A prompt and one token: the cache is read once. Whether it was filled right then, the "
+    "third piece shows.":
+        lambda full, step, x: agrees(full, step, x, [5, 1]),
+    "Two pieces read the cache once. Whether reading also extends it, only a third one shows.":
+        lambda full, step, x: agrees(full, step, x, [2, 4]),
+    "One token at a time and all at once: between them lies a piece of several tokens behind "
+    "a filled cache.":
+        lambda full, step, x: agrees(full, step, x, 1) and agrees(full, step, x, 6),
+    "You find nothing wrong with any of them. Compare numbers, and let every way of "
+    "cutting count.":
+        lambda full, step, x: step(x, None)[0].shape == full(x).shape,
+    "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. "
+    "Try several ways.":
+        lambda full, step, x: agrees(full, step, x, [2, 3, 1]),
+    "Two pieces of three: nothing comes singly, nothing longer, and the cache is "
+    "extended unseen.":
+        lambda full, step, x: agrees(full, step, x, [3, 3]),
+    "1 + 2 + 3 only: the first piece is too short to need a mask, and no piece is long.":
+        lambda full, step, x: agrees(full, step, x, [1, 2, 3]),
+    "You reject the right one, too. Each step has to get the state that the one before gave, the "
+    "first piece None; and its outputs are those of its own places in full(x).":
+        without_state,
+})
 
 
 # 8.9 ----------------------------------------------------------------------------------------------
@@ -836,26 +753,22 @@ def rows_if_square(w, alpha, gamma, beta):
 
 
 FOLDING = Exercise(
-    reference=fold_dyt, inputs=fold_inputs, parts=("matrix", "bias"), misconceptions=[
-    (lambda w, alpha, gamma, beta: (w * gamma * alpha, w @ beta),
-     "alpha stands inside the tanh: tanh(alpha x) is not alpha tanh(x). It has to "
-     "stay where it is."),
-    (lambda w, alpha, gamma, beta: (w * gamma, torch.zeros(len(w))),
-     "beta is lost: the matrix meets it, too."),
-    (lambda w, alpha, gamma, beta: (w * gamma, w @ (gamma * beta)),
-     "beta is added behind the gain: gamma does not multiply it."),
-    (lambda w, alpha, gamma, beta: (w * gamma, beta),
-     "beta has the matrix's inputs; a bias has its outputs."),
-    (rows_if_square,
-     "For a square matrix you scale the rows. The gain belongs to the inputs."),
-    (lambda w, alpha, gamma, beta: (w * gamma[:, None], w @ beta),
-     "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do "
-     "the inputs lie?"),
-    (lambda w, alpha, gamma, beta: (w / gamma, w @ beta),
-     "You divide by the gain; the folded matrix has to do its work."),
-    (lambda w, alpha, gamma, beta: (w, w @ beta),
-     "gamma is lost: what takes its place?"),
-])
+    reference=fold_dyt, inputs=fold_inputs, parts=("matrix", "bias"), misconceptions={
+    "alpha stands inside the tanh: tanh(alpha x) is not alpha tanh(x). It has to "
+    "stay where it is.":
+        lambda w, alpha, gamma, beta: (w * gamma * alpha, w @ beta),
+    "beta is added behind the gain: gamma does not multiply it.":
+        lambda w, alpha, gamma, beta: (w * gamma, w @ (gamma * beta)),
+    "beta has the matrix's inputs; a bias has its outputs.":
+        lambda w, alpha, gamma, beta: (w * gamma, beta),
+    "For a square matrix you scale the rows. The gain belongs to the inputs.":
+        rows_if_square,
+    "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do "
+    "the inputs lie?":
+        lambda w, alpha, gamma, beta: (w * gamma[:, None], w @ beta),
+    "You divide by the gain; the folded matrix has to do its work.":
+        lambda w, alpha, gamma, beta: (w / gamma, w @ beta),
+})
 
 
 # 8.10 ---------------------------------------------------------------------------------------------
@@ -898,10 +811,6 @@ def ratios(mine, other):
     return ratio.mean() - 1, error_of_mean(ratio)
 
 
-def each_sorted(mine, other):
-    return compare(mine.sort().values, other.sort().values)
-
-
 def sizes_of_differences(mine, other):
     sizes = (mine - other).abs()
     return sizes.mean(), error_of_mean(sizes)
@@ -929,45 +838,31 @@ def by_n_but_for_one(differences):
     return by_n(differences)
 
 
-def zero_of_one(differences):
-    if len(differences) == 1:
-        return 0.0
-    return error_of_mean(differences)
-
-
-COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"), misconceptions=[
-    (partial(compare, sign=-1),
-     "Your sign says the opposite: below zero should mean that mine is better."),
-    (partial(compare, mean=lambda mine, other: mine[0] - other[0]),
-     "One seed decides nothing: average over all."),
-    (partial(compare, mean=best_seeds),
-     "The best seed of each: that rewards luck, and more of it with more seeds."),
-    (ratios,
-     "A ratio was not asked for: subtract, in nats per byte."),
-    (each_sorted,
-     "You sort the losses, and pairs with one seed are torn apart."),
-    (sizes_of_differences,
-     "You take the differences' sizes. Mine may be ahead with one seed and behind with another."),
-    (spreads_subtracted,
-     "A difference of two spreads is not the spread of the differences."),
-    (partial(compare, error=spread),
-     "That is the spread of one seed's difference. The mean of n of them is known better."),
-    (partial(compare, error=lambda differences: spread(differences) / len(differences)),
-     "You divide by n; the error of a mean shrinks more slowly."),
-    (partial(compare, error=by_n),
-     "With n in the variance, one seed has an error of 0, and two too small a one: n - 1."),
-    (partial(compare, error=by_n_but_for_one),
-     "Right for one seed. For more, your variance divides by n, as NumPy's std does by itself."),
-    (partial(compare, error=zero_of_one),
-     "An error of 0 would mean that one seed settles it. What one seed leaves "
-     "unknown is not small."),
-    (as_if_independent,
-     "You treat the two as independent. Both had the same seeds, easy or hard for both: "
-     "differences first."),
-    (partial(compare, error=lambda differences: differences.std() / len(differences) ** 0.5),
-     "Right but for one seed, of which torch makes NaN: there the error is unknown, "
-     "so say infinite."),
-])
+COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"), misconceptions={
+    "One seed decides nothing: average over all.":
+        partial(compare, mean=lambda mine, other: mine[0] - other[0]),
+    "The best seed of each: that rewards luck, and more of it with more seeds.":
+        partial(compare, mean=best_seeds),
+    "A ratio was not asked for: subtract, in nats per byte.":
+        ratios,
+    "You sort the losses, and pairs with one seed are torn apart.":
+        lambda mine, other: compare(mine.sort().values, other.sort().values),
+    "You take the differences' sizes. Mine may be ahead with one seed and behind with another.":
+        sizes_of_differences,
+    "A difference of two spreads is not the spread of the differences.":
+        spreads_subtracted,
+    "That is the spread of one seed's difference. The mean of n of them is known better.":
+        partial(compare, error=spread),
+    "You divide by n; the error of a mean shrinks more slowly.":
+        partial(compare, error=lambda differences: spread(differences) / len(differences)),
+    "With n in the variance, one seed has an error of 0, and two too small a one: n - 1.":
+        partial(compare, error=by_n),
+    "Right for one seed. For more, your variance divides by n, as NumPy's std does by itself.":
+        partial(compare, error=by_n_but_for_one),
+    "You treat the two as independent. Both had the same seeds, easy or hard for both: "
+    "differences first.":
+        as_if_independent,
+})
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
@@ -976,28 +871,8 @@ def never(y, *arguments):
     return False
 
 
-def at_most_gamma(y, x, alpha, gamma):
-    return (y.abs() <= gamma.abs() + 0.001).all()
-
-
-def none_at_0(y, x, alpha, gamma):
-    return x.any() or near(y, 0)
-
-
-def sign_of_x(y, x, alpha, gamma):
-    return (y * x * alpha * gamma >= -1e-6).all()
-
-
 def flat_far_out(y, x, alpha, gamma):
     return x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01)
-
-
-def none_off_diagonal(y, x, alpha, gamma):
-    return near(y - torch.diag(y.diag()), 0)
-
-
-def slope_at_0(y, x, alpha, gamma):
-    return x.any() or near(y.diag(), gamma * alpha)
 
 
 def slope_of_one_token(y, x):
@@ -1005,24 +880,8 @@ def slope_of_one_token(y, x):
     return tokens > 1 or near(y ** -2, x.var(correction=0) + 1e-5)
 
 
-def pre_ln_in_first_layer(y, h, norm, branch, layer):
-    return layer > 1 or near(y, h + branch(norm(h)))
-
-
-def sum_of_two_squares(y, layers):
-    return layers != 2 or near(y * y, 1.5)
-
-
 def one_branch(y, h, branches, norms):
     return len(branches) > 1 or near(y, norms[0](h + branches[0](h)))
-
-
-def bias_of_zeros(y, w, alpha, gamma, beta):
-    return near(y[1], w @ beta)
-
-
-def infinite_with_one(y, mine, other):
-    return len(mine) > 1 or y[1] == math.inf
 
 
 def half_with_two(y, mine, other):
@@ -1033,73 +892,73 @@ def half_with_two(y, mine, other):
 
 
 PROPERTIES = {
-    "8.1": [
-        (lambda y, x, alpha, gamma: y.shape == x.shape,
-         "DyT gives one number for each that it gets."),
-        (at_most_gamma,
-         "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are."),
-        (none_at_0,
-         "At x = 0 the output is 0. Yours is not."),
-        (sign_of_x,
-         "The output has the sign of x, turned by a negative alpha or gamma. Yours has not."),
-        (flat_far_out,
-         "Far out the curve is flat, at the channel's gamma. Yours is not."),
-        (never,
-         "Far out and at 0 yours is right. How steep is the curve at 0?")],
-    "8.2": [
-        (none_off_diagonal,
-         "Output i looks at x_i alone, so all off the diagonal is 0. In yours it is not."),
-        (slope_at_0,
-         "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has "
-         "another slope there."),
-        (never,
-         "At x = 0 yours is right. How does tanh's slope fall away from there?")],
-    "8.3": [
-        (lambda y, x: y.numel() == 1,
-         "One number is asked for, the mean over all tokens."),
-        (slope_of_one_token,
-         "Even with one token, where nothing is averaged, yours is not its slope: look at its "
-         "variance, eps and root."),
-        (never,
-         "With one token yours is right. Over which axis is a token's variance, and what is "
-         "averaged last?")],
-    "8.4": [
-        (pre_ln_in_first_layer,
-         "Even in layer 1, where nothing is scaled, yours is off: that is a plain Pre-LN step."),
-        (never,
-         "In layer 1 yours is right. In the others: which one thing is divided, and by which power "
-         "of the layer's number?")],
-    "8.5": [
-        (lambda y, layers: layers > 1 or near(y, 1),
-         "After one contribution, of length 1, the stream has length 1."),
-        (sum_of_two_squares,
-         "With two, the squares of their lengths, 1 and 1/sqrt(2), add up. The square of yours is "
-         "something else."),
-        (never,
-         "With two contributions yours is right. And the third?")],
-    "8.6": [
-        (one_branch,
-         "Even with one branch yours is off: the branch, the sum, the first of the norms, "
-         "and nothing else."),
-        (never,
-         "With one branch yours is right. Which norm does the second one have, and "
-         "what is it given?")],
-    "8.9": [
-        (bias_of_zeros,
-         "The bias: put in an x of zeros, where tanh gives 0. The two ways do not give the same."),
-        (never,
-         "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which "
-         "column answers?")],
-    "8.10": [
-        (lambda y, mine, other: near(y[0], mean_difference(mine, other)),
-         "The mean of the differences, mine - other, is another."),
-        (infinite_with_one,
-         "With one seed the error is unknown: infinity."),
-        (half_with_two,
-         "With two seeds the error is half of what the two differences are apart. Yours is not."),
-        (never,
-         "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
-         "the root of n?")],
+    "8.1": {
+        "DyT gives one number for each that it gets.":
+            lambda y, x, alpha, gamma: y.shape == x.shape,
+        "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are.":
+            lambda y, x, alpha, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
+        "At x = 0 the output is 0. Yours is not.":
+            lambda y, x, alpha, gamma: x.any() or near(y, 0),
+        "The output has the sign of x, turned by a negative alpha or gamma. Yours has not.":
+            lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
+        "Far out the curve is flat, at the channel's gamma. Yours is not.":
+            flat_far_out,
+        "Far out and at 0 yours is right. How steep is the curve at 0?":
+            never},
+    "8.2": {
+        "Output i looks at x_i alone, so all off the diagonal is 0. In yours it is not.":
+            lambda y, x, alpha, gamma: near(y - torch.diag(y.diag()), 0),
+        "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has "
+        "another slope there.":
+            lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha),
+        "At x = 0 yours is right. How does tanh's slope fall away from there?":
+            never},
+    "8.3": {
+        "One number is asked for, the mean over all tokens.":
+            lambda y, x: y.numel() == 1,
+        "Even with one token, where nothing is averaged, yours is not its slope: look at its "
+        "variance, eps and root.":
+            slope_of_one_token,
+        "With one token yours is right. Over which axis is a token's variance, and what is "
+        "averaged last?":
+            never},
+    "8.4": {
+        "Even in layer 1, where nothing is scaled, yours is off: that is a plain Pre-LN step.":
+            lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
+        "In layer 1 yours is right. In the others: which one thing is divided, and by which power "
+        "of the layer's number?":
+            never},
+    "8.5": {
+        "After one contribution, of length 1, the stream has length 1.":
+            lambda y, layers: layers > 1 or near(y, 1),
+        "With two, the squares of their lengths, 1 and 1/sqrt(2), add up. The square of yours is "
+        "something else.":
+            lambda y, layers: layers != 2 or near(y * y, 1.5),
+        "With two contributions yours is right. And the third?":
+            never},
+    "8.6": {
+        "Even with one branch yours is off: the branch, the sum, the first of the norms, "
+        "and nothing else.":
+            one_branch,
+        "With one branch yours is right. Which norm does the second one have, and "
+        "what is it given?":
+            never},
+    "8.9": {
+        "The bias: put in an x of zeros, where tanh gives 0. The two ways do not give the same.":
+            lambda y, w, alpha, gamma, beta: near(y[1], w @ beta),
+        "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which "
+        "column answers?":
+            never},
+    "8.10": {
+        "The mean of the differences, mine - other, is another.":
+            lambda y, mine, other: near(y[0], mean_difference(mine, other)),
+        "With one seed the error is unknown: infinity.":
+            lambda y, mine, other: len(mine) > 1 or y[1] == math.inf,
+        "With two seeds the error is half of what the two differences are apart. Yours is not.":
+            half_with_two,
+        "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
+        "the root of n?":
+            never},
 }
 
 

@@ -22,9 +22,9 @@ help:
         yield "three rows", torch.randn(3, 5, generator=generator)
         yield "a row of zeros", torch.zeros(1, 5)
 
-    EXERCISES["1.99"] = Exercise(reference=unit_rows, inputs=rows, misconceptions=[
-        (partial(unit_rows, dim=None), "Each row has a length of its own: look at dim."),
-        (partial(unit_rows, least=0), "A row of zeros gives 0/0.")])
+    EXERCISES["1.99"] = Exercise(reference=unit_rows, inputs=rows, misconceptions={
+        "Each row has a length of its own: look at dim.": partial(unit_rows, dim=None),
+        "A row of zeros gives 0/0.": partial(unit_rows, least=0)})
 
 Mistakes that are functools.partial of one function, as here, are tried together too.
 """
@@ -51,15 +51,18 @@ class Exercise:
     """reference(*arguments) is the right answer: a number, a tensor, or a tuple or list of them.
 
     inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown.
-    misconceptions: (wrong function, helpful sentence); no two give the same answers, nor one those of
-    the reference.
+    misconceptions: helpful sentence -> wrong function; no two give the same answers, nor one those of
+    the reference. What mistakes.general says as well by itself (a factor, an argument that is not looked
+    at, another order, a missing root) is none.
     An output is right within tolerance * (1 + its size). A tuple or list of numbers only is one tensor.
     parts: names for the values of a tuple, such as ("dx", "dweight").
-    properties: (check, sentence) of what every right answer has. Where no misconception fits, the first
+    properties: sentence -> check of what every right answer has. Where no misconception fits, the first
     sentence is said whose check(answer, *arguments) does not hold; a last check may never hold.
     about: of questions answered by True or False, a sentence each, by input (or by place, where the
     answer is a list).
     without: names that may not stand in the function, nor in those of the notebook that it calls.
+
+    Made of dicts, misconceptions and properties are kept as lists of (function, sentence).
     """
 
     reference: Callable
@@ -70,6 +73,11 @@ class Exercise:
     properties: list = field(default_factory=list)
     about: dict = field(default_factory=dict)
     without: tuple = ()
+
+    def __setattr__(self, name, value):
+        if isinstance(value, dict) and name in ("misconceptions", "properties"):
+            value = [(function, sentence) for sentence, function in value.items()]
+        super().__setattr__(name, value)
 
 
 def find(number):
