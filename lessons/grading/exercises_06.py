@@ -1087,33 +1087,33 @@ def how_many(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine, theirs, true) * len(mine)
 
 
-LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions=[
-    (as_stored,
-     "You leave the stored means as they are. What if the true difference were `true`? Move both first."),
-    (as_stored_and_apart,
-     "You add `true` to the difference that the stored means have. Take both means away before."),
-    (right_winner,
-     "You count the comparisons that the better architecture wins. Asked is how often the other does."),
-    (partial(wrong_winner, apart=-1),
-     "In yours b is better by `true`: its losses are to be higher."),
-    (partial(wrong_winner, apart=0),
-     "Your two are equally good. b is to be worse by `true`."),
-    (partial(wrong_winner, apart=2),
-     "Your two lie twice as far apart as they should: move one of them by `true`."),
-    (run_against_run,
-     "You compare single runs. A comparison is between two means, each over the seeds of a row."),
-    (first_of_each,
-     "You compare the first run of each row only. Average over the row's seeds."),
-    (same_seeds,
-     "Both draw the same runs in yours: b has a table of its own."),
-    (how_many,
-     "You count comparisons. Asked is their share, from 0 to 1."),
-    (partial(wrong_winner, of=torch.median),
-     "You compare medians of seeds. A race compares means."),
-    (partial(wrong_winner, of=torch.min),
-     "You compare the best seeds. A race compares means."),
-    (partial(wrong_winner, centre=torch.median),
-     "You move medians to 0 and `true`. The true difference is one of means.")])
+LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
+    "You leave the stored means as they are. What if the true difference were `true`? Move both first.":
+        as_stored,
+    "You add `true` to the difference that the stored means have. Take both means away before.":
+        as_stored_and_apart,
+    "You count the comparisons that the better architecture wins. Asked is how often the other does.":
+        right_winner,
+    "In yours b is better by `true`: its losses are to be higher.":
+        partial(wrong_winner, apart=-1),
+    "Your two are equally good. b is to be worse by `true`.":
+        partial(wrong_winner, apart=0),
+    "Your two lie twice as far apart as they should: move one of them by `true`.":
+        partial(wrong_winner, apart=2),
+    "You compare single runs. A comparison is between two means, each over the seeds of a row.":
+        run_against_run,
+    "You compare the first run of each row only. Average over the row's seeds.":
+        first_of_each,
+    "Both draw the same runs in yours: b has a table of its own.":
+        same_seeds,
+    "You count comparisons. Asked is their share, from 0 to 1.":
+        how_many,
+    "You compare medians of seeds. A race compares means.":
+        partial(wrong_winner, of=torch.median),
+    "You compare the best seeds. A race compares means.":
+        partial(wrong_winner, of=torch.min),
+    "You move medians to 0 and `true`. The true difference is one of means.":
+        partial(wrong_winner, centre=torch.median)})
 
 
 PROPERTIES = {
