@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from train import (TrainConfig, batches, for_training, join_machine, make_model, make_optimizer, open_corpus,
+from train import (TrainConfig, batches, compile_blocks, join_machine, make_model, make_optimizer, open_corpus,
                    optimizer_step, resolve)                    # before torch: it sets how torch's threads wait
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ VARIANTS = {
     "warm-up 10%": {"warmup_ratio": 0.1},
     "warm-up 20%": {"warmup_ratio": 0.2},
     "clip 0.3": {"grad_clip": 0.3},
+    "no clip": {"grad_clip": 0.0},
     "beta2 0.99": {"beta2": 0.99},
     "alpha 0.2/layers": {"alpha": {"init": 0.2 / 3}},
     "s_z slower": {"s_z": {"scale": 1.0}},
@@ -53,6 +54,10 @@ VARIANTS = {
     "s_qk from 2": {"s_qk": {"init": 2.0}},
     "g from 16": {"g": 16.0},          # angpt, GPT+: there g stands where s_qk^2 d_k^(1/2) does in ngpt, which is 16 from 2
     "nudged": {"nudge": 1e-5},
+    "5 tokens": {"max_steps": 561, "rate": 2},            # a parameter; at the best rate of that length
+    "5 tokens warm-up 10%": {"max_steps": 561, "rate": 2, "warmup_ratio": 0.1},
+    "0.64M": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5},
+    "0.64M warm-up 10%": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5, "warmup_ratio": 0.1},
 }
 
 def config_of(arch, variant):
@@ -85,16 +90,16 @@ def train_run(arch, variant, weights, order, watch):
     corpus = open_corpus(config, machine)
     config = resolve(config, corpus.vocab_size, machine.world_size)
     config.seed = weights
-    model = make_model(config, machine)
+    model = make_model(config, machine.device)
     start_otherwise(model, starts)
     config.seed = order
     optimizer = make_optimizer(model, config)
-    forward = for_training(model, config, machine)
+    compile_blocks(model, config, machine)
     watch(0, None, None, model)
     for step in range(config.max_steps):
         micro_batches = batches(corpus.train, step, config, machine)
-        loss, norm = optimizer_step(step, forward, model, optimizer, micro_batches, config, machine)
-        watch(step + 1, loss.item(), norm, model)
+        found = optimizer_step(step, model, optimizer, micro_batches, config, machine)
+        watch(step + 1, found["loss"], found["grad_norm"], model)
     return model, corpus.val
 
 @torch.no_grad()
