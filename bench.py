@@ -29,7 +29,7 @@ from pathlib import Path
 from threading import Thread
 from unittest.mock import patch
 
-from train import (Diverged, TrainConfig, for_training, join_machine, make_model, make_optimizer,
+from train import (Diverged, TrainConfig, compile_blocks, join_machine, make_model, make_optimizer,
                    open_corpus, optimizer_step, read_log, resolve, train)     # before torch
 import numpy as np
 import pandas as pd
@@ -131,9 +131,9 @@ def make_step(config, machine):
     if "total_batch_size" not in config.given:
         config.total_batch_size = micro_step
     tokens = config.total_batch_size
-    model = make_model(config, machine)
+    model = make_model(config, machine.device)
     optimizer = make_optimizer(model, config)
-    forward = for_training(model, config, machine)
+    compile_blocks(model, config, machine)
     size = config.batch_size, config.block_size + 1
     rows = torch.randint(config.vocab_size, size, device=machine.device)
     micro_batches = [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())] * (tokens // micro_step)
@@ -141,7 +141,7 @@ def make_step(config, machine):
 
     def step():
         start = now(machine.device)
-        optimizer_step(0, forward, model, optimizer, micro_batches, config, machine)
+        optimizer_step(0, model, optimizer, micro_batches, config, machine)
         seconds = now(machine.device) - start
         took = {"ms/step": 1e3 * seconds, "tokens/s": tokens / seconds}
         if gpu in PEAK_FLOPS and machine.dtype == torch.bfloat16:
@@ -209,7 +209,7 @@ def sample(options, given):
     prompt = torch.randint(first.vocab_size, (options.batch_size, 16), device=machine.device)
     jobs = {}
     for name, config in configs.items():
-        jobs[name] = partial(decode, make_model(config, machine), prompt, options.new_tokens)
+        jobs[name] = partial(decode, make_model(config, machine.device), prompt, options.new_tokens)
     compare("sample", jobs, options, given, machine)
 
 # ---- Memory --------------------------------------------------------------------------------------

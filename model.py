@@ -64,11 +64,8 @@ class GPTConfig:
         mlps = ("swiglu",) if block.sphere else ("swiglu", "gelu")
         self.expect("mlp", self.mlp in mlps, " or ".join(mlps))
         self.expect("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
-        self.expect("bias", not (self.bias and block.sphere), "False")
-        self.expect("tie", not (self.tie and block.sphere), "False")
-        self.expect("resid_scale", not self.resid_scale or issubclass(block, NormFormerBlock), "False")
-        recounts = issubclass(block, PowerNormBlock)  # computed anew, a batch would enter its running sums twice
-        self.expect("checkpoint_blocks", not (self.checkpoint_blocks and recounts), "False")
+        for name in block.refuses:
+            self.expect(name, not getattr(self, name), "False")
 
     def expect(self, name, holds, expected):
         if not holds:
@@ -163,9 +160,6 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, n, config):
         super().__init__(n, eps=1e-6)
 
-    def forward(self, x):
-        return super().forward(wide(x))  # of two dtypes, x and weight, torch would warn
-
 class PowerNorm(nn.Module):
     """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al.
     2020), behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.
@@ -201,7 +195,7 @@ class PowerNorm(nn.Module):
             self.moment += moment
             self.gamma += moment / (psi2 + self.eps)                    # mean(xhat^2)
             self.micro_steps += 1
-            xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu, number_of_ranks())
+            xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu)
         else:
             xhat = x * (self.psi2 + self.eps).rsqrt()
         y = xhat * self.weight
@@ -227,37 +221,34 @@ class PowerNorm(nn.Module):
 
 class PowerScale(torch.autograd.Function):
     """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and
-    nu constants."""
+    nu constants. L is the mean over all ranks' tokens."""
     @staticmethod
-    def forward(ctx, x, inv_psi, nu, ranks):
+    def forward(ctx, x, inv_psi, nu):
         xhat = x * inv_psi
         ctx.save_for_backward(xhat, inv_psi, nu)
-        ctx.ranks = ranks  # g is of this rank's mean loss, nu of the mean over all ranks
         return xhat
 
     @staticmethod
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
-        of_nu = (g * xhat).mean((0, 1)) / ctx.ranks  # for nu's own update
-        return (g - ctx.ranks * nu * xhat) * inv_psi, None, of_nu, None
-
-def number_of_ranks():
-    return dist.get_world_size() if dist.is_initialized() else 1
+        of_nu = (g * xhat).mean((0, 1))             # for nu's own update
+        return (g - nu * xhat) * inv_psi, None, of_nu
 
 def mean_over_ranks(x):
     if not dist.is_initialized():
         return x
-    return all_reduce(x, "sum", dist.group.WORLD) / number_of_ranks()  # dist.all_reduce would not compile
+    return all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()  # dist's would not compile
 
 # ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None -----------------------
 
 class Block(nn.Module):
     """The linear maps of all. What others must know of a class of blocks: family, whose recipe
-    train.py takes; sphere, whether h and the weights keep norm 1; and Norm, of which GPT makes its
-    last norm, except on the sphere."""
+    train.py takes; sphere, whether h and the weights keep norm 1; Norm, of which GPT makes its last
+    norm, except on the sphere; and the options that it has no equation for."""
     family = None
     sphere = False
     Norm = None
+    refuses = ("resid_scale",)
 
     def __init__(self, config):
         super().__init__()
@@ -310,12 +301,14 @@ class RMSNormBlock(PreNormBlock):
 class PowerNormBlock(PreNormBlock):
     family = "powernorm"
     Norm = PowerNorm
+    refuses = ("resid_scale", "checkpoint_blocks")  # made anew, a batch would count twice
 
 class NormFormerBlock(PreNormBlock):
     """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as
     in the paper."""
     family = "normformer"
     Norm = LayerNorm
+    refuses = ()
 
     def __init__(self, config):
         super().__init__(config)
@@ -339,6 +332,7 @@ class NGPTBlock(Block):
     equation numbers)."""
     family = "ngpt"
     sphere = True
+    refuses = ("bias", "tie", "resid_scale")
 
     def __init__(self, config):
         super().__init__(config)
@@ -382,6 +376,7 @@ class ANGPTBlock(Block):
     nu_d."""
     family = "angpt"
     sphere = True
+    refuses = ("bias", "tie", "resid_scale")
 
     def __init__(self, config):
         super().__init__(config)
@@ -552,8 +547,8 @@ class GPT(nn.Module):
                 logits, _ = self(new, caches=caches)  # (B, 1, V)
                 logits = wide(logits[:, -1])          # (B, V)
                 if top_k is not None:
-                    best = logits.topk(min(top_k, logits.shape[-1]))
-                    logits = torch.full_like(logits, -math.inf).scatter(-1, best.indices, best.values)
+                    least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                    logits = logits.masked_fill(logits < least, -math.inf)
                 if temperature == 0:
                     new = logits.argmax(-1, keepdim=True)  # (B, 1)
                 else:

@@ -66,10 +66,10 @@ def choose(option, given, valid, hint=""):
         raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}{hint}{nearest(given, valid)}")
 
 def at_least(least, config, *names):
-    """Raises ConfigError where an option of these names is below `least`; None is not set yet."""
+    """Raises ConfigError where an option of these names is a number and below `least`."""
     for name in names:
         value = getattr(config, name)
-        if value is not None and not least <= value < math.inf:
+        if isinstance(value, (int, float)) and not least <= value < math.inf:
             raise ConfigError(f"{name}={value}: expected at least {least}")
 
 class Parser(argparse.ArgumentParser):
@@ -225,17 +225,12 @@ def read_meta(folder):
         expect(shards_of(folder) and not (folder / BEGUN).exists(),
                f"data={folder}: no whole corpus; the command that began it goes on: python prepare.py --source=...")
         return {"tokenizer": "gpt2", "vocab_size": 50257}
-    meta = read_json(folder / "meta.json")
-    missing = {"tokenizer", "vocab_size", "train_tokens", "val_tokens"} - set(meta)
-    expect(not missing, f"{folder}/meta.json: has no {', '.join(sorted(missing))}; --force makes the corpus anew")
-    return meta
+    return read_json(folder / "meta.json")
 
 def token_lengths(meta):
-    """(vocab_size,) bytes of each token's text, from meta.json, which has them as hexadecimal
-    digits, or the tokenizer."""
+    """(vocab_size,) bytes of each token's text, in hexadecimal digits or by the tokenizer."""
     if "token_bytes" in meta:
-        with blame("meta.json: token_bytes are no hexadecimal digits"):
-            return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
+        return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     return bytes_per_token(get_tokenizer(meta["tokenizer"]))
 
 # ---- Corpora --------------------------------------------------------------------------------------------------------
@@ -263,8 +258,7 @@ class PrepareConfig:
     def __post_init__(self):
         at_least(1, self, "tokens", "val_tokens", "shard_tokens", "workers")
         at_least(0, self, "seed")
-        stem = Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem
-        self.name = stem.strip(".") or "text"
+        self.name = self.name or Path(self.source.split("*")[0]).stem or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
         choose("tokenizer", self.tokenizer, ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
 
@@ -375,16 +369,17 @@ def shards_of(folder):
 def begin(folder, options, files):
     """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with other
     options, or of files that have changed since."""
-    made = {name: value for name, value in asdict(options).items() if name not in ("data_dir", "workers", "force")}
-    there = [path for path in (folder / "meta.json", folder / BEGUN) if path.exists()]
-    if there:
-        begun = read_json(there[0])
-        earlier = begun.get("options", {}) | {"files": begun.get("files")}
-        other = [f"{name}={earlier.get(name)}, now {value}" for name, value in (made | {"files": files}).items()
-                 if earlier.get(name) != value]
-        expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another --name, or --force")
-        return begun
-    expect(not shards_of(folder), f"{folder}: has shards of unknown origin; give another --name, or --force")
+    made = {name: value for name, value in asdict(options).items()
+            if name not in ("data_dir", "workers", "force")}
+    for path in (folder / "meta.json", folder / BEGUN):
+        if path.exists():
+            begun = read_json(path)
+            earlier = begun.get("options", {}) | {"files": begun.get("files")}
+            other = [f"{name}={earlier.get(name)}, now {value}"
+                     for name, value in (made | {"files": files}).items() if earlier.get(name) != value]
+            expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another "
+                   "--name, or --force")
+            return begun
     begun = {"source": options.source, "options": made, "files": files, "shards": 0, "tokens": 0, "place": None}
     write_json(folder / BEGUN, begun)
     return begun

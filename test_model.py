@@ -799,10 +799,6 @@ def test_files_folders_and_globs_give_their_texts(texts, small_gpt2, tokenizer, 
     if source.startswith("a."):
         assert val + train == expected                                           # rows whole and in their order
 
-def test_a_name_stays_inside_its_folder():
-    assert PrepareConfig(name="../../x.y").name == "x.y"
-    assert PrepareConfig(name="..").name == "text"
-
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 def test_as_many_tokens_as_asked_for_whatever_the_workers(texts, small_gpt2, tokenizer, monkeypatch):
     def made(tokens, workers):
@@ -999,7 +995,7 @@ def words(config):
 
 def go_on(config, **options):
     """The same run, of which nothing else is given again."""
-    return TrainConfig(out_dir=config.out_dir, resume=True, device="cpu", batch_size=4, **options)
+    return TrainConfig(out_dir=config.out_dir, resume=True, **options)
 
 def checkpoint(config):
     return read_checkpoint(config.out_dir)
@@ -1073,8 +1069,8 @@ def test_sizes_are_table_f1(size, layers, heads, width):
 --arch=ngpt --tie  tie=True: expected False with arch=ngpt
 --n_embd=130 --n_head=4  n_embd=130: expected a multiple of n_head=4
 --arch=powernorm --n_embd=18  multiple of 4
---vocab_size=100  at least the corpus's 257
---total_batch_size=100  = 4 x 16 x 1 = 64
+--vocab_size=100  vocab_size=100: expected at least 257
+--total_batch_size=100  = 4 x 16 x 1
 --max_steps=x  invalid int value: 'x'
 --max_step=3  did you mean max_steps?
 --lr=1  no such option; --help lists them
@@ -1084,9 +1080,9 @@ fast  no such option
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no such corpus; python prepare.py --source=... makes a corpus
 --data=FILE  python prepare.py --source=FILE, then --data=data/mine
---resume=true  run/ckpt.pt: no such checkpoint
---init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
---init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
+--resume=true  run/ckpt.pt: cannot be read as a checkpoint of train.py (FileNotFoundError
+--init_from=nowhere  nowhere/ckpt.pt: cannot be read
+--init_from=gpt2-mine  gpt2-mine/ckpt.pt: cannot be read
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"
@@ -1110,8 +1106,8 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
     assert (x.numpy() == [windows[3][:-1], windows[193][:-1]]).all()
     assert (y.numpy() == [windows[3][1:], windows[193][1:]]).all()
 
-def test_tokens_that_are_too_few_or_too_many_are_said(corpus):
-    with pytest.raises(DataError, match="000003.bin: token 256 in 256 tokens"):
+def test_tokens_that_are_too_few_or_too_large_are_said(corpus):
+    with pytest.raises(DataError, match="000003.bin: token 256 of 256"):
         Tokens(corpus, "train", 16, 256).window(218)
     with pytest.raises(DataError, match="expected more than block_size=2000"):
         Tokens(corpus, "val", 2000, 257)
@@ -1165,33 +1161,6 @@ def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, 
     assert found(3, 992) == found(3, 9999)
     assert model.training
 
-# ---- The machine
-
-@pytest.fixture
-def group_of_one():
-    """A process group of gloo's of which this process is the only member."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")                                # in torch's compiler
-def test_a_block_under_ddp_is_one_graph(tiny, group_of_one, monkeypatch):
-    graphs = []
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    small_buckets = partial(train_py.DistributedDataParallel, bucket_cap_mb=1)           # a quarter of the block
-    monkeypatch.setattr(train_py, "DistributedDataParallel", small_buckets)
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend))
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    config = resolve(tiny(compile=True, n_layer=1, n_embd=256))
-    model = GPT(config)
-    with torch._dynamo.config.patch(optimize_ddp=True):                                  # torch's default
-        forward = train_py.for_training(model, config, Machine(CPU, world_size=2))
-        forward(IDX, IDX, loss_only=True)[1].backward()
-    assert len(graphs) == 2                                                              # the block, and the loss
-
 # ---- A step
 
 def test_learning_rate_is_a_line_and_a_cosine():
@@ -1236,12 +1205,14 @@ def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip
     for name, value in model.state_dict().items():
         assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
 
-def test_each_step_of_each_rank_has_its_own_dropout(tiny):
+def test_each_step_of_each_rank_has_its_own_dropout(tiny, corpus):
+    tokens = Tokens(corpus, "train", 16, 257)
     seeds = set()
     for step, rank, seed in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (0, 0, 2)):
         c = resolve(tiny(seed=seed))
         model = GPT(c)
-        optimizer_step(step, model, model, make_optimizer(model, c), [], c, Alone(CPU, rank=rank, world_size=2))
+        machine = Alone(CPU, rank=rank, world_size=2)
+        optimizer_step(step, model, make_optimizer(model, c), batches(tokens, step, c, machine), c, machine)
         seeds.add(torch.initial_seed())
     assert len(seeds) == 5
 
@@ -1253,13 +1224,12 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny):
     log = train(config, say=told.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "peak learning rate 0.01, warm-up 20%" in told[0]
+    assert "16,496 parameters, peak learning rate 0.01; 60 steps on cpu" in told[0]
     assert read_log(out) == log
     assert [record["step"] for record in log] == [0, 10, 20, 30, 40, 50, 60]
     losses = dict(column(log, "val_loss"))
     assert list(losses) == [0, 20, 40, 60]
     assert losses[60] < 0.7 * losses[0]
-    assert log[0]["config"] == asdict(resolve(config))
     last = log[-1]
     assert last.keys() >= {"seconds", "loss", "val_bpb", "lr", "grad_norm"}
     assert last["tokens"] == 60 * 128
@@ -1311,7 +1281,7 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3_and_keeps_its_chec
     train(tiny(arch="layernorm"), say=None)
     code, out, said = command(*words(tiny(arch="layernorm", learning_rate=100.0, max_steps=9, resume="true")))
     assert code == 3
-    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's 5.55", said)
+    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's", said)
     assert "is written" not in out
     assert checkpoint(tiny())["step"] == 6
 
@@ -1354,12 +1324,12 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
-    same = checkpoint(config)["config"] | dict(resume="true", batch_size=8, warmup_ratio=0)
+    same = checkpoint(config)["config"] | dict(resume="true")
     same_run = [f"--out_dir={config.out_dir}", "--resume=true", "--device=cpu"]
     command(*same_run, "--max_steps=7")
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
     train(go_on(config, max_steps=8), say=None)
-    assert checkpoint(config)["config"] == same | dict(max_steps=8, batch_size=4)
+    assert checkpoint(config)["config"] == same | dict(max_steps=8)
     command(*same_run, "--max_steps=9", "--beta1=0.9", "--grad_clip=1")                  # the defaults, but typed
     assert checkpoint(config)["config"] == same | dict(max_steps=9, beta1=0.9, grad_clip=1)
     code, _, said = command(*same_run, "--n_layer=3")
@@ -1373,8 +1343,7 @@ def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, comm
 def test_auto_goes_on_where_a_checkpoint_is(tiny):
     auto = tiny(resume="auto")
     assert train(auto, say=None)[-1]["step"] == 6
-    assert auto.resume == "auto"
-    log = train(replace(auto, max_steps=7), say=None)
+    log = train(tiny(resume="auto", max_steps=7), say=None)
     assert [record["step"] for record in log] == list(range(8))
 
 def test_a_log_is_read_as_far_as_it_is_whole(tiny, tmp_path):
@@ -1422,10 +1391,10 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, t
         return {"moments": len(optimizer.state)}
     log = train(TrainConfig(init_from=tiny().out_dir, data=tiny().data, out_dir=str(tmp_path / "new"), device="cpu",
                             block_size=block_size, max_steps=1, compile="false"), watch, say=None)
-    assert log[0]["config"].items() >= (options | dict(n_embd=16, block_size=block_size)).items()
-    assert log[0]["step"] == 0
+    found = read_checkpoint(tmp_path / "new")["config"]
+    assert found.items() >= (options | dict(n_embd=16, block_size=block_size)).items()
     assert log[0]["moments"] == 0
-    assert log[0]["config"]["learning_rate"] == train_py.recipe(tiny(**options))["learning_rate"] / 10
+    assert found["learning_rate"] == train_py.recipe(tiny(**options))["learning_rate"] / 10
     old = weights(tiny())
     for name, x in states[0].items():
         assert x.flatten().equal(old[name].flatten()[:x.numel()])
@@ -1457,21 +1426,22 @@ class Mine(NGPTBlock):
     slope = 1  # a comment
 ARCHS["mine"] = Mine
 """)
-    config = tiny(arch=f"{path}:mine")
+    arch = f"{path}:mine"
+    config = tiny(arch=arch)
     assert config.learning_rate == tiny(arch="ngpt").learning_rate
     train(config, say=None)
     path.write_text(path.read_text().replace("a comment", "another") + "class Other(Mine): slope = 3")
     told = []
-    train(go_on(config, arch=config.arch, max_steps=7), say=told.append)
-    assert "mine.py:mine has changed" in told[0]
+    train(go_on(config, arch=arch, max_steps=7), say=told.append)
+    assert "the code of mine has changed" in told[0]
     working = path.read_text()
     path.write_text("a typo, saved while the run goes on")
     load_model(config.out_dir)
-    del archs[config.arch]                           # as in another process
-    with pytest.raises(DataError, match="its blocks are in a file; to run that, give --arch=.*mine.py:mine"):
+    del archs["mine"]                                # as in another process
+    with pytest.raises(ConfigError, match="arch=mine: expected .* a file's own --arch=file.py:name"):
         load_model(config.out_dir)
     path.write_text(working)
-    assert type(load_model(config.out_dir, arch=config.arch)[0].blocks[0]).__name__ == "Mine"
+    assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"
 
 # ---- Files and commands
 
@@ -1492,22 +1462,20 @@ def test_damaged_files_are_one_line(tiny, corpus, tmp_path, name, how):
 def test_the_command_trains_and_writes_a_sample(tiny, command):
     code, out, _ = command(*words(tiny(arch="ngpt", qk_norm=True, vocab_size=400)))      # some stand for no token
     assert code == 0
-    assert "step 6/6" in out
+    assert "step 6 " in out
     assert len(out.split("A sample")[1]) > 100
 
 def test_a_stopped_command_says_how_to_go_on(tiny, command, tmp_path, monkeypatch):
     train(tiny(), say=None)
     monkeypatch.chdir(tmp_path)
-    data = tmp_path / "my texts"
-    data.symlink_to(tiny().data)
-    with patch.object(train_py.Run, "validate", lambda run: signal.raise_signal(signal.SIGTERM) or {}):
-        code, out, _ = command(*words(tiny(out_dir=None, data=str(data))), "--init_from=run")
+    with patch.object(train_py, "validate", lambda *_: signal.raise_signal(signal.SIGTERM) or {}):
+        code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
     assert code == 128 + signal.SIGTERM
     assert "A sample" not in out
-    again = re.search("Stopped and saved at step 1. To go on: python train.py (.*)", out)[1]
-    code, out, _ = command(*shlex.split(again))
+    again = re.search("Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
+    code, out, _ = command(*again.split())
     assert code == 0
-    assert "step 6/6" in out
+    assert "step 6 " in out
     assert read_checkpoint("out/tuned")["step"] == 6
 
 def test_two_processes_equal_one(tiny, tmp_path):

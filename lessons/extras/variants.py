@@ -55,7 +55,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from model import (ANGPTBlock, ARCHS, LayerNorm, NGPTBlock, NormFormerBlock, PowerNorm, PowerNormBlock, PreNormBlock,
-                   RMSNorm, Scale, attend, heads, rope, unit)
+                   RMSNorm, Scale, attend, heads, rope, unit, wide)
 
 
 # ---- nGPT ------------------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ class PeriLNBlock(BranchesBlock):
         self.post2 = RMSNorm(self.d, config)
 
     def forward(self, h, cos, sin, cache=None):
-        h = h + self.post1(self.attn(self.norm1(h), cos, sin, cache))
-        return h + self.post2(self.mlp(self.norm2(h)))
+        h = h + self.post1(wide(self.attn(self.norm1(h), cos, sin, cache)))
+        return h + self.post2(wide(self.mlp(self.norm2(h))))
 
 
 class RMSNormOverHeads(RMSNorm):
