@@ -40,15 +40,14 @@ from model import ARCHS, GPT, ConfigError, GPTConfig
 from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer,
                      only_one_in, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 
-# anGPT's Table F.1: width, depth, heads; the micro-batch is ours. Context from its section 5, rope
-# from Table F.2.
+# anGPT's Table F.1: width and depth, heads of 64; the micro-batch is ours, the steps make 20 tokens a
+# parameter. Context from its section 5, rope from Table F.2.
 SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
                         max_steps=1600, batch_size=8, total_batch_size=2048)}
-for name, width, depth, heads, batch, steps in (
-        ("32m", 256, 6, 4, 32, 1223), ("62m", 384, 10, 6, 32, 2375), ("125m", 512, 18, 8, 16, 4846),
-        ("250m", 768, 18, 12, 16, 9429), ("0.5b", 1024, 24, 16, 8, 19292),
-        ("1b", 1280, 36, 20, 4, 40917)):
-    SIZES[name] = dict(n_embd=width, n_layer=depth, n_head=heads, block_size=2048,
+for name, width, depth, batch, steps in (
+        ("32m", 256, 6, 32, 1223), ("62m", 384, 10, 32, 2375), ("125m", 512, 18, 16, 4846),
+        ("250m", 768, 18, 16, 9429), ("0.5b", 1024, 24, 8, 19292), ("1b", 1280, 36, 4, 40917)):
+    SIZES[name] = dict(n_embd=width, n_layer=depth, n_head=width // 64, block_size=2048,
                        rope_fraction=0.5, vocab_size=50304, max_steps=steps, batch_size=batch,
                        total_batch_size=2 ** 19)
 
@@ -117,7 +116,7 @@ class TrainConfig(GPTConfig):
     eval_tokens: int | None = None    # held out, in a validation (0.5% of those trained on, 4,096)
     eval_interval: int | None = None  # steps between validations (ten a run, or more)
     log_interval: int = 10            # steps between records of log.jsonl
-    checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval, or 100)
+    checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval)
 
     def __init__(self, **given):
         """What is given, else the arch's recipe, else what the size says, else the defaults."""
@@ -161,7 +160,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     by_default = 2 ** 20 if c.eval_only else min(10 * 2 ** 20, max(4096, trained // 200))
     c.eval_tokens = c.eval_tokens or by_default
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
-    c.checkpoint_interval = c.checkpoint_interval or max(100, c.eval_interval)
+    c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
@@ -334,8 +333,8 @@ def compile_blocks(model, config, machine):
     """Compiles where --compile says so: a quarter of a minute, and a third of the time after it
     saved."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
-    is_long = machine.device.type == "cpu" and work > 2e12 and shutil.which("g++")
-    pays = machine.device.type == "cuda" or is_long
+    is_long = work > 2e12 and shutil.which("g++")
+    pays = {"cuda": True, "cpu": is_long}.get(machine.device.type)
     torch.compiler.reset()                     # earlier models would count towards torch's limit
     if config.compile == "true" or config.compile == "auto" and pays:
         for block in model.blocks:
