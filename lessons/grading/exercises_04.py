@@ -338,7 +338,7 @@ RATES = Exercise(reference=rates, inputs=rate_inputs,
                  misconceptions={
     "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at "
     "scale.":
-        lambda lr, init, scale: of_a_step(lr, init),
+        lambda lr, init: of_a_step(lr, init),
     "The forward pass multiplies the stored number by init / scale; you have the inverse.":
         lambda lr, init, scale: of_a_step(lr * scale / init, init),
     "Relative to what? The share is the value's step over the value's start, init; doubling "
@@ -574,7 +574,7 @@ CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, toleran
                      parts=("q", "k", "v"), misconceptions={
     "That is the whole matrix: rows of different heads can be alike. Take each head's d_k rows by "
     "themselves, then the median.":
-        lambda w_qkv, n_head: head_conditions(w_qkv, 1),
+        lambda w_qkv: head_conditions(w_qkv, 1),
     "A head has d_k neighbouring rows; you took every n_head-th row.":
         partial(head_conditions, split=every_nth_row),
     "The mean of the heads; nGPT's Figure 5 has the median, which one bad head does not move "
@@ -641,20 +641,8 @@ def own_input(model, tokens, context, last):
     return loss_of_last(model, y, y, last)
 
 
-def whole_window(model, tokens, context, last):
-    return loss_of_last(model, tokens[:, :-1], tokens[:, 1:], last)
-
-
-def one_token_too_few(model, tokens, context, last):
-    return late_loss(model, tokens, context - 1, last)
-
-
 def sum_of_losses(model, tokens, context, last):
     return late_loss(model, tokens, context, last) * len(tokens) * last
-
-
-def first_row(model, tokens, context, last):
-    return late_loss(model, tokens[:1], context, last)
 
 
 def window_for_each(model, tokens, context, last):
@@ -695,14 +683,14 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
     "The target of a token is the next one; here the model is asked to predict its own input.":
         own_input,
     "You always give the whole window: the context is to be cut to its last tokens.":
-        whole_window,
+        lambda model, tokens, last: loss_of_last(model, tokens[:, :-1], tokens[:, 1:], last),
     "You give the model one token too few: context inputs and the last target make context + 1 "
     "tokens.":
-        one_token_too_few,
+        lambda model, tokens, context, last: late_loss(model, tokens, context - 1, last),
     "That is the sum of the losses; their mean is asked for.":
         sum_of_losses,
     "You use the first row only.":
-        first_row,
+        lambda model, tokens, context, last: late_loss(model, tokens[:1], context, last),
     "Each of your targets has a window of its own. All share one here: the tokens before the very "
     "last.":
         window_for_each,
@@ -1040,17 +1028,9 @@ def by_partners(condition):
     return answer
 
 
-def neighbours_equal(gain, pairs):
-    return torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2])
-
-
-def halves_equal(gain, pairs):
+def halves_equal(gain):
     first, second = gain.chunk(2)
     return torch.equal(first, second)
-
-
-def all_but_the_last_pair(gain, pairs):
-    return all(gain[i] == gain[i + pairs] for i in range(pairs - 1))
 
 
 def rest_equal_too(gain, pairs):
@@ -1072,17 +1052,17 @@ GAIN_ABOUT = {
 COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
     "Rope keeps the length, so the division does not care. The gain does: it stretches the two "
     "axes of a plane.":
-        lambda gain, pairs: True,
+        lambda: True,
     "Some gains let rope through. What does a rotation make of a vector times one number?":
-        lambda gain, pairs: False,
+        lambda: False,
     "It need not be 1: a rotation lets any common factor through.":
-        lambda gain, pairs: bool((gain == 1).all()),
+        lambda gain: bool((gain == 1).all()),
     "One number for all is enough, but more than it takes: every pair turns in a plane of its "
     "own.":
-        lambda gain, pairs: bool((gain == gain[0]).all()),
+        lambda gain: bool((gain == gain[0]).all()),
     "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
     "model.py.":
-        neighbours_equal,
+        lambda gain, pairs: torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2]),
     "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the "
     "rest not at all.":
         halves_equal,
@@ -1098,7 +1078,7 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
     "You look at the first pair only.":
         lambda gain, pairs: pairs == 0 or bool(gain[0] == gain[pairs]),
     "You leave out the last pair.":
-        all_but_the_last_pair,
+        lambda gain, pairs: all(gain[i] == gain[i + pairs] for i in range(pairs - 1)),
     "You compare sums over the channels. Compare channel by channel.":
         by_partners(lambda first, second: near(first.sum(), second.sum(), 1e-5)),
     "Channels that rope does not turn may have any gain.":
@@ -1110,10 +1090,6 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
 
 def never(y, *arguments):
     return False
-
-
-def one_row_is_right(y, a, b):
-    return len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm())
 
 
 def exact_in_3(y, d):
@@ -1149,10 +1125,6 @@ def unit_along(place, dim):
     return check
 
 
-def against_the_gradient(y, w, gradients, lr):
-    return len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0
-
-
 def one_step_is_right(y, w, gradients, lr):
     return len(gradients) != 1 or near(y[0], sphere_steps(w, gradients, lr)[0])
 
@@ -1169,10 +1141,6 @@ def mlp_alone_is_right(y, h, p, *others):
     return p["alpha_a"].any() or near(y, ngpt_block(h, p, *others), 1e-4)
 
 
-def one_token_is_right(y, h, p, *others):
-    return h.shape[1] > 1 or near(y, ngpt_block(h, p, *others), 1e-4)
-
-
 def is_small(q):
     return q.abs().max() < 0.1
 
@@ -1181,24 +1149,16 @@ def first_token_is_right(y, *arguments):
     return near(y[:, :, 0], normed_and_turned(*arguments)[:, :, 0])
 
 
-def right_unturned(y, q, *others):
-    return is_small(q) or first_token_is_right(y, q, *others)
-
-
-def right_where_small(y, q, *others):
-    return not is_small(q) or first_token_is_right(y, q, *others)
-
-
 PROPERTIES = {
     "4.1": {
         "There is one cosine for each row of a with each row of b.":
             lambda y, a, b: y.shape == (len(a), len(b)),
         "A cosine lies between -1 and 1. Some of yours do not.":
-            lambda y, a, b: y.abs().max() < 1.001,
+            lambda y: y.abs().max() < 1.001,
         "Even with one row each, yours is no cosine.":
-            one_row_is_right,
+            lambda y, a, b: len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm()),
         "A row of zeros has no direction: 0 is asked for.":
-            lambda y, a, b: a[-1].any() or near(y[-1], 0),
+            lambda y, a: a[-1].any() or near(y[-1], 0),
         "Where the dot product of two rows is below 0, so is their cosine. In yours it is not.":
             lambda y, a, b: (y * (a @ b.T) >= 0).all(),
         "With one row each yours is right: which lengths is the dot product of two rows divided "
@@ -1218,9 +1178,9 @@ PROPERTIES = {
         "Your points do not lie on the sphere: their length is not 1.":
             on_the_sphere,
         "With alpha 0 you do not stay at a.":
-            lambda y, a, b, alpha: alpha != 0 or near(y, a),
+            lambda y, a, alpha: alpha != 0 or near(y, a),
         "With alpha 1 you do not arrive at b.":
-            lambda y, a, b, alpha: alpha != 1 or near(y, b),
+            lambda y, b, alpha: alpha != 1 or near(y, b),
         "The angle from a to your point is not alpha times the angle from a to b.":
             share_of_the_angle,
         "The angle from a is right; is your point between a and b, in their plane?":
@@ -1242,10 +1202,10 @@ PROPERTIES = {
         "init. Yours moves by another share.":
             lambda y, lr, init, scale: near(y[0] / init, lr / scale),
         "The share is the value's step over its start, init.":
-            lambda y, lr, init, scale: near(y[1], y[0] / init),
+            lambda y, init: near(y[1], y[0] / init),
         "So many steps of your share do not add up to the start once more, which is what doubling "
         "takes.":
-            lambda y, lr, init, scale: near(y[1] * y[2], 1)},
+            lambda y: near(y[1] * y[2], 1)},
     "4.6": {
         "The first: a sum of d_k products has variance d_k. Your factor, squared, does not bring "
         "it to 1.":
@@ -1254,7 +1214,7 @@ PROPERTIES = {
         "not bring it to 1.":
             lambda y, d_k: near(y[1] ** 2 / d_k, 1),
         "The third: s_qk multiplies q and k, so that it enters twice.":
-            lambda y, d_k: near(y[2] ** 2, y[1])},
+            lambda y: near(y[2] ** 2, y[1])},
     "4.7": {
         "w_qkv reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
             unit_along(0, dim=1),
@@ -1268,13 +1228,13 @@ PROPERTIES = {
             unit_along(3, dim=0)},
     "4.8": {
         "The rows of your master do not have length 1.":
-            lambda y, w, gradients, lr: near(y[0].norm(dim=-1), 1),
+            lambda y: near(y[0].norm(dim=-1), 1),
         "Without a step the master stays as it is.":
-            lambda y, w, gradients, lr: len(gradients) or near(y[0], w),
+            lambda y, w, gradients: len(gradients) or near(y[0], w),
         "Your first step does not go against the gradient.":
-            against_the_gradient,
+            lambda y, w, gradients: len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0,
         "Your copy is not your master, rounded.":
-            lambda y, w, gradients, lr: near(y[0], y[1], 0.01),
+            lambda y: near(y[0], y[1], 0.01),
         "Even a single step of yours ends elsewhere: how long is it, and what is normalized after "
         "it?":
             one_step_is_right,
@@ -1283,9 +1243,9 @@ PROPERTIES = {
             never},
     "4.9": {
         "Three numbers are asked for, medians over the heads.":
-            lambda y, w_qkv, n_head: len(y) == 3,
+            lambda y: len(y) == 3,
         "Largest over smallest is at least 1. Some of yours are smaller.":
-            lambda y, w_qkv, n_head: min(y) >= 0.999,
+            lambda y: min(y) >= 0.999,
         "Even with one head, where nothing is split and no median taken, yours is off: "
         "torch.linalg.cond tells what a matrix has.":
             one_head_is_right,
@@ -1305,16 +1265,16 @@ PROPERTIES = {
             mlp_alone_is_right,
         "The MLP is right. With one token, where attention gives v itself, yours is off: look at "
         "v, w_o, and at attention's Norm and step.":
-            one_token_is_right,
+            lambda y, h, p, *others: h.shape[1] > 1 or near(y, ngpt_block(h, p, *others), 1e-4),
         "With one token yours is right: look at what only several tokens need, rope on q and k, "
         "the scores with their factors, the mask and the softmax's axis.":
             never},
     "4.12": {
         "Even at the first token, which rope does not turn, yours is off: look at the mean, the "
         "root and the gain.":
-            right_unturned,
+            lambda y, q, *others: is_small(q) or first_token_is_right(y, q, *others),
         "For a small q yours is off: how large is eps, and does it stand inside the root?":
-            right_where_small,
+            lambda y, q, *others: not is_small(q) or first_token_is_right(y, q, *others),
         "The first token, which rope does not turn, is right. The others: how is rope called, and "
         "what is done first?":
             never},

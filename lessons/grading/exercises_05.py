@@ -70,10 +70,6 @@ def linear_factors(d, n_head, mlp_ratio):
     return [nu_qkv, nu_p, nu_uz, nu_d]
 
 
-def expected_norms(d, n_head, mlp_ratio):
-    return [1 / nu for nu in linear_factors(d, n_head, mlp_ratio)]
-
-
 def one_head_of_d(d, n_head, mlp_ratio):
     _, _, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
     return [1.0, 1.0, nu_uz, nu_d]
@@ -89,15 +85,11 @@ def uz_as_one_vector(d, n_head, mlp_ratio):
     return [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d]
 
 
-def without_roots(d, n_head, mlp_ratio):
-    return [nu ** 2 for nu in linear_factors(d, n_head, mlp_ratio)]
-
-
 LINEAR_PARTS = ("nu_qkv", "nu_p", "nu_uz", "nu_d")
 LINEAR = Exercise(
     reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions={
     "All four are upside down: these are the expected norms, nu is what brings them back to 1.":
-        expected_norms,
+        lambda d, n_head, mlp_ratio: [1 / nu for nu in linear_factors(d, n_head, mlp_ratio)],
     "For attention you took a map from d to d. q, k and v belong to one head each: count the "
     "entries of one.":
         one_head_of_d,
@@ -107,7 +99,7 @@ LINEAR = Exercise(
     "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length.":
         uz_as_one_vector,
     "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing.":
-        without_roots,
+        lambda d, n_head, mlp_ratio: [nu ** 2 for nu in linear_factors(d, n_head, mlp_ratio)],
 })
 
 
@@ -348,18 +340,6 @@ def fold_least(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv, times(w_up, z=nu_uz * sqrt_d)
 
 
-def divided(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))
-
-
-def into_u(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, u=nu_uz * sqrt_d)
-
-
-def nu_into_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)
-
-
 def qkv_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv * nu_qkv, times(w_up, z=nu_uz * sqrt_d)
 
@@ -371,15 +351,15 @@ def qkv_and_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
 FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions={
     "You leave w_up as it is. Not every factor is undone by a norm: which of the constants "
     "counted in 5.7?":
-        lambda w_qkv, w_up, nu_qkv, nu_uz, sqrt_d: (w_qkv, w_up),
+        lambda w_qkv, w_up: (w_qkv, w_up),
     "You divide. The constants are set to 1, so the weights have to take them over: multiply.":
-        divided,
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
     "u's rows come first in W_uz, then z's; the gate's argument is z.":
-        into_u,
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz * sqrt_d)),
     "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u.":
-        nu_into_u_too,
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)),
     "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u.":
-        lambda w_qkv, w_up, nu_qkv, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
     "The output is right, but w_qkv need not change: which norms follow q, k and v "
     "(exercise 5.7)?":
         qkv_too,
@@ -654,13 +634,13 @@ def one_cosine(y, W, X):
     return near(y, cosine.abs())
 
 
-def nothing_with_one_head(y, d, n_head, mlp_ratio):
+def nothing_with_one_head(y, n_head):
     if n_head > 1:
         return True
     return near(y[0], 1) and near(y[1], 1)
 
 
-def nothing_with_narrow_mlp(y, d, n_head, mlp_ratio):
+def nothing_with_narrow_mlp(y, mlp_ratio):
     if mlp_ratio > 1:
         return True
     return near(y[2], 1) and near(y[3], 1)
@@ -688,18 +668,18 @@ def root_of_equal(y, A):
     return not is_equal or near(y[..., -1], A.shape[-1] ** -0.5)
 
 
-def u_kept(y, w_qkv, w_up, *others):
+def u_kept(y, w_up):
     u, _ = y[1].chunk(2)
     return near(u, w_up.chunk(2)[0])
 
 
-def width_of_one(y, printed, digit, counted, layers):
+def width_of_one(y, printed, digit, layers):
     if len(printed) > 1:
         return True
     return near((y[1] - y[0]) * layers, digit)
 
 
-def middle_of_one(y, printed, digit, counted, layers):
+def middle_of_one(y, printed, counted, layers):
     if len(printed) > 1:
         return True
     return near((y[1] + y[0]) * layers / 2, printed - counted)
@@ -721,10 +701,10 @@ def attention_alone(y, h, p, *others):
 PROPERTIES = {
     "5.1": {
         "There is one length for each row of X.":
-            lambda y, W, X: y.shape == X.shape[:1],
+            lambda y, X: y.shape == X.shape[:1],
         "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). "
         "Some of yours are.":
-            lambda y, W, X: (y <= len(W) ** 0.5 + 0.001).all(),
+            lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
         "With one row in each, the length is the size of one cosine. Yours is another number.":
             one_cosine,
         "With one row in each yours is right: over which axis is the length taken?":
@@ -738,10 +718,10 @@ PROPERTIES = {
             nothing_with_narrow_mlp,
         "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H such vectors. "
         "Together they change nothing; yours do.":
-            lambda y, d, n_head, mlp_ratio: near(y[0] * y[1], 1),
+            lambda y: near(y[0] * y[1], 1),
         "nu_uz and nu_d: one widens, the other narrows by as much. Together they change "
         "nothing; yours do.":
-            lambda y, d, n_head, mlp_ratio: near(y[2] * y[3], 1),
+            lambda y: near(y[2] * y[3], 1),
         "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?":
             never},
     "5.3": {
@@ -757,9 +737,9 @@ PROPERTIES = {
             never},
     "5.4": {
         "There is a length for the start, and one behind each step.":
-            lambda y, alpha, nu, steps: y.numel() == steps + 1,
+            lambda y, steps: y.numel() == steps + 1,
         "The first length is that of the start, 1.":
-            lambda y, alpha, nu, steps: near(y.flatten()[0], 1),
+            lambda y: near(y.flatten()[0], 1),
         "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. "
         "Yours is another.":
             first_step,
@@ -780,7 +760,7 @@ PROPERTIES = {
         "There is one length for each row of A.":
             lambda y, A: y.shape == A.shape[:-1],
         "A mean of unit vectors is not longer than 1. Yours is.":
-            lambda y, A: y.max() < 1.001,
+            lambda y: y.max() < 1.001,
         "With all weight on one token its vector comes out as it is: length 1.":
             one_token_alone,
         "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another.":
@@ -789,21 +769,21 @@ PROPERTIES = {
             never},
     "5.8": {
         "w_qkv: which norms follow q, k and v? See what 5.7 says of them.":
-            lambda y, w_qkv, *others: near(y[0], w_qkv),
+            lambda y, w_qkv: near(y[0], w_qkv),
         "The first half of w_up is u's. Is there a factor on u that counts in 5.7?":
             u_kept,
         "The rows of z: all of what stands with z in SiLU's argument, and nothing else.":
             never},
     "5.9": {
         "Some of your rows are longer than 1.":
-            lambda y, W: (y.norm(dim=-1) <= 1.001).all(),
+            lambda y: (y.norm(dim=-1) <= 1.001).all(),
         "Rows shorter than 1 should stay as they are.":
             lambda y, W: W.norm(dim=-1).max() > 1 or near(y, W),
         "What is too long should come out with the length 1, and with the direction it had.":
             never},
     "5.10": {
         "Two numbers are asked for: one interval for all models together.":
-            lambda y, *arguments: y[0].numel() == 1,
+            lambda y: y[0].numel() == 1,
         "With one model the interval, over all layers, is as wide as one unit of the last "
         "digit. Yours is not.":
             width_of_one,

@@ -89,20 +89,8 @@ def first_below(target, tokens, losses):
     return tokens[-1]
 
 
-def by_first_two(target, tokens, losses):
-    return tokens_for(target, tokens[:2], losses[:2])
-
-
-def by_last_two(target, tokens, losses):
-    return tokens_for(target, tokens[-2:], losses[-2:])
-
-
 def by_ends(target, tokens, losses):
     return tokens_for(target, tokens[[0, -1]], losses[[0, -1]])
-
-
-def by_gap(target, tokens, losses):
-    return tokens[-1] * losses[-1] / target
 
 
 def np_interp(target, tokens, losses, descending=False):
@@ -135,9 +123,9 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
     "Your axis of tokens is plain; both are logarithmic.":
         partial(tokens_for, x=plain, back=plain),
     "You go by the last two runs, wherever the loss lies.":
-        by_last_two,
+        lambda target, tokens, losses: tokens_for(target, tokens[-2:], losses[-2:]),
     "You go by the first two runs, wherever the loss lies.":
-        by_first_two,
+        lambda target, tokens, losses: tokens_for(target, tokens[:2], losses[:2]),
     "Right between the runs. Beyond them np.interp stays where the last one is; the line goes on.":
         np_interp,
     "np.interp wants its first list ascending, and losses fall.":
@@ -147,7 +135,7 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
     "You fit one law through all runs; here the two that the loss lies between decide.":
         by_one_law,
     "You compare losses: the gap on the vertical axis. How many tokens apart are they?":
-        by_gap,
+        lambda target, tokens, losses: tokens[-1] * losses[-1] / target,
 })
 
 
@@ -340,10 +328,6 @@ def lost_share(percent):
     return math.inf
 
 
-def percents_subtracted(factor, percent):
-    return in_time(factor, percent)[0], 100 * (1 - 1 / factor) - percent
-
-
 IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "saved"), misconceptions={
     "You subtract percents of two different things: tokens, and the time of each.":
         partial(in_time, both=lambda factor, each: factor - (each - 1)),
@@ -360,7 +344,7 @@ IN_TIME = Exercise(reference=in_time, inputs=time_inputs, parts=("factor", "save
         partial(in_time, saved=lambda speed, factor: 100 * (1 - 1 / factor)),
     "The factor is right. From the tokens saved you took the step's percents: those are percents of what "
     "is left.":
-        percents_subtracted,
+        lambda factor, percent: (in_time(factor, percent)[0], 100 * (1 - 1 / factor) - percent),
     "That is the time that is left, not what is saved.":
         partial(in_time, saved=lambda speed, factor: 100 / speed),
     "What a step costs does not enter.":
@@ -391,15 +375,11 @@ def of_the_other_part(weak, strong):
     return math.log(weak / strong) / math.log(strong)                   # divides by 0 where strong is 1
 
 
-def both_upside_down(weak, strong):
-    return strong / weak, math.log(strong / weak) / math.log(weak)
-
-
 SHARE = Exercise(reference=baseline_share, inputs=share_inputs, parts=("worth", "share"), misconceptions={
     "Factors follow one another: they multiply. You take one from the other.":
         partial(baseline_share, worth=lambda weak, strong: weak - strong),
     "Your first factor is upside down, and with it the share gets the other sign.":
-        both_upside_down,
+        lambda weak, strong: (strong / weak, math.log(strong / weak) / math.log(weak)),
     "A share of the excess over 1 adds up only where factors add. What turns a product into a sum?":
         partial(baseline_share, share=lambda weak, strong: (weak - strong) / (weak - 1)),
     "Your shares, that of the baseline and that of the architecture, would not add up to 1.":
@@ -709,7 +689,7 @@ def table(d0, a_d, n0, a_n, c, *, each=6.0, total=lambda a_d, a_n: a_d + a_n, pe
     return total(a_d, a_n), each * n * d / c, per(d, n)
 
 
-def d_from_c(d0, a_d, n0, a_n, c):
+def d_from_c(a_d, n0, a_n, c):
     n = n0 * c ** a_n
     return a_d + a_n, 1.0, c / 6 / n ** 2
 
@@ -796,10 +776,6 @@ def interval_of_z(a, b, var_a, var_b, margin):
     return z, p, low, high, float(-margin <= low and high <= margin)
 
 
-def a_over_b(a, b, var_a, var_b, margin):
-    return compare(b, a, var_a, var_b, margin)
-
-
 PARTS = ("z", "p", "low", "high", "equal")
 COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=PARTS, misconceptions={
     "Not rejected is not equal: few or noisy runs reject nothing. What does the interval leave open?":
@@ -825,7 +801,7 @@ COMPARE = Exercise(reference=compare, inputs=exponent_inputs, parts=PARTS, misco
     "z has a sign: which exponent is the larger?":
         partial(compare, sign=abs),
     "Yours is a - b all the way. It is b - a which is asked for, in z and in the interval.":
-        a_over_b,
+        lambda a, b, var_a, var_b, margin: compare(b, a, var_a, var_b, margin),
 })
 
 
@@ -869,10 +845,6 @@ def factors_of_seeds(tokens, baseline, losses, draws, power=1):
     return torch.stack(single).pow(power)[draws].mean(1).pow(power)
 
 
-def first_drawn(tokens, baseline, losses, draws):
-    return bootstrap(tokens, baseline, losses, draws[:, :1])
-
-
 def each_seed_once(tokens, baseline, losses, draws):
     all_seeds = torch.arange(len(baseline)).expand_as(draws)
     return bootstrap(tokens, baseline, losses, all_seeds)
@@ -889,10 +861,6 @@ def tokens_needed(tokens, baseline, losses, draws):
 
 def in_order(tokens, baseline, losses, draws):
     return bootstrap(tokens, baseline, losses, draws).sort().values
-
-
-def counted_from_one(tokens, baseline, losses, draws):
-    return bootstrap(tokens, baseline, losses, draws - 1)
 
 
 def geometric_mean(losses):
@@ -920,11 +888,11 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions={
     "You average the logarithms of the losses. The mean is one of the losses themselves.":
         partial(bootstrap, of=geometric_mean),
     "The numbers in draws are columns as they are: 0 is the first seed.":
-        counted_from_one,
+        lambda tokens, baseline, losses, draws: bootstrap(tokens, baseline, losses, draws - 1),
     "You divide the shortest budget, tokens[0]. The baseline's longest runs had tokens[-1].":
         of_shortest,
     "You use the first seed of each draw only.":
-        first_drawn,
+        lambda tokens, baseline, losses, draws: bootstrap(tokens, baseline, losses, draws[:, :1]),
     "The draws do not enter: all of your factors are the same.":
         each_seed_once,
     "A seed that was drawn twice counts twice.":
@@ -942,49 +910,9 @@ def never(y, *arguments):
     return False
 
 
-def at_a_run(y, target, tokens, losses):
-    return target != 1.7 or near(y, 2e6)
-
-
-def between_runs(y, target, tokens, losses):
-    return target != 1.6 or 2e6 < y < 4e6
-
-
-def below_all(y, target, tokens, losses):
-    return target != 1.3 or y > 8e6
-
-
-def above_all(y, target, tokens, losses):
-    return target != 2.4 or y < 1e6
-
-
-def same_price(y, factor, percent):
-    return percent != 0 or near(y[0], factor)
-
-
-def time_of_each(y, factor, percent):
-    return near(y[0] * longer(percent), factor)
-
-
-def nan_at_an_edge(y, rates, losses):
-    return losses.argmin() not in (0, len(losses) - 1) or y[0].isnan()
-
-
-def not_above(y, rates, losses):
-    return y[0].isnan() or y[1] <= losses.min() + 1e-9
-
-
 def between_neighbours(y, rates, losses):
     i = losses.argmin()
     return y[0].isnan() or rates[i - 1] < y[0] < rates[i + 1]
-
-
-def a_little_below(y, rates, losses):
-    return y[0].isnan() or y[1] < losses.min() - 1e-9
-
-
-def built_in_first(y, baseline, other, built_in):
-    return near(y[0], leads(baseline, other, built_in)[0])
 
 
 def nothing_to_search(y, baseline, other, built_in):
@@ -997,40 +925,8 @@ def without_noise(c):
     return c[0] == 1e6 and len(c) == 3
 
 
-def finds_power(y, c, losses):
-    return not without_noise(c) or near(y[1], 0.2)
-
-
-def finds_level(y, c, losses):
-    return not without_noise(c) or near(y[0], 20.0)
-
-
-def adds_exponents(y, d0, a_d, n0, a_n, c):
-    return near(y[0], a_d + a_n, 1e-6)
-
-
-def one_where_laws_fit(y, d0, a_d, n0, a_n, c):
-    return a_d != 0.5 or near(y[1], 1)
-
-
-def constant_ratio(y, d0, a_d, n0, a_n, c):
-    return a_d != 0.5 or near(y[2], d0 / n0)
-
-
-def z_of_difference(y, a, b, var_a, var_b, margin):
-    return near(y[0], (b - a) / root_of_sum(var_a, var_b))
-
-
-def middle_is_difference(y, a, b, var_a, var_b, margin):
-    return near((y[2] + y[3]) / 2, b - a, 1e-6)
-
-
-def reaches_so_far(y, a, b, var_a, var_b, margin):
+def reaches_so_far(y, var_a, var_b):
     return near((y[3] - y[2]) / 2, 1.96 * root_of_sum(var_a, var_b), 1e-6)
-
-
-def one_a_draw(y, tokens, baseline, losses, draws):
-    return y.shape == (len(draws),)
 
 
 # 6.12 -------------------------------------------------------------------------------------------------------
@@ -1059,41 +955,21 @@ def wrong_winner(a, b, mine, theirs, true, *, centre=torch.mean, of=torch.mean, 
     return numbers(*wins).mean()
 
 
-def as_stored(a, b, mine, theirs, true):
-    return wrong_winner(a, b, mine, theirs, float(b.mean() - a.mean()))
-
-
 def as_stored_and_apart(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine, theirs, true + float(b.mean() - a.mean()))
-
-
-def right_winner(a, b, mine, theirs, true):
-    return 1 - wrong_winner(a, b, mine, theirs, true)
 
 
 def run_against_run(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine.reshape(-1, 1), theirs.reshape(-1, 1), true)
 
 
-def first_of_each(a, b, mine, theirs, true):
-    return wrong_winner(a, b, mine[:, :1], theirs[:, :1], true)
-
-
-def same_seeds(a, b, mine, theirs, true):
-    return wrong_winner(a, b, mine % len(b), mine % len(b), true)
-
-
-def how_many(a, b, mine, theirs, true):
-    return wrong_winner(a, b, mine, theirs, true) * len(mine)
-
-
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You leave the stored means as they are. What if the true difference were `true`? Move both first.":
-        as_stored,
+        lambda a, b, mine, theirs: wrong_winner(a, b, mine, theirs, float(b.mean() - a.mean())),
     "You add `true` to the difference that the stored means have. Take both means away before.":
         as_stored_and_apart,
     "You count the comparisons that the better architecture wins. Asked is how often the other does.":
-        right_winner,
+        lambda a, b, mine, theirs, true: 1 - wrong_winner(a, b, mine, theirs, true),
     "In yours b is better by `true`: its losses are to be higher.":
         partial(wrong_winner, apart=-1),
     "Your two are equally good. b is to be worse by `true`.":
@@ -1103,11 +979,11 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You compare single runs. A comparison is between two means, each over the seeds of a row.":
         run_against_run,
     "You compare the first run of each row only. Average over the row's seeds.":
-        first_of_each,
+        lambda a, b, mine, theirs, true: wrong_winner(a, b, mine[:, :1], theirs[:, :1], true),
     "Both draw the same runs in yours: b has a table of its own.":
-        same_seeds,
+        lambda a, b, mine, true: wrong_winner(a, b, mine % len(b), mine % len(b), true),
     "You count comparisons. Asked is their share, from 0 to 1.":
-        how_many,
+        lambda a, b, mine, theirs, true: wrong_winner(a, b, mine, theirs, true) * len(mine),
     "You compare medians of seeds. A race compares means.":
         partial(wrong_winner, of=torch.median),
     "You compare the best seeds. A race compares means.":
@@ -1121,21 +997,21 @@ PROPERTIES = {
         "Your tokens over the parameters are not `ratio`.":
             lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
         "Your FLOPs over tokens and parameters are not 6: see the formula in the text.":
-            lambda y, n, ratio: near(y[1] / y[0] / n, 6, 1e-6)},
+            lambda y, n: near(y[1] / y[0] / n, 6, 1e-6)},
     "6.2": {
         "At a loss that a run has, the answer is that run's tokens. Yours is not.":
-            at_a_run,
+            lambda y, target: target != 1.7 or near(y, 2e6),
         "A loss between two runs lies between their tokens.":
-            between_runs,
+            lambda y, target: target != 1.6 or 2e6 < y < 4e6,
         "A loss below all needs more tokens than all.":
-            below_all,
+            lambda y, target: target != 1.3 or y > 8e6,
         "A loss above all needs fewer tokens than all.":
-            above_all,
+            lambda y, target: target != 2.4 or y < 1e6,
         "Which axes are logarithmic, and between which two runs is your line?":
             never},
     "6.3": {
         "A factor of tokens is positive.":
-            lambda y, rows: y > 0,
+            lambda y: y > 0,
         "Yours says of the slower of the two that it is faster: which loss is to be reached, with how many "
         "tokens, and above 1 for whom?":
             lambda y, rows: (y > 1) == (reproduced(rows) > 1),
@@ -1144,18 +1020,18 @@ PROPERTIES = {
             never},
     "6.4": {
         "Where a step costs as much, the factor in time is the one in tokens.":
-            same_price,
+            lambda y, factor, percent: percent != 0 or near(y[0], factor),
         "The factor: time is tokens times the time of each. In yours it is something else.":
-            time_of_each,
+            lambda y, factor, percent: near(y[0] * longer(percent), factor),
         "What is saved does not fit your factor: who is twice as fast needs half the time, and saves 50%.":
-            lambda y, factor, percent: near(y[1], 100 - 100 / y[0])},
+            lambda y: near(y[1], 100 - 100 / y[0])},
     "6.5": {
         "The two steps, from the weak baseline to the strong one and on to the architecture, multiply to "
         "`weak`. Yours do not.":
             lambda y, weak, strong: near(y[0] * strong, weak),
         "Where the architecture gains nothing on the strong baseline, all is the baseline's. Your share "
         "is not 1.":
-            lambda y, weak, strong: strong != 1 or near(y[1], 1),
+            lambda y, strong: strong != 1 or near(y[1], 1),
         "Where both baselines are as good, nothing is the baseline's. Your share is not 0.":
             lambda y, weak, strong: weak != strong or near(y[1], 0),
         "The two ends, 0 and 1, are right. But your share and that of the other step do not add up to 1 "
@@ -1163,19 +1039,19 @@ PROPERTIES = {
             never},
     "6.6": {
         "The lowest loss at an edge: the search is not finished, so nan.":
-            nan_at_an_edge,
+            lambda y, losses: losses.argmin() not in (0, len(losses) - 1) or y[0].isnan(),
         "The lowest point of the parabola is not above the lowest run. Yours is.":
-            not_above,
+            lambda y, losses: y[0].isnan() or y[1] <= losses.min() + 1e-9,
         "The lowest point lies between the two neighbours. Your rate does not.":
             between_neighbours,
         "Three points that are not alike: the parabola goes a little below the lowest of them. Yours does"
         " not.":
-            a_little_below,
+            lambda y, losses: y[0].isnan() or y[1] < losses.min() - 1e-9,
         "Over which axis does the parabola stand, and through which points does it go?":
             never},
     "6.7": {
         "The first: both at the built-in rate, a mean over the seeds that ran there, baseline minus other.":
-            built_in_first,
+            lambda y, baseline, other, built_in: near(y[0], leads(baseline, other, built_in)[0]),
         "Where the built-in rate is the best of both, the search changes nothing. Your two numbers differ"
         " there.":
             nothing_to_search,
@@ -1184,39 +1060,39 @@ PROPERTIES = {
             never},
     "6.8": {
         "Losses fall with C, so a is positive in L = A C^-a.":
-            lambda y, c, losses: y[1] > 0,
+            lambda y: y[1] > 0,
         "Even of a law without noise you do not find the exponent.":
-            finds_power,
+            lambda y, c: not without_noise(c) or near(y[1], 0.2),
         "Even of a law without noise you do not find A, its loss at C = 1.":
-            finds_level,
+            lambda y, c: not without_noise(c) or near(y[0], 20.0),
         "A law without noise you find. With noise, what is it whose squares are to be least?":
             never},
     "6.9": {
         "The first: the sum of the two exponents.":
-            adds_exponents,
+            lambda y, a_d, a_n: near(y[0], a_d + a_n, 1e-6),
         "The second: there is a pair of laws that fits; there it should be 1. Yours is not.":
-            one_where_laws_fit,
+            lambda y, a_d: a_d != 0.5 or near(y[1], 1),
         "The third: where both exponents are alike D / N does not depend on C. Yours does, or is no ratio"
         " of the two.":
-            constant_ratio,
+            lambda y, d0, a_d, n0: a_d != 0.5 or near(y[2], d0 / n0),
         "Where the laws fit yours is right: does C stand with the exponents that were given?":
             never},
     "6.10": {
         "z: how many of its own standard errors is b - a? Yours is another number.":
-            z_of_difference,
+            lambda y, a, b, var_a, var_b: near(y[0], (b - a) / root_of_sum(var_a, var_b)),
         "A p is a probability: between 0 and 1.":
-            lambda y, *arguments: 0 <= y[1] <= 1.0001,
+            lambda y: 0 <= y[1] <= 1.0001,
         "Your p is not the two-sided one of your z.":
-            lambda y, *arguments: near(y[1], two_sided(float(y[0]))),
+            lambda y: near(y[1], two_sided(float(y[0]))),
         "Your interval's middle is not b - a.":
-            middle_is_difference,
+            lambda y, a, b: near((y[2] + y[3]) / 2, b - a, 1e-6),
         "Your interval reaches another number of standard errors to each side than 1.96.":
             reaches_so_far,
         "The last: is all of your interval between the two margins?":
             never},
     "6.11": {
         "There is one factor for each draw.":
-            one_a_draw,
+            lambda y, draws: y.shape == (len(draws),),
         "Take the first draw by hand: the seeds of both, a mean for each length, then tokens_for once.":
             never},
 }

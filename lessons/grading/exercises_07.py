@@ -234,10 +234,6 @@ def longer_first(before, after):
     return longer, fewer
 
 
-def what_is_left(before, after):
-    return 100 * after / before, 100 * before / after
-
-
 def of_the_mean(before, after):
     middle = (before + after) / 2
     difference = 100 * (before - after) / middle
@@ -253,7 +249,7 @@ SLOWER = Exercise(
     "The two are exchanged: at half the speed there are 50% fewer tokens.":
         longer_first,
     "That is how much there is; asked is how much less and how much more.":
-        what_is_left,
+        lambda before, after: (100 * after / before, 100 * before / after),
     "Relative to the mean of both, a percentage says neither of the two.":
         of_the_mean,
     "Those are differences with a unit; asked are percentages.":
@@ -276,16 +272,8 @@ def from_table2(gpt_plus, angpt, ngpt, n_layer, *, more_norms=2, milliseconds=1e
     return scalings, norms / (more_norms * n_layer)
 
 
-def scalings_free(gpt_plus, angpt, ngpt, n_layer):
-    return 0.0, 1e3 * (ngpt - gpt_plus) / (2 * n_layer)
-
-
 def norms_from_gpt_plus(gpt_plus, angpt, ngpt, n_layer):
     return 1e3 * (angpt - gpt_plus), 1e3 * (ngpt - gpt_plus) / (2 * n_layer)
-
-
-def percentages(gpt_plus, angpt, ngpt, n_layer):
-    return 100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)
 
 
 def scalings_divided(gpt_plus, angpt, ngpt, n_layer):
@@ -301,7 +289,7 @@ TABLE2 = Exercise(
     reference=from_table2, inputs=table2_inputs, parts=("the scalings", "a norm"), misconceptions={
     "You take the scalings to be free. anGPT has as many norms a layer as GPT+, and "
     "yet is slower.":
-        scalings_free,
+        lambda gpt_plus, ngpt, n_layer: (0.0, 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
     "nGPT has scalings too: GPT+ differs from it by those and by norms. Which other "
     "model has scalings?":
         norms_from_gpt_plus,
@@ -309,7 +297,7 @@ TABLE2 = Exercise(
     "anGPT have those.":
         partial(from_table2, more_norms=4),
     "Those are the table's percentages; asked are milliseconds.":
-        percentages,
+        lambda gpt_plus, angpt, ngpt: (100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)),
     "The second is right. The first is what the scalings cost in the whole step; nothing is "
     "to be divided.":
         scalings_divided,
@@ -342,7 +330,7 @@ def from_table6(step, without_qk, overhead, n_layer, *, taken_out=2, norms=6, gp
     return norm, gpt, percent * norms * n_layer * norm / whole(step, gpt)
 
 
-def all_extra_is_norms(step, without_qk, overhead, n_layer):
+def all_extra_is_norms(step, overhead, n_layer):
     gpt = step / (1 + overhead)
     return (step - gpt) / (6 * n_layer), gpt, 100.0
 
@@ -390,7 +378,7 @@ def pad_vocabulary(n, multiple):
     return split(rounded_up(n, multiple))
 
 
-def to_next_power(n, multiple):
+def to_next_power(n):
     power = 1
     while power < n:
         power = 2 * power
@@ -426,7 +414,7 @@ VOCABULARY = Exercise(
     "The middle number is the power of two itself, 2^k, not k.":
         exponent,
     "You split the size as it is; it is to be padded first.":
-        lambda n, multiple: split(n),
+        lambda n: split(n),
 })
 
 
@@ -467,10 +455,6 @@ def other_middle(middle, a, b):
     return middle, low, high
 
 
-def by_medians(a, b):
-    return other_middle(quantile(b, 0.5) / quantile(a, 0.5), a, b)
-
-
 PAIRS = Exercise(
     reference=paired, inputs=pair_inputs, parts=("the median", "10%", "90%"), misconceptions={
     "One hiccup moves a mean as far as it likes: look at your first number where one "
@@ -478,7 +462,7 @@ PAIRS = Exercise(
         lambda a, b: other_middle(b.mean() / a.mean(), a, b),
     "The two medians may come from different rounds, under different load. Divide within "
     "a round first.":
-        by_medians,
+        lambda a, b: other_middle(quantile(b, 0.5) / quantile(a, 0.5), a, b),
     "You divide torch's medians of the two: they may come from different rounds. Divide within "
     "a round first.":
         lambda a, b: other_middle(b.median() / a.median(), a, b),
@@ -541,10 +525,6 @@ def both_through_silu(w_up, w_down, gain, f_u, f_z, c):
     return times(w_up, w_down, u=gain, z=gain, down=c * f_u * f_z)
 
 
-def halves_exchanged(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain, f_z, f_u, c)
-
-
 def gain_on_output(w_up, w_down, gain, f_u, f_z, c):
     return times(w_up, w_down, u=f_u[:, None], z=f_z[:, None], down=c * gain[:, None])
 
@@ -561,24 +541,8 @@ def divided(w_up, w_down, gain, f_u, f_z, c):
     return fold(w_up, w_down, 1 / gain, 1 / f_u, 1 / f_z, 1 / c)
 
 
-def c_before_silu(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up * c, w_down, gain, f_u, f_z, 1)
-
-
 def u_behind_silu(w_up, w_down, gain, f_u, f_z, c):
     return times(w_up, w_down, u=gain, z=f_z[:, None] * gain, down=c * f_u)
-
-
-def u_twice(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain, f_u, f_z, c * f_u)
-
-
-def gain_divided(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, 1 / gain, f_u, f_z, c)
-
-
-def gain_twice(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain * gain, f_u, f_z, c)
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions={
@@ -589,7 +553,7 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
     "does not let them.":
         both_through_silu,
     "The halves are exchanged: the first 4d rows make u.":
-        halves_exchanged,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
     "The gain multiplies x, which w_up reads; you gave it to what w_down writes.":
         gain_on_output,
     "The gain is in u's rows alone; z's rows read the same x.":
@@ -600,16 +564,16 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
         divided,
     "c stands behind the nonlinearity: through w_up it would change SiLU's argument. It "
     "belongs to w_down.":
-        c_before_silu,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up * c, w_down, gain, f_u, f_z, 1),
     "The model would give the same, with f_u in w_down. But the exercise wants both halves' "
     "factors in w_up.":
         u_behind_silu,
     "w_up is right, f_u included; now it is in w_down a second time.":
-        u_twice,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_u, f_z, c * f_u),
     "The gain multiplied x; the columns that read x have to do the same, and not divide by it.":
-        gain_divided,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, 1 / gain, f_u, f_z, c),
     "The gain is in there twice: u and z are different rows, and each of them reads it once.":
-        gain_twice,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain * gain, f_u, f_z, c),
 })
 
 
@@ -742,24 +706,8 @@ def never(y, *arguments):
     return False
 
 
-def matrices_right(y, *arguments):
-    return near(y[0], count_flops(*arguments)[0], 1e-6)
-
-
-def attention_right(y, *arguments):
-    return near(y[1], count_flops(*arguments)[1], 1e-6)
-
-
 def third_of_all(y, *arguments):
     return near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-6)
-
-
-def data_arrived(y, flops, moved, peak, bandwidth):
-    return y[0] >= 0.999e6 * moved / bandwidth
-
-
-def work_done(y, flops, moved, peak, bandwidth):
-    return y[0] >= 0.999e6 * flops / peak
 
 
 def right_with_one_gpu(y, params, tokens_per_s, gpus, peak):
@@ -778,52 +726,24 @@ def faster_is_negative(y, before, after):
     return y[0] < 0 and y[1] < 0
 
 
-def by_scalings_alone(y, gpt_plus, angpt, ngpt, n_layer):
-    return near(y[0], 1e3 * (angpt - gpt_plus))
-
-
-def norm_of_one_layer(y, gpt_plus, angpt, ngpt, n_layer):
-    return n_layer > 1 or near(y[1], 1e3 * (ngpt - angpt) / 2)
-
-
-def norms_make_the_saving(y, step, without_qk, overhead, n_layer):
-    return near(y[0] * 2 * n_layer, step - without_qk)
-
-
-def overhead_makes_the_step(y, step, without_qk, overhead, n_layer):
-    return near(y[1] * (1 + overhead), step)
-
-
-def gain_alone(y, w_up, w_down, gain, f_u, f_z, c):
+def gain_alone(y, w_up, gain, f_u, f_z):
     if not near(f_u, 1) or not near(f_z, 1):
         return True
     return near(y[0], w_up * gain)
 
 
-def linear_in_v(y, q, k, v, p, out, g):
-    return near((v * y[2]).sum(), (g * out).sum(), 0.01)
-
-
-def by_products_alone(y, q, k, v, p, out, g):
-    return near((q * y[0]).sum(), (k * y[1]).sum(), 0.01)
-
-
-def none_with_one_token(y, q, k, v, p, out, g):
+def none_with_one_token(y, q):
     if q.shape[2] > 1:
         return True
     return near(y[0], 0) and near(y[1], 0)
 
 
-def compute_right(y, *arguments):
-    return near(y[0], optimizer_share(*arguments)[0], 1e-6)
-
-
-def adamw_right(y, params, tokens, peak, bandwidth):
+def adamw_right(y, params, bandwidth):
     array = 1e3 * 4 * params / bandwidth
     return near(y[1] / array, 7, 1e-6)
 
 
-def project_right(y, params, tokens, peak, bandwidth):
+def project_right(y, params, bandwidth):
     array = 1e3 * 4 * params / bandwidth
     return near(y[2] / array, 3, 1e-6)
 
@@ -832,12 +752,12 @@ PROPERTIES = {
     "7.1": {
         "The matrices: list how many d x d squares a layer has, add the head, and count two "
         "FLOPs for an entry.":
-            matrices_right,
+            lambda y, *arguments: near(y[0], count_flops(*arguments)[0], 1e-6),
         "Attention: for one token, how many keys does it see on average, and what does one key "
         "cost, and one value?":
-            attention_right,
+            lambda y, *arguments: near(y[1], count_flops(*arguments)[1], 1e-6),
         "The norms, over 4 d: two a layer and one at the end make an odd number. Yours is none.":
-            lambda y, n_layer, d, T, V: near(y[2] / (4 * d) % 2, 1),
+            lambda y, d: near(y[2] / (4 * d) % 2, 1),
         "The share does not fit your three counts: the norms', over all three "
         "together, in percent.":
             third_of_all},
@@ -850,21 +770,21 @@ PROPERTIES = {
             lambda y, n, d, size: near(y[1] / (n * d * size), 2, 1e-6),
         "The intensity: 4 FLOPs an entry, over the bytes of the single pass. Yours does not fit "
         "your second number.":
-            lambda y, n, d, size: near(y[2] * y[1], 4 * n * d, 1e-6)},
+            lambda y, n, d: near(y[2] * y[1], 4 * n * d, 1e-6)},
     "7.3": {
         "Nothing works faster than its peak: at most 100%.":
-            lambda y, *arguments: y[1] < 100.1,
+            lambda y: y[1] < 100.1,
         "In your time the data cannot have arrived.":
-            data_arrived,
+            lambda y, moved, bandwidth: y[0] >= 0.999e6 * moved / bandwidth,
         "In your time the work cannot have been done.":
-            work_done,
+            lambda y, flops, peak: y[0] >= 0.999e6 * flops / peak,
         "Your time is longer than the longer of the two limits.":
             lambda y, *arguments: near(y[0], roofline(*arguments)[0]),
         "The percentage does not fit your time: FLOPs, over that time, over peak.":
             never},
     "7.4": {
         "No machine does more than its peak: below 100%. Yours is above.":
-            lambda y, *arguments: y < 100,
+            lambda y: y < 100,
         "Even with one GPU yours is off: what does a token cost, forward and backward, for "
         "each parameter?":
             right_with_one_gpu,
@@ -874,76 +794,76 @@ PROPERTIES = {
         "No difference is 0% of both.":
             no_difference,
         "At half the speed there are 50% fewer tokens.":
-            lambda y, before, after: before != 100 or near(y[0], 50),
+            lambda y, before: before != 100 or near(y[0], 50),
         "At half the speed it takes 100% more time.":
-            lambda y, before, after: before != 100 or near(y[1], 100),
+            lambda y, before: before != 100 or near(y[1], 100),
         "What is faster has negative numbers. Yours has not.":
             faster_is_negative,
         "At half the speed yours is right. Relative to which of the two rates is each?":
             never},
     "7.6": {
         "The scalings: which two of the three models differ by them alone?":
-            by_scalings_alone,
+            lambda y, gpt_plus, angpt: near(y[0], 1e3 * (angpt - gpt_plus)),
         "Even with one layer the time of a norm is off: which two models differ by norms alone, "
         "and by how many a layer?":
-            norm_of_one_layer,
+            lambda y, angpt, ngpt, n_layer: n_layer > 1 or near(y[1], 1e3 * (ngpt - angpt) / 2),
         "With one layer yours is right. How many more norms have L layers?":
             never},
     "7.7": {
         "A norm: so many of them as were taken out, in all layers, should make up what was "
         "saved. Yours do not.":
-            norms_make_the_saving,
+            lambda y, step, without_qk, n_layer: near(y[0] * 2 * n_layer, step - without_qk),
         "GPT's step: yours and the overhead on it do not make nGPT's.":
-            overhead_makes_the_step,
+            lambda y, step, overhead: near(y[1] * (1 + overhead), step),
         "The share does not fit your other two numbers: six norms in each layer, over the extra "
         "time, in percent.":
-            lambda y, step, without_qk, overhead, n_layer: near(y[2], 100 * 6 * n_layer * y[0] / (step - y[1]))},
+            lambda y, step, n_layer: near(y[2], 100 * 6 * n_layer * y[0] / (step - y[1]))},
     "7.8": {
         "Yours is smaller than n: some tokens would have no row.":
-            lambda y, n, multiple: y[0] >= n,
+            lambda y, n: y[0] >= n,
         "Yours is no multiple of `multiple`.":
-            lambda y, n, multiple: y[0] % multiple == 0,
+            lambda y, multiple: y[0] % multiple == 0,
         "There is a smaller multiple that is enough.":
             lambda y, n, multiple: y[0] - n < multiple,
         "Power of two times rest should be the padded size. In yours it is not.":
-            lambda y, n, multiple: y[1] * y[2] == y[0],
+            lambda y: y[1] * y[2] == y[0],
         "Your rest can still be halved: the power of two is not the largest.":
-            lambda y, n, multiple: y[2] % 2 == 1},
+            lambda y: y[2] % 2 == 1},
     "7.9": {
         "Where all times are equal, b takes 1 time as long.":
-            lambda y, a, b: a.std() > 0 or near(torch.stack(y), 1),
+            lambda y, a: a.std() > 0 or near(torch.stack(y), 1),
         "The median lies between the 10% and the 90% quantile. Yours does not, or the three come "
         "in another order.":
-            lambda y, a, b: y[1] <= y[0] <= y[2],
+            lambda y: y[1] <= y[0] <= y[2],
         "First one ratio for each round, b over a; then three quantiles of these ratios, "
         "interpolated where one falls between two of them.":
             never},
     "7.10": {
         "w_down: what is behind the nonlinearity, and has not been moved into w_up?":
-            lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
+            lambda y, w_down, c: near(y[1], c * w_down),
         "w_up: even with the gain alone yours is off. Which axis of w_up meets x?":
             gain_alone,
         "w_up: with the gain alone yours is right. Which rows make u, and which make z?":
             never},
     "7.11": {
         "dv: y is linear in v, so v dv should have the same sum as g y. Yours has not.":
-            linear_in_v,
+            lambda y, q, k, v, p, out, g: near((v * y[2]).sum(), (g * out).sum(), 0.01),
         "dq and dk: q and k enter by their products alone, so q dq and k dk have the same sum. "
         "Yours have not.":
-            by_products_alone,
+            lambda y, q, k: near((q * y[0]).sum(), (k * y[1]).sum(), 0.01),
         "dq and dk: with one token the softmax gives 1 whatever the score is, so both are 0. "
         "Yours are not.":
             none_with_one_token,
         "dq: the first query sees one key, so its score changes nothing and its gradient is "
         "0. Yours is not.":
-            lambda y, q, k, v, p, out, g: near(y[0][:, :, 0], 0),
+            lambda y: near(y[0][:, :, 0], 0),
         "Check dS first: each of its rows sums to 0, as a softmax does not notice what all scores "
         "of a query have in common.":
             never},
     "7.12": {
         "Forward and backward: 6 N FLOPs a token, for all tokens of a step, at `peak`, "
         "in milliseconds.":
-            compute_right,
+            lambda y, *arguments: near(y[0], optimizer_share(*arguments)[0], 1e-6),
         "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?":
             adamw_right,
         "project_: how many arrays of N float32 numbers does it read, and how many "

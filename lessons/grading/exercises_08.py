@@ -543,7 +543,7 @@ CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, 
     "You change tokens of the last sequence only. What happens when another one's change?":
         lambda f, x: is_causal(f, x, sequences=[-1]),
     "You reject all of them. The output of the token that changed may move, and later ones, too.":
-        lambda f, x: False,
+        lambda: False,
     "You make a token longer and do not turn it: who looks at its direction alone does not "
     "notice. Change it in another way.":
         partial(is_causal, change=lambda token: 2 * token),
@@ -758,16 +758,16 @@ FOLDING = Exercise(
     "stay where it is.":
         lambda w, alpha, gamma, beta: (w * gamma * alpha, w @ beta),
     "beta is added behind the gain: gamma does not multiply it.":
-        lambda w, alpha, gamma, beta: (w * gamma, w @ (gamma * beta)),
+        lambda w, gamma, beta: (w * gamma, w @ (gamma * beta)),
     "beta has the matrix's inputs; a bias has its outputs.":
-        lambda w, alpha, gamma, beta: (w * gamma, beta),
+        lambda w, gamma, beta: (w * gamma, beta),
     "For a square matrix you scale the rows. The gain belongs to the inputs.":
         rows_if_square,
     "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do "
     "the inputs lie?":
-        lambda w, alpha, gamma, beta: (w * gamma[:, None], w @ beta),
+        lambda w, gamma, beta: (w * gamma[:, None], w @ beta),
     "You divide by the gain; the folded matrix has to do its work.":
-        lambda w, alpha, gamma, beta: (w / gamma, w @ beta),
+        lambda w, gamma, beta: (w / gamma, w @ beta),
 })
 
 
@@ -871,10 +871,6 @@ def never(y, *arguments):
     return False
 
 
-def flat_far_out(y, x, alpha, gamma):
-    return x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01)
-
-
 def slope_of_one_token(y, x):
     tokens = x[..., 0].numel()
     return tokens > 1 or near(y ** -2, x.var(correction=0) + 1e-5)
@@ -894,20 +890,20 @@ def half_with_two(y, mine, other):
 PROPERTIES = {
     "8.1": {
         "DyT gives one number for each that it gets.":
-            lambda y, x, alpha, gamma: y.shape == x.shape,
+            lambda y, x: y.shape == x.shape,
         "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are.":
-            lambda y, x, alpha, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
+            lambda y, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
         "At x = 0 the output is 0. Yours is not.":
-            lambda y, x, alpha, gamma: x.any() or near(y, 0),
+            lambda y, x: x.any() or near(y, 0),
         "The output has the sign of x, turned by a negative alpha or gamma. Yours has not.":
             lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
         "Far out the curve is flat, at the channel's gamma. Yours is not.":
-            flat_far_out,
+            lambda y, x, gamma: x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01),
         "Far out and at 0 yours is right. How steep is the curve at 0?":
             never},
     "8.2": {
         "Output i looks at x_i alone, so all off the diagonal is 0. In yours it is not.":
-            lambda y, x, alpha, gamma: near(y - torch.diag(y.diag()), 0),
+            lambda y: near(y - torch.diag(y.diag()), 0),
         "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has "
         "another slope there.":
             lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha),
@@ -915,7 +911,7 @@ PROPERTIES = {
             never},
     "8.3": {
         "One number is asked for, the mean over all tokens.":
-            lambda y, x: y.numel() == 1,
+            lambda y: y.numel() == 1,
         "Even with one token, where nothing is averaged, yours is not its slope: look at its "
         "variance, eps and root.":
             slope_of_one_token,
@@ -945,7 +941,7 @@ PROPERTIES = {
             never},
     "8.9": {
         "The bias: put in an x of zeros, where tanh gives 0. The two ways do not give the same.":
-            lambda y, w, alpha, gamma, beta: near(y[1], w @ beta),
+            lambda y, w, beta: near(y[1], w @ beta),
         "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which "
         "column answers?":
             never},
@@ -953,7 +949,7 @@ PROPERTIES = {
         "The mean of the differences, mine - other, is another.":
             lambda y, mine, other: near(y[0], mean_difference(mine, other)),
         "With one seed the error is unknown: infinity.":
-            lambda y, mine, other: len(mine) > 1 or y[1] == math.inf,
+            lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half of what the two differences are apart. Yours is not.":
             half_with_two,
         "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "

@@ -889,7 +889,8 @@ def holds(check, answers, number):
     for label, found in answers.items():
         if not isinstance(found, Exception):
             parts = aligned(found, expected[label], exercise.parts)[0]
-            if False is mistakes.has(check, [part.double() for part in parts], given[label]):
+            right = mistakes.doubles(expected[label])
+            if False is mistakes.has(check, mistakes.doubles(parts), right, given[label], exercise):
                 return False
     return True
 
