@@ -1,6 +1,8 @@
 """
 What references, inputs and checks of several lessons' exercises share, in elementary operations.
 """
+import math
+
 import torch
 
 
@@ -54,9 +56,12 @@ def heads_one_by_one(y):
     return y.reshape(batch, length, n_head * d_k)
 
 
-def is_later(length):
-    """(T, T): whether the key, across, comes after the query."""
-    return torch.ones(length, length).triu(1) > 0
+def attend(q, k, v, factor, hidden_from=1):
+    """hidden_from: how many tokens ahead of a query the mask begins."""
+    length = q.shape[-2]
+    mask = torch.full((length, length), -math.inf).triu(hidden_from)
+    scores = factor * q @ k.mT + mask
+    return scores.softmax(-1) @ v
 
 
 def rope_tables(length, d_k):
@@ -72,3 +77,15 @@ def turned(x, cos, sin):
     b = x[..., pairs:2 * pairs]
     rest = x[..., 2 * pairs:]
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1)
+
+
+def block_inputs(case):
+    """case(n_head, d, length): h, the block's tensors by name, n_head and rope's tables; alphas of `size`."""
+    h, p, *others = case(2, 8, 5)
+    yield "2 heads of 4", h, p, *others
+    yield "alpha_a of 0: the MLP alone", h, {**p, "alpha_a": torch.zeros(8)}, *others
+    yield "alpha_m of 0: attention alone", h, {**p, "alpha_m": torch.zeros(8)}, *others
+    yield "3 heads of 2", *case(3, 6, 4)
+    yield "one head and one token", *case(1, 4, 1)
+    yield "alphas near 1", *case(2, 4, 3, size=1.0)
+    yield "3 heads and one token", *case(3, 6, 1)

@@ -888,9 +888,8 @@ def holds(check, answers, number):
     expected = grader.answers(exercise.reference, exercise)[0]
     for label, found in answers.items():
         if not isinstance(found, Exception):
-            parts = aligned(found, expected[label], exercise.parts)[0]
-            right = mistakes.doubles(expected[label])
-            if False is mistakes.has(check, mistakes.doubles(parts), right, given[label], exercise):
+            parts, wanted = map(mistakes.doubles, aligned(found, expected[label], exercise.parts))
+            if False is mistakes.has(check, parts, wanted, given[label], exercise):
                 return False
     return True
 
