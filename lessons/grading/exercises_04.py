@@ -14,7 +14,7 @@ import torch
 from answers import near
 from grader import Exercise
 from model import GPT, GPTConfig
-from pieces import (attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+from pieces import (NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
                     never, randn, rope_tables, same, side_by_side, silu, turned, unit_rows)
 
 
@@ -635,7 +635,7 @@ def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=tur
 
 
 BOTH = ("alpha_a", "alpha_m")                       # attention's step and the MLP's
-NO_TOKEN = 10 ** 6                                  # further ahead than any
+                                  # further ahead than any
 
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,

@@ -10,16 +10,8 @@ import torch
 
 from answers import near
 from grader import Exercise
-
-
-def randn(generator, *shape):
-    return torch.randn(*shape, generator=generator)
-
-
-def unit_rows(x):
-    """x (..., n) with rows of length 1; a row of zeros stays."""
-    length = x.square().sum(-1, keepdim=True).sqrt()
-    return x / torch.where(length == 0, 1.0, length)
+from pieces import (NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels, never,
+                    randn, rope_tables, side_by_side, silu, turned, unit_rows)
 
 
 # 5.1 Concentration --------------------------------------------------------------------------------
@@ -70,36 +62,21 @@ def linear_factors(d, n_head, mlp_ratio):
     return [nu_qkv, nu_p, nu_uz, nu_d]
 
 
-def one_head_of_d(d, n_head, mlp_ratio):
-    _, _, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [1.0, 1.0, nu_uz, nu_d]
-
-
-def p_from_unit_vector(d, n_head, mlp_ratio):
-    nu_qkv, _, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [nu_qkv, 1.0, nu_uz, nu_d]
-
-
-def uz_as_one_vector(d, n_head, mlp_ratio):
-    nu_qkv, nu_p, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d]
-
-
 LINEAR_PARTS = ("nu_qkv", "nu_p", "nu_uz", "nu_d")
 LINEAR = Exercise(
     reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions={
     "All four are upside down: these are the expected norms, nu is what brings them back to 1.":
-        lambda d, n_head, mlp_ratio: [1 / nu for nu in linear_factors(d, n_head, mlp_ratio)],
+        lambda right: [1 / nu for nu in right],
     "For attention you took a map from d to d. q, k and v belong to one head each: count the "
     "entries of one.":
-        one_head_of_d,
+        lambda nu_uz, nu_d: [1.0, 1.0, nu_uz, nu_d],
     "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit "
     "vectors side by side?":
-        p_from_unit_vector,
+        lambda nu_qkv, nu_uz, nu_d: [nu_qkv, 1.0, nu_uz, nu_d],
     "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length.":
-        uz_as_one_vector,
+        lambda nu_qkv, nu_p, nu_uz, nu_d: [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d],
     "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing.":
-        lambda d, n_head, mlp_ratio: [nu ** 2 for nu in linear_factors(d, n_head, mlp_ratio)],
+        lambda right: [nu ** 2 for nu in right],
 })
 
 
@@ -195,10 +172,6 @@ def gate_inputs(generator):
         yield f"sigma = {sigma}", sigma
 
 
-def silu(t):
-    return t * torch.sigmoid(t)
-
-
 def mean_of(f, sigma):
     """E f(t), t ~ N(0, sigma^2), as a weighted mean over a fine grid."""
     grid = torch.linspace(-10, 10, 20001, dtype=torch.float64)
@@ -222,9 +195,6 @@ def by_deviation(sigma):
 GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions={
     "sigma is the standard deviation; you used it as the variance.":
         lambda sigma: nu_gate(sigma ** 0.5),
-    "You stretched t by sigma^2, which is its variance. By what does one stretch a "
-    "normal number?":
-        lambda sigma: nu_gate(sigma ** 2),
     "You squared the mean: what is wanted is the mean of the square, which is larger.":
         lambda sigma: 1 / abs(mean_of(silu, sigma)),
     "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t).":
@@ -265,7 +235,7 @@ MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
     "You summed over the queries. An output is a row of A times the values.":
         lambda A: mixed_norms(A.mT),
     "This is the factor that would bring the output back to length 1. Its length is asked for.":
-        lambda A: 1 / mixed_norms(A),
+        lambda right: 1 / right,
     "That is right where all S weights are equal; yours does not look at the weights.":
         lambda A: torch.full(A.shape[:-1], A.shape[-1] ** -0.5),
 })
@@ -446,15 +416,6 @@ def of_any_model(printed, digit, counted, layers):
     return lowest.min(), highest.max()
 
 
-def none_below_0(printed, digit, counted, layers):
-    lowest, highest = extra_per_layer(printed, digit, counted, layers)
-    return lowest.clamp(min=0), highest
-
-
-def in_order(printed, digit, counted, layers):
-    return tuple(sorted(extra_per_layer(printed, digit, counted, layers)))
-
-
 EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
     "Rounding moves a number by at most half of its last digit, not by a whole one.":
@@ -465,17 +426,16 @@ EXTRA = Exercise(
     "Your sign is reversed: what we did not count is the printed number less ours.":
         lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),
     "You cut the interval off at 0. It is asked for as it is, even where it begins below 0.":
-        none_below_0,
+        lambda lowest, highest: (lowest.clamp(min=0), highest),
     "You sorted the two. When no e fits, lowest comes out above highest: that is the finding.":
-        in_order,
+        lambda right: tuple(sorted(right)),
 })
 
 
 # 5.11 The block with what is left -----------------------------------------------------------------
 
-def block_inputs(generator):
-    def case(n_head, d, tokens, size=0.3):
-        """size: that of the alphas."""
+def angpt_inputs(generator):
+    def case(n_head, d, length, size=0.3):
         p = {
             "w_qkv": unit_rows(randn(generator, 3 * d, d)),
             "w_o": unit_rows(randn(generator, d, d)),
@@ -485,59 +445,21 @@ def block_inputs(generator):
             "alpha_m": size * randn(generator, d),
             "g": torch.tensor((d / n_head) ** 0.5 + 0.3),
         }
-        pairs = d // n_head // 2
-        angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(pairs) / pairs)
-        lengths = torch.linspace(0.8, 1.4, tokens)
-        h = lengths[:, None] * unit_rows(randn(generator, 2, tokens, d))
-        return h, p, n_head, angle.cos(), angle.sin()
+        lengths = torch.linspace(0.8, 1.4, length)
+        h = lengths[:, None] * unit_rows(randn(generator, 2, length, d))
+        return h, p, n_head, *rope_tables(length, d // n_head)
 
-    h, p, *others = case(2, 8, 5)
-    yield "2 heads of 4", h, p, *others
-    yield "alpha_a of 0: the MLP alone", h, {**p, "alpha_a": torch.zeros(8)}, *others
-    yield "alpha_m of 0: attention alone", h, {**p, "alpha_m": torch.zeros(8)}, *others
-    yield "3 heads of 2", *case(3, 6, 4)
-    yield "one head and one token", *case(1, 4, 1)
-    yield "alphas near 1", *case(2, 4, 3, size=1.0)
-    yield "3 heads and one token", *case(3, 6, 1)
+    yield from block_inputs(case)
 
 
-def rope(x, cos, sin):
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-def neighbours(x, n_head):
-    """(B, T, d) -> (B, n_head, T, d_k)"""
-    B, T, d = x.shape
-    return x.view(B, T, n_head, d // n_head).transpose(1, 2)
-
-
-def every_n_headth(x, n_head):
-    """The same shapes, a head with other channels."""
-    B, T, d = x.shape
-    return x.view(B, T, d // n_head, n_head).permute(0, 3, 1, 2)
-
-
-def side_by_side(y):
-    """(B, n_head, T, d_k) -> (B, T, d)"""
-    return y.transpose(1, 2).flatten(2)
-
-
-def not_changed_places(y):
-    B, H, T, d_k = y.shape
-    return y.reshape(B, T, H * d_k)
-
-
-def angpt_attention(h, p, n_head, cos, sin, scale, causal, to_heads, from_heads):
-    q, k, v = (h @ p["w_qkv"].T).chunk(3, dim=-1)
-    q = unit_rows(rope(to_heads(q, n_head), cos, sin))
-    k = unit_rows(rope(to_heads(k, n_head), cos, sin))
-    scores = scale * q @ k.mT
-    if causal:
-        later = torch.ones_like(scores).triu(1) > 0
-        scores = scores.masked_fill(later, -torch.inf)
-    y = scores.softmax(-1) @ to_heads(v, n_head)
-    return from_heads(y) @ p["w_o"].T
+def angpt_attention(h, p, n_head, cos, sin, *, scale=lambda g, d_k: g, hidden_from=1,
+                    cut=neighbouring_channels, merged=side_by_side):
+    """scale: the factor of the scores."""
+    q, k, v = [cut(x, n_head) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1)]
+    q = unit_rows(turned(q, cos, sin))
+    k = unit_rows(turned(k, cos, sin))
+    y = attend(q, k, v, scale(p["g"], q.shape[-1]), hidden_from)
+    return merged(y) @ p["w_o"].T
 
 
 def angpt_mlp(h, p, factor, silu_of_u):
@@ -547,13 +469,10 @@ def angpt_mlp(h, p, factor, silu_of_u):
     return (u * silu(factor * z)) @ p["w_down"].T
 
 
-def angpt_block(h, p, n_head, cos, sin, *, causal=True, g_twice=False, over_sqrt_d_k=False,
-                to_heads=neighbours, from_heads=side_by_side, nu_uz=0.5, sqrt_d=True,
-                silu_of_u=False, norm_h=False, norm_h_a=True, norm_h_m=True, absolute=True,
-                nu=nu_residual, norm_after_step=False, parallel=False):
+def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=False, norm_h=False,
+                norm_h_a=True, norm_h_m=True, absolute=True, nu=nu_residual, norm_after_step=False,
+                parallel=False, **of_attention):
     """norm_h: the branches read a normalized h; parallel: the MLP reads the h that attention reads."""
-    d = h.shape[-1]
-
     def read(h):
         return unit_rows(h) if norm_h else h
 
@@ -565,47 +484,43 @@ def angpt_block(h, p, n_head, cos, sin, *, causal=True, g_twice=False, over_sqrt
         h = nu(alpha) * (h + alpha * (y - h))
         return unit_rows(h) if norm_after_step else h
 
-    scale = p["g"]
-    if g_twice:
-        scale = scale * p["g"]
-    if over_sqrt_d_k:
-        scale = scale / (d / n_head) ** 0.5
-    y = angpt_attention(read(h), p, n_head, cos, sin, scale, causal, to_heads, from_heads)
+    y = angpt_attention(read(h), p, n_head, cos, sin, **of_attention)
     after = step(h, y, p["alpha_a"], norm_h_a)
 
     factor = nu_uz
     if sqrt_d:
-        factor = factor * d ** 0.5
+        factor = factor * h.shape[-1] ** 0.5
     y = angpt_mlp(read(h if parallel else after), p, factor, silu_of_u)
     return step(after, y, p["alpha_m"], norm_h_m)
 
 
-BLOCK = Exercise(reference=angpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions={
+                                          # further ahead than any
+
+
+BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
     "A token attends to later ones: the mask is missing.":
-        partial(angpt_block, causal=False),
+        partial(angpt_block, hidden_from=NO_TOKEN),
     "The scores are divided by sqrt(d_k) as well: g, which starts at sqrt(d_k), is "
     "the whole factor.":
-        partial(angpt_block, over_sqrt_d_k=True),
+        partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
     "g multiplies q and k both, so that it counts twice. q alone has it.":
-        partial(angpt_block, g_twice=True),
+        partial(angpt_block, scale=lambda g, d_k: g * g),
     "The gate's argument lacks nu_uz: of the constants that one counts (5.7).":
         partial(angpt_block, nu_uz=1.0),
     "The gate's argument lacks sqrt(d).":
         partial(angpt_block, sqrt_d=False),
     "The heads are put side by side in the wrong order: before (B, T, d), H and T have to "
     "change places again.":
-        partial(angpt_block, from_heads=not_changed_places),
+        partial(angpt_block, merged=heads_one_by_one),
     "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, "
     "k, h_a and h_m.":
         partial(angpt_block, norm_h=True),
-    "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m.":
-        partial(angpt_block, norm_h_a=False, norm_h_m=False),
     "The MLP's output goes into its step without its norm.":
         partial(angpt_block, norm_h_m=False),
     "Attention's output goes into its step without its norm.":
         partial(angpt_block, norm_h_a=False),
     "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one.":
-        partial(angpt_block, to_heads=every_n_headth),
+        partial(angpt_block, cut=every_nth_channel),
     "nu(alpha) is missing: h becomes shorter with each step.":
         partial(angpt_block, nu=lambda alpha: 1.0),
     "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3.":
@@ -623,79 +538,16 @@ BLOCK = Exercise(reference=angpt_block, inputs=block_inputs, tolerance=1e-4, mis
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
-
-
-def one_cosine(y, W, X):
-    if len(W) > 1:
-        return True
-    cosine = (unit_rows(W) * unit_rows(X)).sum()
-    return near(y, cosine.abs())
-
-
-def nothing_with_one_head(y, n_head):
-    if n_head > 1:
-        return True
-    return near(y[0], 1) and near(y[1], 1)
-
-
-def nothing_with_narrow_mlp(y, mlp_ratio):
-    if mlp_ratio > 1:
-        return True
-    return near(y[2], 1) and near(y[3], 1)
-
 
 def one_at_ends(y, alpha):
     is_ends = near(alpha.min(), 0) and near(alpha.max(), 1)
     return not is_ends or near(y, 1)
 
 
-def first_step(y, alpha, nu, steps):
-    if steps == 0:
-        return True
-    return near(y[1] ** 2, nu ** 2 * ((1 - alpha) ** 2 + alpha ** 2))
-
-
-def one_token_alone(y, A):
-    is_one = near(A.max(-1).values, 1)
-    return not is_one or near(y, 1)
-
-
 def root_of_equal(y, A):
     last = A[..., -1, :]
     is_equal = near(last.std(correction=0), 0)
     return not is_equal or near(y[..., -1], A.shape[-1] ** -0.5)
-
-
-def u_kept(y, w_up):
-    u, _ = y[1].chunk(2)
-    return near(u, w_up.chunk(2)[0])
-
-
-def width_of_one(y, printed, digit, layers):
-    if len(printed) > 1:
-        return True
-    return near((y[1] - y[0]) * layers, digit)
-
-
-def middle_of_one(y, printed, counted, layers):
-    if len(printed) > 1:
-        return True
-    return near((y[1] + y[0]) * layers / 2, printed - counted)
-
-
-def mlp_alone(y, h, p, *others):
-    if p["alpha_a"].any():
-        return True
-    return near(y, angpt_block(h, p, *others), 1e-4)
-
-
-def attention_alone(y, h, p, *others):
-    tokens = h.shape[1]
-    if p["alpha_m"].any() or tokens == 1:
-        return True
-    return near(y, angpt_block(h, p, *others), 1e-4)
 
 
 PROPERTIES = {
@@ -706,16 +558,16 @@ PROPERTIES = {
         "Some of yours are.":
             lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
         "With one row in each, the length is the size of one cosine. Yours is another number.":
-            one_cosine,
+            lambda y, right, W: len(W) > 1 or near(y, right),
         "With one row in each yours is right: over which axis is the length taken?":
             never},
     "5.2": {
         "With one head, q, k, v and W_p go from d channels to d: nothing is to be "
         "undone in attention.":
-            nothing_with_one_head,
+            lambda y, n_head: n_head > 1 or near(y[0], 1) and near(y[1], 1),
         "With an MLP as wide as the stream, u, z and the way back have d channels: nothing is to "
         "be undone there.":
-            nothing_with_narrow_mlp,
+            lambda y, mlp_ratio: mlp_ratio > 1 or near(y[2], 1) and near(y[3], 1),
         "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H such vectors. "
         "Together they change nothing; yours do.":
             lambda y: near(y[0] * y[1], 1),
@@ -742,7 +594,7 @@ PROPERTIES = {
             lambda y: near(y.flatten()[0], 1),
         "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. "
         "Yours is another.":
-            first_step,
+            lambda y, right: len(right) == 1 or near(y[1], right[1]),
         "n_1 is right. For n_2 the side along h is as long as what n_1 leaves of it.":
             never},
     "5.5": {
@@ -762,7 +614,7 @@ PROPERTIES = {
         "A mean of unit vectors is not longer than 1. Yours is.":
             lambda y: y.max() < 1.001,
         "With all weight on one token its vector comes out as it is: length 1.":
-            one_token_alone,
+            lambda y, right: not near(right, 1) or near(y, 1),
         "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another.":
             root_of_equal,
         "Weights that are not equal: the squares of which vectors add up?":
@@ -771,7 +623,7 @@ PROPERTIES = {
         "w_qkv: which norms follow q, k and v? See what 5.7 says of them.":
             lambda y, w_qkv: near(y[0], w_qkv),
         "The first half of w_up is u's. Is there a factor on u that counts in 5.7?":
-            u_kept,
+            lambda y, w_up: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
         "The rows of z: all of what stands with z in SiLU's argument, and nothing else.":
             never},
     "5.9": {
@@ -786,19 +638,19 @@ PROPERTIES = {
             lambda y: y[0].numel() == 1,
         "With one model the interval, over all layers, is as wide as one unit of the last "
         "digit. Yours is not.":
-            width_of_one,
+            lambda y, digit, layers: len(layers) > 1 or near((y[1] - y[0]) * layers, digit),
         "With one model the middle of the interval, over all layers, is what was printed less "
         "what was counted.":
-            middle_of_one,
+            lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], right[0] + right[1]),
         "With one model yours is right. Which e lie in the intervals of all of them?":
             never},
     "5.11": {
         "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, "
         "u, z and its factor, SiLU and w_down, and at its norm and its step.":
-            mlp_alone,
+            lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "The MLP is right. With alpha_m of 0, where attention is alone, yours is off: look at q, "
         "k and v, rope, the norms and g, the mask, w_o, and at attention's norm and step.":
-            attention_alone,
+            lambda y, right, h, p: p["alpha_m"].any() or h.shape[1] == 1 or near(y, right, 1e-4),
         "Attention alone is right, and so is the MLP alone: does each step take its own alpha, "
         "and its own nu(alpha)?":
             never},

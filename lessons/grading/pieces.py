@@ -56,6 +56,9 @@ def heads_one_by_one(y):
     return y.reshape(batch, length, n_head * d_k)
 
 
+NO_TOKEN = 10 ** 6                                          # further ahead than any
+
+
 def attend(q, k, v, factor, hidden_from=1):
     """hidden_from: how many tokens ahead of a query the mask begins."""
     length = q.shape[-2]
