@@ -685,11 +685,11 @@ PROPERTIES = {
         "do not: look at the plain row mean, its sign, and whether g has passed the gain in it.":
             lambda y: near(y[0].sum(-1), 0),
         "dx: to stretch a row around its mean changes nothing, eps apart, so dx times (x - mean) "
-        "sums to 0. Yours does not: look at the term with y twice, its sign, and whether g has "
-        "passed the gain in it.":
+        "sums to 0. Yours does not: look at the term with y twice: is it y, has g passed the "
+        "gain in it, and which sign?":
             lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centred(x)).mean(-1), 0, 0.01),
-        "dx: its rows point where they should, but are too long or too short: how often do you divide "
-        "by s?":
+        "dx: its rows point where they should, but are too long or too short: how often do you "
+        "divide by s?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
         "dbias: the bias is added to each row, behind the gain. What does each row send?":
             lambda y, g: near(y[2], g.sum(0)),

@@ -59,6 +59,8 @@ MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
         lambda x: x.abs().mean(ALL),
     "The mean of the squares, not the square of the mean.":
         lambda x: x.mean(ALL) ** 2,
+    "That is torch's variance: it takes the mean off, and divides by one less than there are.":
+        lambda x: x.var(ALL),
     "That is the sum over all tokens. Divide by how many there are.":
         lambda x: (x * x).sum(ALL),
 })
@@ -696,6 +698,8 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bi
         lambda c, right: (right[0], right[1] - c),
     "The norm's bias goes through the matrix, and adds to c.":
         lambda c, right: (right[0], c),
+    "Both biases are lost: that of the norm and that of the map.":
+        lambda c, right: (right[0], 0 * c),
     "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded "
     "one.":
         lambda bias, c, right: (right[0], c + right[0] @ bias),

@@ -14,8 +14,9 @@ import torch
 from answers import near
 from grader import Exercise
 from model import GPT, GPTConfig
-from pieces import (NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
-                    never, randn, rope_tables, same, side_by_side, silu, turned, unit_rows)
+from pieces import (
+    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+    never, randn, rope_tables, same, side_by_side, silu, turned, unit_rows)
 
 
 def directions(generator, *shape):
@@ -553,6 +554,10 @@ def late_loss(model, tokens, context, last, *, of=log_loss):
     return of(logits, y)[:, -last:].mean()
 
 
+def start_of_window(model, tokens, context, last):
+    return late_loss(model, tokens[:, :context + 1], context, last)
+
+
 def own_input(model, tokens, context, last):
     return late_loss(lambda x, y: model(y, y), tokens, context, last)
 
@@ -567,7 +572,7 @@ def window_for_each(model, tokens, context, last):
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
     "You keep the start of the window, so that each context length has other targets. Keep its "
     "end.":
-        lambda model, tokens, context, last: late_loss(model, tokens[:, :context + 1], context, last),
+        start_of_window,
     "The target of a token is the next one; here the model is asked to predict its own input.":
         own_input,
     "You always give the whole window: the context is to be cut to its last tokens.":
@@ -641,8 +646,8 @@ BOTH = ("alpha_a", "alpha_m")                       # attention's step and the M
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,
                parallel=False, halves_exchanged=False, gate_scaled=True, silu_of_u=False,
                without=None, **of_attention):
-    """normed: the steps whose branch is normed; retracted: those that end in a norm; without: a scale
-    that does not enter; of_attention: keywords of attention."""
+    """normed: the steps whose branch is normed; retracted: those that end in a norm; without: a
+    scale that does not enter; of_attention: keywords of attention."""
     if without:
         p = {**p, without: torch.ones_like(p[without])}
 
@@ -863,8 +868,8 @@ GAIN_ABOUT = {
     "eight times 0.3, four pairs":
         "It need not be 1: a rotation lets any common factor through.",
     "a b c d a b c d, four pairs":
-        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its own, and "
-        "only its two gains have to be alike.",
+        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its own, "
+        "and only its two gains have to be alike.",
     "a b c d -a -b -c -d, four pairs":
         "Signs count: a mirror and a rotation do not change places.",
     "a b c d a b c 2, four pairs":
@@ -948,9 +953,9 @@ PROPERTIES = {
         "With one row each yours is right: which lengths is the dot product of two rows divided "
         "by?":
             lambda y, right, a: a.norm(dim=-1).min() < 0.1 or near(y, right),
-        "Your guard against 0/0 changes rows that are merely short: what you add to a length, or to a "
-        "product of two, or the least that you allow, is too large. Only a row of zeros is without a "
-        "direction.":
+        "Your guard against 0/0 changes rows that are merely short: what you add to a length, or "
+        "to a product of two, or the least that you allow, is too large. Only a row of zeros is "
+        "without a direction.":
             never},
     "4.2": {
         "Nearly: a grid that is not fine enough, or not enough random numbers? It is to be exact "

@@ -10,8 +10,9 @@ import torch
 
 from answers import near
 from grader import Exercise
-from pieces import (NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels, never,
-                    randn, rope_tables, side_by_side, silu, turned, unit_rows)
+from pieces import (
+    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+    never, randn, rope_tables, side_by_side, silu, turned, unit_rows)
 
 
 # 5.1 Concentration --------------------------------------------------------------------------------

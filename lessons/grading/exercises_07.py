@@ -222,10 +222,11 @@ def table6_inputs(generator):
     yield "a toy", 150.0, 130.0, 0.5, 5
 
 
-def from_table6(step, without_qk, overhead, n_layer, *, gpts=lambda step, overhead: step / (1 + overhead)):
-    """gpts: GPT's step time."""
+def from_table6(step, without_qk, overhead, n_layer, *, subtracted=False):
     norm = (step - without_qk) / (2 * n_layer)
-    gpt = gpts(step, overhead)
+    gpt = step / (1 + overhead)
+    if subtracted:
+        gpt = step * (1 - overhead)
     return norm, gpt, 100 * 6 * n_layer * norm / (step - gpt)
 
 
@@ -242,7 +243,7 @@ TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PART
     "Two norms go where those of q and k do.":
         lambda right: (2 * right[0], right[1], 2 * right[2]),
     "80% more than GPT's step is GPT's step times 1.8; going back is not taking 80% away.":
-        partial(from_table6, gpts=lambda step, overhead: step * (1 - overhead)),
+        partial(from_table6, subtracted=True),
     "Four is how many more norms there are. GPT's own two are fused and taken as free, so that "
     "all of nGPT's count.":
         lambda right: (right[0], right[1], right[2] * 4 / 6),
@@ -357,6 +358,10 @@ def fold(w_up, w_down, gain, f_u, f_z, c):
     return rows[:, None] * w_up * gain, c * w_down
 
 
+def divided(w_up, w_down, gain, f_u, f_z, c):
+    return fold(w_up, w_down, 1 / gain, 1 / f_u, 1 / f_z, 1 / c)
+
+
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions={
     "You moved z's factors into w_down: SiLU(f z) is not f SiLU(z). Stop in front of "
     "the nonlinearity.":
@@ -364,7 +369,7 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
     "The halves are exchanged: the first 4d rows make u.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
     "You divide. The new matrices have to do what the factors did, not undo it.":
-        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, 1 / gain, 1 / f_u, 1 / f_z, 1 / c),
+        divided,
     "c stands behind the nonlinearity: through w_up it would change SiLU's argument. It "
     "belongs to w_down.":
         lambda right, w_down, c: (c * right[0], w_down),
@@ -596,7 +601,7 @@ PROPERTIES = {
         "interpolated where one falls between two of them.":
             never},
     "7.10": {
-        "w_down: what is behind the nonlinearity, and neither x's nor moved into w_up?":
+        "w_down: which factor is behind the nonlinearity, and belongs neither to x nor to w_up?":
             lambda y, right: near(y[1], right[1]),
         "w_up: even with the gain alone yours is off. Which axis of w_up meets x, in which of "
         "the rows, and does each number meet it once?":

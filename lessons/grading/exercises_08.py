@@ -357,8 +357,8 @@ MIXERS = [
     ("the mean square of the whole batch", by_batch,
      "A norm with the whole batch's mean square gets through."),
     ("the same, detached as in PowerNorm", by_batch_detached,
-     "Statistics of the whole batch, detached as in PowerNorm, get through: gradients do not see them. "
-     "Change the numbers themselves."),
+     "Statistics of the whole batch, detached as in PowerNorm, get through: gradients do not see "
+     "them. Change the numbers themselves."),
     ("the mean square of each sequence", by_sequence,
      "A norm over all tokens of a sequence, later ones too, gets through."),
     ("a glimpse of the next token's direction", lambda x: x + 0.1 * ahead(rms(x)),
@@ -373,7 +373,8 @@ MIXERS = [
      "A glimpse of a thousandth of the next token gets through where it happens in the first "
      "sequence alone."),
     ("a mean over the sequences, place by place", lambda x: x - x.mean(0),
-     "A mean over the batch's sequences, place by place, gets through: look at the other sequences, too."),
+     "A mean over the batch's sequences, place by place, gets through: look at the other "
+     "sequences, too."),
     ("the neighbour's first token", lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
      "What takes something from another sequence's first token gets through."),
     ("the neighbour's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],

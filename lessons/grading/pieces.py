@@ -25,7 +25,7 @@ def never(y):
 
 def unit_rows(x):
     """x (..., n) with rows of length 1; a row of zeros stays."""
-    length = x.square().sum(-1, keepdim=True).sqrt()
+    length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length == 0, 1.0, length)
 
 
@@ -83,7 +83,7 @@ def turned(x, cos, sin):
 
 
 def block_inputs(case):
-    """case(n_head, d, length): h, the block's tensors by name, n_head and rope's tables; alphas of `size`."""
+    """case(n_head, d, length): h, a block's tensors, n_head and rope's tables. size: that of its alphas."""
     h, p, *others = case(2, 8, 5)
     yield "2 heads of 4", h, p, *others
     yield "alpha_a of 0: the MLP alone", h, {**p, "alpha_a": torch.zeros(8)}, *others
