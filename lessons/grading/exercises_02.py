@@ -177,20 +177,19 @@ RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statist
 def statistic_inputs(generator):
     x = tokens(generator, 2, 3, 4)
     psi2 = torch.rand(4, generator=generator) + 3
-
-    def case(training, step, warmup):
+    cases = (
+        (True, 0, 2),
+        (True, 1, 2),
+        (True, 2, 2),
+        (True, 3, 2),
+        (False, 0, 2),
+        (False, 2, 2),
+        (True, 0, 0),
+        (False, 0, 0))
+    for training, step, warmup in cases:
         mode = "training" if training else "evaluation"
         label = f"{mode}, {step} steps done, warm-up of {warmup}"
-        return label, x, psi2, training, step, warmup
-
-    yield case(training=True, step=0, warmup=2)
-    yield case(training=True, step=1, warmup=2)
-    yield case(training=True, step=2, warmup=2)
-    yield case(training=True, step=3, warmup=2)
-    yield case(training=False, step=0, warmup=2)
-    yield case(training=False, step=2, warmup=2)
-    yield case(training=True, step=0, warmup=0)
-    yield case(training=False, step=0, warmup=0)
+        yield label, x, psi2, training, step, warmup
 
 
 def statistic(x, psi2, training, step, warmup):
@@ -398,14 +397,10 @@ def exact_inputs(generator):
     yield "one token", x[:1, :1], g[:1, :1] + 1, 1e-1
 
 
-def exact(x, g, eps, *, with_eps=True, hat=True, mean=over_tokens, part=1.0, centred=False):
+def exact(x, g, eps, *, mean=over_tokens, part=1.0, centred=False):
     """part: how much of the term in xhat is taken away; centred: whether the mean of g is, too."""
-    if not with_eps:
-        eps = 0
     psi = (moment(x) + eps).sqrt()
     xhat = x / psi
-    if not hat:
-        xhat = x
     dx = g - part * xhat * mean(g * xhat)
     if centred:
         dx = dx - over_tokens(g)
@@ -441,29 +436,26 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
         product_of_means,
     "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's.":
         partial(exact, centred=True),
-    "In the second term one of the two xhat is still x, or it is not divided by psi.":
+    "It is xhat that stands in both places of the second term; in yours one is still x, or is "
+    "not divided by psi.":
         one_hat,
-    "It is xhat that stands in both places of the second term; you have x.":
-        partial(exact, hat=False),
     "The forward had eps under the root, so psi and xhat have it here.":
-        partial(exact, with_eps=False),
+        lambda x, g: exact(x, g, 0.0),
 }, without=AUTOGRAD)
 
 
 # 2.7 ----------------------------------------------------------------------------------------------
 
 def published_inputs(generator):
-    x = tokens(generator, 2, 3, 4)
-    dy = randn(generator, 2, 3, 4) + 0.3
-    weight = torch.rand(4, generator=generator) + 0.5
-    psi2 = torch.rand(4, generator=generator) + 0.5
-    nu = torch.rand(4, generator=generator) + 0.5
+    def case(*shape):
+        x = tokens(generator, *shape)
+        dy = randn(generator, *shape) + 0.3
+        return x, dy, *(0.5 + torch.rand(3, shape[-1], generator=generator))
+
+    x, dy, weight, psi2, nu = case(2, 3, 4)
     yield "2 x 3 tokens, 4 channels", x, dy, weight, psi2, nu, 1e-5
     yield "nu of 0, as at the start", x, dy, weight, psi2, torch.zeros(4), 1e-5
-    cube = x[..., :3].repeat(2, 1, 1)[:3]
-    dy_cube = dy[..., :3].repeat(2, 1, 1)[:3]
-    three = weight[:3], psi2[:3], nu[:3]
-    yield "as many channels as tokens and sequences", cube, dy_cube, *three, 1e-5
+    yield "as many channels as tokens and sequences", *case(3, 3, 3), 1e-5
     yield "a small psi2, where eps counts", x, dy, weight, 0.1 * psi2, nu, 0.1
 
 

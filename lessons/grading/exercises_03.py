@@ -467,8 +467,6 @@ def summed(s, layers, d):
 
 EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=1e-4,
                      parts=("size", "cosine"), misconceptions={
-    "Each branch adds something of its own, and the stream grows with it.":
-        lambda s: (s, 1.0),
     "The feed-forward branch ends in W_2, not in a norm. How large is W_2 times a vector of f "
     "entries of variance 1?":
         partial(stream_share, ffn=lambda layers, d: 1.0),

@@ -346,8 +346,9 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
     "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to "
     "get variance 1.":
         lambda d_k: (d_k ** -0.5, 1.0, 1.0),
-    "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large.":
-        lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
+    "The third follows from your second, but the second undoes the cosine's variance: undo its "
+    "deviation.":
+        lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
 })
 
 
@@ -754,10 +755,9 @@ def query_inputs(generator):
     sin = angles.sin()
     with_zeros = q.clone()
     with_zeros[0, :, 2] = 0
-    yield "a gain for a head's channels, before rope", q, of_head, cos, sin, True
-    yield "a gain for a head's channels, behind rope", q, of_head, cos, sin, False
-    yield "a gain for all heads' channels, before rope", q, of_all, cos, sin, True
-    yield "a gain for all heads' channels, behind rope", q, of_all, cos, sin, False
+    for where, before_rope in (("before", True), ("behind", False)):
+        yield f"a gain for a head's channels, {where} rope", q, of_head, cos, sin, before_rope
+        yield f"a gain for all heads' channels, {where} rope", q, of_all, cos, sin, before_rope
     yield "a token of zeros", with_zeros, of_all, cos, sin, True
     yield "two of four pairs turned", q, of_all, cos[:, :2], sin[:, :2], True
     yield "one head", q[:, :1], of_all[:1], cos, sin, False
@@ -827,25 +827,33 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
 
 # 4.13  Which gains let rope through ---------------------------------------------------------------
 
-def gain_inputs(generator):
-    a, b, c, d = (0.5 + torch.rand(4, generator=generator)).tolist()
+PAIRS = {0: "no pair", 1: "one pair", 2: "two pairs", 4: "four pairs"}
 
-    def case(pairs, *gain):
-        return torch.tensor(gain), pairs
+
+def gain_inputs(generator):
+    values = {"2": 2.0}
+    for letter, value in zip("abcd", (0.5 + torch.rand(4, generator=generator)).tolist()):
+        values[letter] = value
+        values["-" + letter] = -value
+    values["nearly-d"] = values["d"] + 0.01
+
+    def case(letters, pairs):
+        gain = [values[letter] for letter in letters.split()]
+        return f"{letters}, {PAIRS[pairs]}", torch.tensor(gain), pairs
 
     yield "eight ones, four pairs", torch.ones(8), 4
     yield "eight times 0.3, four pairs", torch.full((8,), 0.3), 4
-    yield "a b c d a b c d, four pairs", *case(4, a, b, c, d, a, b, c, d)
-    yield "a a b b c c d d, four pairs", *case(4, a, a, b, b, c, c, d, d)
-    yield "a b c d -a -b -c -d, four pairs", *case(4, a, b, c, d, -a, -b, -c, -d)
-    yield "a b c d a b c 2, four pairs", *case(4, a, b, c, d, a, b, c, 2.0)
-    yield "a b c d a b c and nearly d, four pairs", *case(4, a, b, c, d, a, b, c, d + 0.01)
-    yield "a b a b a b c d, two pairs", *case(2, a, b, a, b, a, b, c, d)
-    yield "a b c d a b c d, two pairs", *case(2, a, b, c, d, a, b, c, d)
-    yield "a a a a a b c d, one pair", *case(1, a, a, a, a, a, b, c, d)
-    yield "a 2 c d a b c d, four pairs", *case(4, a, 2.0, c, d, a, b, c, d)
-    yield "a b b a a b c d, two pairs", *case(2, a, b, b, a, a, b, c, d)
-    yield "a b c d, no pair", *case(0, a, b, c, d)
+    yield case("a b c d a b c d", 4)
+    yield case("a a b b c c d d", 4)
+    yield case("a b c d -a -b -c -d", 4)
+    yield case("a b c d a b c 2", 4)
+    yield case("a b c d a b c nearly-d", 4)
+    yield case("a b a b a b c d", 2)
+    yield case("a b c d a b c d", 2)
+    yield case("a a a a a b c d", 1)
+    yield case("a 2 c d a b c d", 4)
+    yield case("a b b a a b c d", 2)
+    yield case("a b c d", 0)
 
 
 def commutes(gain, pairs):
@@ -878,7 +886,7 @@ GAIN_ABOUT = {
         "a b b a: compare channel by channel, 0 with 2 and 1 with 3, and not in sum.",
     "a a b b c c d d, four pairs":
         "a a b b ...: which channel is turned together with channel 0?",
-    "a b c d a b c and nearly d, four pairs":
+    "a b c d a b c nearly-d, four pairs":
         "Nearly equal is not equal: how much difference do you allow?",
     "a b c d, no pair":
         "No pair: rope turns nothing, and nothing can change places with anything.",

@@ -320,9 +320,6 @@ def qkv_and_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
 
 
 FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions={
-    "You leave w_up as it is. Not every factor is undone by a norm: which of the constants "
-    "counted in 5.7?":
-        lambda w_qkv, w_up: (w_qkv, w_up),
     "You divide. The constants are set to 1, so the weights have to take them over: multiply.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
     "u's rows come first in W_uz, then z's; the gate's argument is z.":

@@ -101,9 +101,6 @@ def by_one_law(target, tokens, losses):
 
 
 REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
-    "You draw straight lines on plain axes. Budgets that double are equally far apart on other "
-    "ones.":
-        partial(tokens_for, x=same, y=same, back=same),
     "Your axis of losses is plain; a power law is straight where both are logarithmic.":
         partial(tokens_for, y=same),
     "Your axis of tokens is plain; both are logarithmic.":

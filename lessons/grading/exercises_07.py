@@ -339,18 +339,21 @@ PAIRS = Exercise(
 # 7.10 ---------------------------------------------------------------------------------------------
 
 def fold_inputs(generator):
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator)
+    def weights(d):
+        return randn(generator, 8 * d, d), randn(generator, d, 4 * d)
 
     def factors(n):
         return 0.5 + torch.rand(n, generator=generator)
 
-    ones = torch.ones(8)
-    yield "d = 4", draw(32, 4), draw(4, 16), factors(4), factors(16), factors(16), 3.0
-    yield "d = 3, negative factors too", draw(24, 3), draw(3, 12), draw(3), draw(12), draw(12), -0.5
-    yield "factors of z alone", draw(16, 2), draw(2, 8), torch.ones(2), ones, factors(8), 1.0
-    yield "factors of u alone", draw(16, 2), draw(2, 8), torch.ones(2), factors(8), ones, 1.0
-    yield "the gain alone", draw(16, 2), draw(2, 8), factors(2), ones, ones, 1.0
+    def any_sign(n):
+        return randn(generator, n)
+
+    two, ones = torch.ones(2), torch.ones(8)
+    yield "d = 4", *weights(4), factors(4), factors(16), factors(16), 3.0
+    yield "d = 3, negative factors too", *weights(3), any_sign(3), any_sign(12), any_sign(12), -0.5
+    yield "factors of z alone", *weights(2), two, ones, factors(8), 1.0
+    yield "factors of u alone", *weights(2), two, factors(8), ones, 1.0
+    yield "the gain alone", *weights(2), factors(2), ones, ones, 1.0
 
 
 def fold(w_up, w_down, gain, f_u, f_z, c):
@@ -385,7 +388,7 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
 
 def attention_inputs(generator):
     def case(shape, sharpness=1):
-        q, k, v, g = [torch.randn(*shape, generator=generator) for _ in range(4)]
+        q, k, v, g = [randn(generator, *shape) for _ in range(4)]
         q = sharpness * q
         scores = q @ k.mT
         later = torch.ones_like(scores).triu(1) > 0
