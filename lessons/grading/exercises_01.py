@@ -691,6 +691,8 @@ PROPERTIES = {
         "dx: its rows point where they should, but are too long or too short: how often do you "
         "divide by s?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
+        "dx: has g passed the gain, on its way to x, before the two row means are taken of it?":
+            lambda y, right: near(y[0], right[0]),
         "dbias: the bias is added to each row, behind the gain. What does each row send?":
             lambda y, g: near(y[2], g.sum(0)),
         "dweight: with one row, dweight over dbias is what the gain multiplies, which has mean 0. "

@@ -709,10 +709,6 @@ def one_number_a_channel(y, x):
     return near(ratios.std(0, correction=0), 0)
 
 
-def one_update(y, moments, decay):
-    return len(moments) < 2 or near(y[0][1], decay + (1 - decay) * moments[0])
-
-
 def batch_in_warmup(y, x, training, step, warmup):
     return not training or step >= warmup or near(y, moment(x))
 
@@ -742,7 +738,7 @@ PROPERTIES = {
             lambda y: near(y[0][0], 1),
         "The second step uses what one update has made of the start, 1, and of the first moment. "
         "Look at your second row.":
-            one_update,
+            lambda y, right, moments: len(moments) < 2 or near(y[0][1], right[0][1]),
         "The share is a weight, the same whatever the moments are: which part of the start does "
         "one update leave?":
             lambda y, moments, decay: len(moments) > 1 or near(y[1], decay),

@@ -50,13 +50,23 @@ def heads_in_turns(y):
     return y.permute(0, 2, 3, 1).flatten(2)
 
 
+def channels_in_turns(y, gamma, w_o):
+    factors = gamma.repeat(y.shape[-1])
+    return side_by_side(y) * factors @ w_o.T
+
+
+def behind_w_o(y, gamma, w_o):
+    factors = gamma.repeat_interleave(y.shape[-1])
+    return side_by_side(y) @ w_o.T * factors
+
+
 HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
     "You scale what comes out of W_o: there every channel is a mixture of all heads, and no "
     "head's own any more.":
-        lambda y, gamma, w_o: side_by_side(y) @ w_o.T * gamma.repeat_interleave(y.shape[-1]),
+        behind_w_o,
     "Your gammas go round channel by channel. A head's channels are neighbours and share one "
     "number.":
-        lambda y, gamma, w_o: side_by_side(y) * gamma.repeat(y.shape[-1]) @ w_o.T,
+        channels_in_turns,
     "The scaling is right. But (B, H, T, d_k) cannot be read as (B, T, d) without moving an "
     "axis.":
         partial(head_scale, joined=heads_one_by_one),
@@ -96,6 +106,16 @@ def ffn_branch(x, w_up, w_down, gamma, beta, *, act=gelu, norm=standard):
     return a @ w_down.T
 
 
+def all_behind_w_down(x, w_up, w_down, gamma, beta):
+    m = gelu(x @ w_up.T) @ w_down.T
+    return standard(m) * gamma + beta
+
+
+def norm_before_gelu(x, w_up, w_down, gamma, beta):
+    z = standard(x @ w_up.T) * gamma + beta
+    return gelu(z) @ w_down.T
+
+
 def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
@@ -108,9 +128,9 @@ def eps_behind_root(a):
 FFN = Exercise(                                             # both forms of GELU pass
     reference=ffn_branch, inputs=ffn_inputs, tolerance=5e-3, misconceptions={
     "Your LayerNorm stands behind W_2 (CogView, 9.1), where gamma fits only if f = d.":
-        lambda x, w_up, w_down, gamma, beta: standard(gelu(x @ w_up.T) @ w_down.T) * gamma + beta,
+        all_behind_w_down,
     "You normalize what goes into the activation; section 2.1 writes LN around sigma.":
-        lambda x, w_up, w_down, gamma, beta: gelu(standard(x @ w_up.T) * gamma + beta) @ w_down.T,
+        norm_before_gelu,
     "That is RMSNorm: after GELU the mean is far from 0, and LayerNorm takes it off.":
         partial(ffn_branch, norm=rms),
     "Nearly: LayerNorm's variance divides by f, not by f - 1.":

@@ -641,7 +641,6 @@ def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=tur
 
 
 BOTH = ("alpha_a", "alpha_m")                       # attention's step and the MLP's
-                                  # further ahead than any
 
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,

@@ -492,9 +492,6 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=Fal
     return step(after, y, p["alpha_m"], norm_h_m)
 
 
-                                          # further ahead than any
-
-
 BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
     "A token attends to later ones: the mask is missing.":
         partial(angpt_block, hidden_from=NO_TOKEN),
@@ -537,11 +534,6 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
 
-def one_at_ends(y, alpha):
-    is_ends = near(alpha.min(), 0) and near(alpha.max(), 1)
-    return not is_ends or near(y, 1)
-
-
 def root_of_equal(y, A):
     last = A[..., -1, :]
     is_equal = near(last.std(correction=0), 0)
@@ -579,7 +571,7 @@ PROPERTIES = {
             lambda y, alpha: y.shape == alpha.shape,
         "With no step, or one that goes the whole way, h is a unit vector already: nothing "
         "is to be undone.":
-            one_at_ends,
+            lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":
             lambda y, alpha: not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1),

@@ -818,6 +818,9 @@ def run_against_run(a, b, mine, theirs, true):
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You add `true` to the difference that the stored means have. Take both means away before.":
         as_stored_and_apart,
+    "You count the comparisons that the better architecture wins. Asked is how often the other "
+    "does.":
+        lambda right: 1 - right,
     "In yours b is better by `true`: its losses are to be higher.":
         partial(wrong_winner, apart=-1),
     "Your two are equally good. b is to be worse by `true`.":

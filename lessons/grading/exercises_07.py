@@ -501,18 +501,6 @@ def third_of_all(y):
     return near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-6)
 
 
-def no_difference(y, before, after):
-    if before != after:
-        return True
-    return near(y[0], 0) and near(y[1], 0)
-
-
-def faster_is_negative(y, before, after):
-    if after <= before:
-        return True
-    return y[0] < 0 and y[1] < 0
-
-
 PROPERTIES = {
     "7.1": {
         "The matrices: list how many d x d squares a layer has, add the head, and count two "
@@ -557,13 +545,13 @@ PROPERTIES = {
             never},
     "7.5": {
         "No difference is 0% of both.":
-            no_difference,
+            lambda y, before, after: before != after or near(y[0], 0) and near(y[1], 0),
         "At half the speed there are 50% fewer tokens.":
             lambda y, before: before != 100 or near(y[0], 50),
         "At half the speed it takes 100% more time.":
             lambda y, before: before != 100 or near(y[1], 100),
         "What is faster has negative numbers. Yours has not.":
-            faster_is_negative,
+            lambda y, before, after: after <= before or y[0] < 0 and y[1] < 0,
         "At half the speed yours is right. Relative to which of the two rates is each?":
             never},
     "7.6": {

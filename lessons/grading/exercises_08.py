@@ -748,17 +748,6 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
 
-def one_branch(y, h, branches, norms):
-    return len(branches) > 1 or near(y, norms[0](h + branches[0](h)))
-
-
-def half_with_two(y, mine, other):
-    if len(mine) != 2:
-        return True
-    first, second = mine - other
-    return near(y[1], (first - second).abs() / 2, 1e-5)
-
-
 PROPERTIES = {
     "8.1": {
         "DyT gives one number for each that it gets.":
@@ -807,7 +796,7 @@ PROPERTIES = {
     "8.6": {
         "Even with one branch yours is off: the branch, the sum, the first of the norms, "
         "and nothing else.":
-            one_branch,
+            lambda y, right, branches: len(branches) > 1 or near(y, right),
         "With one branch yours is right. Which norm does the second one have, and "
         "what is it given?":
             never},
@@ -823,7 +812,7 @@ PROPERTIES = {
         "With one seed the error is unknown: infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half of what the two differences are apart. Yours is not.":
-            half_with_two,
+            lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
         "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
         "the root of n?":
             never},
