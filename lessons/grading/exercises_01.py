@@ -12,28 +12,30 @@ import torch
 
 from answers import near
 from grader import AUTOGRAD, Exercise
-
-
-def randn(generator, *shape):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from pieces import never, randn64
 
 
 def root_of(square, eps, eps_at="inside", power=0.5):
-    """eps_at: inside the root, behind it or nowhere."""
+    """eps_at: inside the root, behind it, nowhere, or the least that is taken."""
     if eps_at == "inside":
         return (square + eps) ** power
     if eps_at == "behind":
         return square ** power + eps
+    if eps_at == "least":
+        return square.clamp(min=eps).sqrt()
     return square ** power
+
+
+def centred(x):
+    return x - x.mean(-1, keepdim=True)
 
 
 def standardize(x, eps, correction=0):
     """(x - mean) / sqrt(variance + eps) over the last axis, and that root."""
     n = x.shape[-1]
-    centred = x - x.mean(-1, keepdim=True)
-    variance = centred.square().sum(-1, keepdim=True) / (n - correction)
+    variance = centred(x).square().sum(-1, keepdim=True) / (n - correction)
     root = root_of(variance, eps)
-    return centred / root, root
+    return centred(x) / root, root
 
 
 # 1.1  Mean and variance after some blocks ---------------------------------------------------------
@@ -54,11 +56,6 @@ def scale_of_values(blocks, shift, scale, mean, variance):
     return drift(blocks, shift, scale ** 2, mean, variance)
 
 
-def added_each_time(blocks, shift, scale, mean, variance):
-    more = variance * (scale - 1)
-    return mean + blocks * shift, variance + blocks * more
-
-
 def one_block_more(blocks, shift, scale, mean, variance):
     return drift(blocks + 1, shift, scale, mean, variance)
 
@@ -71,31 +68,16 @@ def times_the_blocks(blocks, shift, scale, mean, variance):
     return mean + blocks * shift, variance * scale * blocks
 
 
-def stretching(new_mean):
-    """A wrong drift, in which the factor acts on the mean: new_mean(mean, shift, scale)."""
-    def answer(blocks, shift, scale, mean, variance):
-        for _ in range(blocks):
-            mean = new_mean(mean, shift, scale)
-            variance = variance * scale
-        return mean, variance
-    return answer
-
-
-def start_multiplied(blocks, shift, scale, mean, variance):
-    return drift(blocks, shift, scale, mean * scale ** blocks, variance)
-
-
-def end_multiplied(blocks, shift, scale, mean, variance):
-    mean, variance = drift(blocks, shift, scale, mean, variance)
-    return mean * scale ** blocks, variance
+def values_stretched(blocks, shift, scale, mean, right):
+    for _ in range(blocks):
+        mean = math.sqrt(scale) * mean + shift
+    return mean, right[1]
 
 
 DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"), misconceptions={
     "The factor is the variance's. You took it for a factor of the values: then the variance gets "
     "its square.":
         scale_of_values,
-    "Every block multiplies the variance that it is given. You added the same amount each time.":
-        added_each_time,
     "One block too many: after no block nothing has happened yet.":
         one_block_more,
     "One block too few: after one block mean and variance have changed already.":
@@ -105,29 +87,21 @@ DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"
         times_the_blocks,
     "In yours the values themselves are stretched, mean and all. In this picture the mean is only "
     "shifted.":
-        stretching(lambda mean, shift, scale: mean * math.sqrt(scale) + shift),
-    "Your factor multiplies the mean as well, before the shift. It is the variance's alone.":
-        stretching(lambda mean, shift, scale: mean * scale + shift),
-    "Your factor multiplies the mean as well, behind the shift. It is the variance's alone.":
-        stretching(lambda mean, shift, scale: (mean + shift) * scale),
-    "The mean that you start from is multiplied in yours. A factor leaves the mean alone.":
-        start_multiplied,
-    "You multiply the mean that comes out. A factor leaves the mean alone.":
-        end_multiplied,
+        values_stretched,
 })
 
 
 # 1.2  LayerNorm -----------------------------------------------------------------------------------
 
 def norm_inputs(generator):
-    yield "three rows of five", randn(generator, 3, 5) * 2 + 1, 1e-5
-    yield "a batch of shape (2, 3, 4)", randn(generator, 2, 3, 4) - 3, 1e-5
+    yield "three rows of five", randn64(generator, 3, 5) * 2 + 1, 1e-5
+    yield "a batch of shape (2, 3, 4)", randn64(generator, 2, 3, 4) - 3, 1e-5
     yield "a row of equal entries", torch.full((1, 6), 7.0, dtype=torch.float64), 1e-5
     yield "a row of zeros", torch.zeros(1, 4, dtype=torch.float64), 1e-5
-    yield "rows of one element", randn(generator, 2, 1), 1e-5
-    yield "entries near 0.001", randn(generator, 2, 5) * 1e-3, 1e-5
-    yield "entries near 10,000", randn(generator, 2, 5) * 1e4, 1e-5
-    yield "a large eps", randn(generator, 2, 5), 0.5
+    yield "rows of one element", randn64(generator, 2, 1), 1e-5
+    yield "entries near 0.001", randn64(generator, 2, 5) * 1e-3, 1e-5
+    yield "entries near 10,000", randn64(generator, 2, 5) * 1e4, 1e-5
+    yield "a large eps", randn64(generator, 2, 5), 0.5
     whole = torch.tensor([[-3.0, -1.0, 1.0, 3.0], [6.0, -6.0, -6.0, 6.0]])
     yield "whole numbers near 10,000, in float32", whole + 10_000, 1e-5
 
@@ -137,13 +111,6 @@ def layer_norm(x, eps, *, axis=-1, correction=0, eps_at="inside", power=0.5):
     count = x.numel() // mean.numel()
     variance = (x - mean).square().sum(axis, keepdim=True) / (count - correction)
     return (x - mean) / root_of(variance, eps, eps_at, power)
-
-
-def eps_as_least(x, eps):
-    """The variance held at eps or more, in place of a sum."""
-    mean = x.mean(-1, keepdim=True)
-    variance = (x - mean).square().mean(-1, keepdim=True)
-    return (x - mean) / variance.clamp(min=eps).sqrt()
 
 
 def by_mean_of_squares(x, eps):
@@ -172,7 +139,7 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
         partial(layer_norm, axis=1),
     "You take the larger of the variance and eps. eps is added to the variance, however large "
     "that is.":
-        eps_as_least,
+        partial(layer_norm, eps_at="least"),
     "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the "
     "digits of their difference: subtract the mean first, then square.":
         by_mean_of_squares,
@@ -203,11 +170,11 @@ LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misco
         lambda n: (n - 1) / math.sqrt(n),
     "Variance 1 does not mean that no entry is above 1: one may be far out if the others are "
     "close together.":
-        lambda n: 1,
+        lambda: 1,
     "That is the largest square of an entry: a root is missing.":
         lambda n: n - 1,
     "When the variance is small, so is every x - mean: try one entry away from equal others.":
-        lambda n: math.inf,
+        lambda: math.inf,
 })
 
 
@@ -219,11 +186,6 @@ def rms_norm(x, eps, *, axis=-1, of=torch.mean, centred=False, eps_at="inside", 
     if centred:
         squares = (x - x.mean(-1, keepdim=True)).square()
     return x / root_of(of(squares, axis, keepdim=True), eps, eps_at, power)
-
-
-def eps_as_least_square(x, eps):
-    square = x.square().mean(-1, keepdim=True)
-    return x / square.clamp(min=eps).sqrt()
 
 
 RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
@@ -245,7 +207,7 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
         partial(rms_norm, power=1.0),
     "You take the larger of the mean square and eps. eps is added to the mean square, however "
     "large that is.":
-        eps_as_least_square,
+        partial(rms_norm, eps_at="least"),
 }, without=("rms_norm", "RMSNorm"))
 
 
@@ -304,7 +266,7 @@ RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "v
     "You normalized once, at the end. The norm acts after every block.":
         norm_at_the_end,
     "That is what LayerNorm leaves. RMSNorm does not subtract the mean.":
-        lambda blocks, shift, scale, mean, variance: (0.0, 1.0),
+        lambda: (0.0, 1.0),
 })
 
 
@@ -357,11 +319,6 @@ WRITERS = Exercise(reference=writers("wte", "wpe", "w_o", "w_down"), inputs=para
         writers("w_o", "w_down"),
     "The embeddings begin the stream, but every block adds to it twice.":
         writers("wte", "wpe"),
-    "w_qkv and w_up read from the stream, through a norm. What they give stays inside the "
-    "branch.":
-        writers("wte", "wpe", "w_o", "w_down", "w_qkv", "w_up"),
-    "lm_head reads the last state of the stream, through norm_f; its output is the logits.":
-        writers("wte", "wpe", "w_o", "w_down", "lm_head"),
     "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it.":
         writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
     "Those are the matrices that read the stream. Asked for are those whose output is added to "
@@ -376,14 +333,14 @@ WRITERS = Exercise(reference=writers("wte", "wpe", "w_o", "w_down"), inputs=para
 # 1.7  LayerNorm's Jacobian ------------------------------------------------------------------------
 
 def jacobian_inputs(generator):
-    yield "five entries", randn(generator, 5), 1e-5
-    yield "a long vector", 30 * randn(generator, 8) + 100, 1e-5
-    yield "two entries", randn(generator, 2), 1e-5
+    yield "five entries", randn64(generator, 5), 1e-5
+    yield "a long vector", 30 * randn64(generator, 8) + 100, 1e-5
+    yield "two entries", randn64(generator, 2), 1e-5
     yield "equal entries", torch.full((4,), 3.0, dtype=torch.float64), 1e-2
     yield "one entry", torch.ones(1, dtype=torch.float64), 1e-2
-    yield "a large eps", randn(generator, 5), 1.0
+    yield "a large eps", randn64(generator, 5), 1.0
     # no step of a difference quotient is small here
-    yield "entries near 0.000001", 1e-6 * randn(generator, 5), 1e-14
+    yield "entries near 0.000001", 1e-6 * randn64(generator, 5), 1e-14
 
 
 def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, y_over_root=True,
@@ -402,12 +359,6 @@ def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, 
     return J
 
 
-def last_term_whole(x, eps):
-    n = len(x)
-    y, root = standardize(x, eps)
-    return (torch.eye(n, dtype=x.dtype) - 1 / n) / root - torch.outer(y, y) / n
-
-
 def rms_and_root(x, eps):
     root = root_of(x.square().mean(), eps)
     return x / root, root
@@ -421,8 +372,6 @@ def y_without_eps(x, eps):
 
 
 JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
-    "You treat mean and s as constants, but both depend on every entry of x: J is not diagonal.":
-        partial(jacobian, mean_part=0, y_part=0),
     "You treat the root s as a constant, but s depends on every entry of x.":
         partial(jacobian, y_part=0),
     "You treat the mean as a constant, but it too changes when one entry of x does.":
@@ -431,8 +380,6 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, y_over_n=False),
     "In the last term stands x - mean where y = (x - mean)/s belongs, twice.":
         partial(jacobian, y_over_root=False),
-    "The last term is not divided by s as the others are. It has one more s than y twice brings.":
-        last_term_whole,
     "The division by s itself is missing: y is (x - mean) over s.":
         partial(jacobian, over_root=False),
     "Your s has the sample variance, torch.var's default. LayerNorm's divides by n.":
@@ -441,16 +388,12 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, norm=rms_and_root, mean_part=0),
     "Your diagonal is right. But every entry of y depends on every entry of x, through mean and "
     "s.":
-        lambda x, eps: jacobian(x, eps).diagonal().diag(),
+        lambda right: right.diagonal().diag(),
     "That is the diagonal. All n x n derivatives are asked for, and the others are not 0.":
-        lambda x, eps: jacobian(x, eps).diagonal(),
+        lambda right: right.diagonal(),
     "The y of your last term was divided by a root without eps. It is LayerNorm's output, eps and "
     "all.":
         y_without_eps,
-    "A sign: when s grows, y shrinks. The term with y twice is taken away.":
-        partial(jacobian, y_part=-1),
-    "A sign: the mean is subtracted from x, and so is its derivative, 1/n.":
-        partial(jacobian, mean_part=-1),
 }, without=AUTOGRAD)
 
 
@@ -458,14 +401,14 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
 
 def backward_inputs(generator):
     def case(x):
-        g = randn(generator, *x.shape)
-        weight = 1 + 0.5 * randn(generator, x.shape[1])
+        g = randn64(generator, *x.shape)
+        weight = 1 + 0.5 * randn64(generator, x.shape[1])
         return g, x, weight, 1e-3
 
-    rows = 3 * randn(generator, 4, 5) + 1
-    single = randn(generator, 1, 6)
+    rows = 3 * randn64(generator, 4, 5) + 1
+    single = randn64(generator, 1, 6)
     equal_and_not = torch.stack((torch.ones(4), torch.arange(4.0))).double()
-    numbers = randn(generator, 3, 1)
+    numbers = randn64(generator, 3, 1)
     yield "four rows of five", *case(rows)
     yield "a single row", *case(single)
     yield "a row of equal entries and another", *case(equal_and_not)
@@ -473,26 +416,16 @@ def backward_inputs(generator):
 
 
 def layer_norm_backward(g, x, weight, eps, *, correction=0, use_weight=True, mean_part=1,
-                        root_part=1, y_for_x=True, over_root=True, row=torch.mean,
-                        y_for_weight=True, down=torch.sum):
+                        root_part=1, row=torch.mean):
     """mean_part, root_part: the factors of what goes through the mean and through the root."""
     y, root = standardize(x, eps, correction)
-    centred = y * root
-    u = g * weight
-    if not use_weight:
-        u = g
-    last = y
-    if not y_for_x:
-        last = centred
+    u = g
+    if use_weight:
+        u = g * weight
     through_mean = row(u, -1, keepdim=True)
-    through_root = last * row(u * last, -1, keepdim=True)
-    dx = u - mean_part * through_mean - root_part * through_root
-    if over_root:
-        dx = dx / root
-    by_weight = y
-    if not y_for_weight:
-        by_weight = centred
-    return dx, down(g * by_weight, 0), down(g, 0)
+    through_root = y * row(u * y, -1, keepdim=True)
+    dx = (u - mean_part * through_mean - root_part * through_root) / root
+    return dx, (g * y).sum(0), g.sum(0)
 
 
 def weight_at_the_end(g, x, weight, eps):
@@ -500,47 +433,8 @@ def weight_at_the_end(g, x, weight, eps):
     return weight * dx, dweight, dbias
 
 
-def without_weight(g, x, weight, eps, *, in_first=False, in_second=False):
-    """dx with a row mean of g in place of g * weight: the first one, or that which goes with y."""
-    y, root = standardize(x, eps)
-    u = g * weight
-    first = u
-    if in_first:
-        first = g
-    second = u
-    if in_second:
-        second = g
-    through_mean = first.mean(-1, keepdim=True)
-    through_root = y * (second * y).mean(-1, keepdim=True)
-    return (u - through_mean - through_root) / root, (g * y).sum(0), g.sum(0)
-
-
-def x_for_dweight(g, x, weight, eps):
-    dx, _, dbias = layer_norm_backward(g, x, weight, eps)
-    return dx, (g * x).sum(0), dbias
-
-
-def over_variance(g, x, weight, eps):
-    dx, dweight, dbias = layer_norm_backward(g, x, weight, eps)
-    _, root = standardize(x, eps)
-    return dx / root, dweight, dbias
-
-
-def weight_in_dweight(g, x, weight, eps):
-    dx, dweight, dbias = layer_norm_backward(g, x, weight, eps)
-    return dx, weight * dweight, dbias
-
-
-def weight_in_dbias(g, x, weight, eps):
-    dx, dweight, dbias = layer_norm_backward(g, x, weight, eps)
-    return dx, dweight, weight * dbias
-
-
 BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
                     parts=("dx", "dweight", "dbias"), misconceptions={
-    "You treat mean and s as constants. They depend on x: two more terms, both means over the "
-    "row.":
-        partial(layer_norm_backward, mean_part=0, root_part=0),
     "You treat s as a constant, but it depends on x: y times a row mean is missing.":
         partial(layer_norm_backward, root_part=0),
     "You treat the mean as a constant, but it depends on x: a row mean is missing.":
@@ -550,45 +444,25 @@ BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
     "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it "
     "comes first: the two row means are of g times weight.":
         weight_at_the_end,
-    "dx: in the mean that goes with y you have g without weight. Both row means are of g times "
-    "weight.":
-        partial(without_weight, in_second=True),
-    "dx: the first row mean is of g without weight. Both row means are of g times weight.":
-        partial(without_weight, in_first=True),
-    "dx: only the first g is multiplied by weight. The two row means are of g times weight as "
-    "well.":
-        partial(without_weight, in_first=True, in_second=True),
     "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x.":
-        x_for_dweight,
+        lambda dx, g, x, dbias: (dx, (g * x).sum(0), dbias),
     "The gain is multiplied with y, not with x - mean: its gradient sums g * y.":
-        partial(layer_norm_backward, y_for_weight=False),
-    "In dx's last term stands x - mean where the normalized x belongs, twice.":
-        partial(layer_norm_backward, y_for_x=False),
+        lambda dx, g, x, dbias: (dx, (g * centred(x)).sum(0), dbias),
     "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(layer_norm_backward, correction=1),
-    "You divide dx by s squared. The forward pass divided by s once, and so does the way back.":
-        over_variance,
-    "dx is not divided by s: the forward pass was.":
-        partial(layer_norm_backward, over_root=False),
     "dx has two means over the row. You took sums: a 1/n is missing in both.":
         partial(layer_norm_backward, row=torch.sum),
-    "A sign: the term with y and a row mean is taken away; a larger s makes every y smaller.":
-        partial(layer_norm_backward, root_part=-1),
-    "A sign: the row mean of u is taken away, not added.":
-        partial(layer_norm_backward, mean_part=-1),
     "dweight: you sum g weight y. The output is linear in the gain, so its gradient has no gain "
     "in it.":
-        weight_in_dweight,
-    "dbias: the bias is added behind the gain, so its gradient does not pass through weight.":
-        weight_in_dbias,
+        lambda dx, dweight, weight, dbias: (dx, weight * dweight, dbias),
 }, without=AUTOGRAD + ("native_layer_norm_backward", "eye"))
 
 
 # 1.9  Pre-LN and Post-LN --------------------------------------------------------------------------
 
 def residual_inputs(generator):
-    w = randn(generator, 6, 6)
-    v = randn(generator, 4, 4)
+    w = randn64(generator, 6, 6)
+    v = randn64(generator, 4, 4)
 
     def linear(x):
         return x @ w
@@ -605,10 +479,10 @@ def residual_inputs(generator):
     def same(x):
         return x
 
-    yield "a linear branch and LayerNorm", 2 * randn(generator, 3, 6) + 1, linear, layer
-    yield "a tanh branch and RMSNorm", 2 * randn(generator, 2, 3, 4) + 1, tanh, rms
-    yield "a branch that gives zeros", 5 * randn(generator, 2, 6), torch.zeros_like, layer
-    yield "a norm that does nothing", randn(generator, 2, 6), linear, same
+    yield "a linear branch and LayerNorm", 2 * randn64(generator, 3, 6) + 1, linear, layer
+    yield "a tanh branch and RMSNorm", 2 * randn64(generator, 2, 3, 4) + 1, tanh, rms
+    yield "a branch that gives zeros", 5 * randn64(generator, 2, 6), torch.zeros_like, layer
+    yield "a norm that does nothing", randn64(generator, 2, 6), linear, same
 
 
 def pre_ln(h, branch, norm):
@@ -623,25 +497,18 @@ def residuals(h, branch, norm, *, pre=pre_ln, post=post_ln):
     return pre(h, branch, norm), post(h, branch, norm)
 
 
-def one_after_the_other(h, branch, norm):
-    before = pre_ln(h, branch, norm)
-    return before, post_ln(before, branch, norm)
-
-
 RESIDUALS = Exercise(reference=residuals, inputs=residual_inputs, parts=("Pre-LN", "Post-LN"),
                      misconceptions={
     "Pre-LN adds to h itself, never to norm(h); else the stream would be normalized before every "
     "branch.":
         partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(norm(h))),
-    "In Pre-LN the norm comes before the branch, on what the branch is given.":
-        partial(residuals, pre=lambda h, branch, norm: h + norm(branch(h))),
     "In Post-LN the norm comes after the addition, on the sum.":
         partial(residuals, post=lambda h, branch, norm: h + norm(branch(h))),
     "Post-LN has one norm a branch, after the sum; the branch is given h as it is.":
         partial(residuals, post=lambda h, branch, norm: norm(h + branch(norm(h)))),
     "Your Post-LN starts from what Pre-LN has made of h. Both start from the same h: is h written "
     "over?":
-        one_after_the_other,
+        lambda right, branch, norm: (right[0], post_ln(right[0], branch, norm)),
     "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way "
     "round.":
         partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(h)),
@@ -658,38 +525,26 @@ def length_inputs(generator):
     yield "24 contributions", 24
 
 
-def rule_a(count):
-    return math.sqrt(count)
-
-
-def rule_b(count):
-    return 2 ** ((count - 1) / 2)
-
-
-def stream_norms(count, *, a=rule_a, b=rule_b):
-    return a(count), b(count)
-
-
-def squares(count):
-    return count, 2 ** (count - 1)
+def stream_norms(count):
+    return math.sqrt(count), math.sqrt(2) ** (count - 1)
 
 
 STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("rule a", "rule b"),
                         misconceptions={
     "Those are the expected squares: is the root at the end missing? (Or did you add lengths? Of "
     "independent vectors it is the squares that add up, on average.)":
-        squares,
+        lambda count: (count, 2 ** (count - 1)),
     "The first is the expected square: its root is missing.":
-        partial(stream_norms, a=lambda count: count),
+        lambda count, right: (count, right[1]),
     "In the second you let contribution l + 1 have length sqrt(l). That is the stream's length "
     "under the first rule; under the second the stream is longer by then.":
-        partial(stream_norms, b=lambda count: math.sqrt(1 + count * (count - 1) / 2)),
+        lambda count, right: (right[0], math.sqrt(1 + count * (count - 1) / 2)),
     "Under the second rule the contributions are not of length 1: each doubles the stream's "
     "expected square.":
-        partial(stream_norms, b=rule_a),
+        lambda right: (right[0], right[0]),
     "The second is the expected square, without its root. Independent directions add squares, not "
     "lengths.":
-        partial(stream_norms, b=lambda count: 2 ** (count - 1)),
+        lambda count, right: (right[0], 2 ** (count - 1)),
 })
 
 
@@ -748,20 +603,9 @@ SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions={
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
-
 
 def start_without_blocks(y, blocks, shift, scale, mean, variance):
     return blocks != 0 or near(y[0], mean) and near(y[1], variance)
-
-
-def variance_kept(y, blocks, shift, scale, mean, variance):
-    return scale != 1 or near(y[1], variance)
-
-
-def mean_is_shifted(y, blocks, shift, scale, mean, variance):
-    return near(y[0], mean + blocks * shift)
 
 
 def is_wide(x, eps):
@@ -774,7 +618,7 @@ def square_with_balance(y, n):
     return y * y * n / (n - 1)
 
 
-def only_stretched(y, x, eps):
+def only_stretched(y, x):
     of_x = x.norm(dim=-1, keepdim=True)
     of_y = y.norm(dim=-1, keepdim=True)
     return near(y * of_x, x * of_y)
@@ -785,28 +629,21 @@ def square_of_one(y, x, eps):
     return eps_counts or near(y.square().mean(-1), 1)
 
 
-def dx_blind_to_stretching(y, g, x, weight, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    return not is_wide(x, eps) or near((y[0] * centred).mean(-1), 0, 0.01)
-
-
-def two_by_pythagoras(y, count):
-    return count != 2 or near(y[0], math.sqrt(2)) and near(y[1], math.sqrt(2))
-
-
 PROPERTIES = {
     "1.1": {
         "After no block at all nothing has happened: mean and variance are those of the start.":
             start_without_blocks,
         "Blocks that only shift leave the variance as it is. Yours changes.":
-            variance_kept,
-        "Each block shifts the mean by the same amount, and nothing else happens to it.":
-            mean_is_shifted,
-        "Five blocks multiply five times; in yours the variance grows by less.":
-            lambda y, blocks, shift, scale, mean, variance: blocks != 5 or y[1] > 2 * variance},
+            lambda y, scale, variance: scale != 1 or near(y[1], variance),
+        "In yours the mean is not only shifted by each block. Is it multiplied? The factor is "
+        "the variance's alone.":
+            lambda y, blocks, shift, mean: near(y[0], mean + blocks * shift),
+        "Every block multiplies the variance that it is given. Five do so five times; yours has "
+        "grown by less.":
+            lambda y, blocks, variance: blocks != 5 or y[1] > 2 * variance},
     "1.2": {
         "The entries of each row should add up to 0. Yours do not.":
-            lambda y, x, eps: near(y.mean(-1), 0),
+            lambda y: near(y.mean(-1), 0),
         "The mean square of each row should come out as 1, eps apart. Yours does not.":
             lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1)},
     "1.3": {
@@ -827,39 +664,46 @@ PROPERTIES = {
         "With no block there is no norm either.":
             start_without_blocks,
         "What leaves RMSNorm has mean square 1; mean^2 + variance of yours is not 1.":
-            lambda y, blocks, *others: blocks == 0 or near(y[0] ** 2 + y[1], 1),
+            lambda y, blocks: blocks == 0 or near(y[0] ** 2 + y[1], 1),
         "Write down mean and variance behind the first norm. The second block begins there.":
             never},
     "1.7": {
-        "A constant added to x changes nothing, so each row of J sums to 0. Yours do not.":
-            lambda y, x, eps: near(y.sum(-1), 0),
+        "A constant added to x changes nothing, so each row of J sums to 0. Yours do not: look "
+        "at what the mean brings in, and its sign.":
+            lambda y: near(y.sum(-1), 0),
         "J is symmetric; yours is not.":
-            lambda y, x, eps: near(y, y.T),
-        "To stretch x around its mean changes nothing, eps apart: J times (x - mean) should be 0. "
-        "Yours is not.":
+            lambda y: near(y, y.T),
+        "To stretch x around its mean changes nothing, eps apart: J times (x - mean) should be "
+        "0. Yours is not: look at the term with y twice, its factors and its sign.":
             lambda y, x, eps: x.var() < 1000 * eps or near(y @ (x - x.mean()), 0),
         "Two things to compare: the diagonal, entry by entry, and whether s divides every term.":
             never},
     "1.8": {
         "dweight and dbias have an entry for each channel: which axis counts the rows?":
-            lambda y, g, x, weight, eps: y[1].shape == y[2].shape == weight.shape,
+            lambda y, weight: y[1].shape == y[2].shape == weight.shape,
         "dx: a constant added to a row of x changes nothing, so each row of dx sums to 0. Yours "
-        "do not.":
-            lambda y, g, x, weight, eps: near(y[0].sum(-1), 0),
+        "do not: look at the plain row mean, its sign, and whether g has passed the gain in it.":
+            lambda y: near(y[0].sum(-1), 0),
         "dx: to stretch a row around its mean changes nothing, eps apart, so dx times (x - mean) "
-        "sums to 0. Yours does not.":
-            dx_blind_to_stretching,
-        "dbias: the bias is added to each row. What does each row send?":
-            lambda y, g, x, weight, eps: near(y[2], g.sum(0)),
+        "sums to 0. Yours does not: look at the term with y twice: is it y, has g passed the "
+        "gain in it, and which sign?":
+            lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centred(x)).mean(-1), 0, 0.01),
+        "dx: its rows point where they should, but are too long or too short: how often do you "
+        "divide by s?":
+            lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
+        "dx: has g passed the gain, on its way to x, before the two row means are taken of it?":
+            lambda y, right: near(y[0], right[0]),
+        "dbias: the bias is added to each row, behind the gain. What does each row send?":
+            lambda y, g: near(y[2], g.sum(0)),
         "dweight: with one row, dweight over dbias is what the gain multiplies, which has mean 0. "
         "Yours has not.":
-            lambda y, g, x, weight, eps: len(x) > 1 or near((y[1] / y[2]).mean(), 0)},
+            lambda y, x: len(x) > 1 or near((y[1] / y[2]).mean(), 0)},
     "1.9": {
         "With a branch that gives zeros, Pre-LN leaves h as it is.":
-            lambda y, h, branch, norm: branch(h).any() or near(y[0], h),
+            lambda y, h, branch: branch(h).any() or near(y[0], h),
         "What Post-LN gives has just left a norm, so that another norm changes nothing. In yours "
         "it does.":
-            lambda y, h, branch, norm: near(norm(y[1]), y[1]),
+            lambda y, norm: near(norm(y[1]), y[1]),
         "Pre-LN: take h away from yours. What is left should be what the branch makes of a "
         "normalized h.":
             lambda y, h, branch, norm: near(y[0] - h, branch(norm(h)))},
@@ -868,7 +712,7 @@ PROPERTIES = {
             lambda y, count: count != 1 or near(y[0], 1) and near(y[1], 1),
         "Two contributions of length 1 at right angles: by Pythagoras both rules give the same. "
         "Yours give something else.":
-            two_by_pythagoras,
+            lambda y, count: count != 2 or near(y[0], math.sqrt(2)) and near(y[1], math.sqrt(2)),
         "Rule a: the square of the length grows by 1 with each contribution.":
             lambda y, count: near(y[0] ** 2, count),
         "Rule b: what does the third contribution do to the square?":
@@ -877,12 +721,12 @@ PROPERTIES = {
         "Branches that give nothing leave the gradient as it is.":
             lambda y, r: r.any() or near(y, 1),
         "The earlier a sublayer, the more factors below 1: yours do not fall towards the front.":
-            lambda y, r: (y.diff() > -1e-6).all(),
+            lambda y: (y.diff() > -1e-6).all(),
         "The last entry has one factor, 1 over the length of stream and branch at right angles. "
         "Yours is another.":
             lambda y, r: near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
         "A norm of a sum makes the gradient on the skip path smaller, never larger.":
-            lambda y, r: y.max() <= 1.001,
+            lambda y: y.max() <= 1.001,
         "Entry 0 has one factor more than entry 1: sublayer 0's. In yours they differ by "
         "something else.":
             lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)},

@@ -13,13 +13,14 @@ import torch
 
 from answers import near
 from grader import AUTOGRAD, Exercise
+from pieces import never, randn
 
 ALL = (0, 1)                                            # the axes of the sequences and of time
 
 
 def tokens(generator, *shape):
     """Random (B, T, d) with a mean that is not 0 and channels of different sizes."""
-    x = torch.randn(*shape, generator=generator) + 0.5
+    x = randn(generator, *shape) + 0.5
     return x * torch.linspace(0.5, 3, shape[-1])
 
 
@@ -45,20 +46,15 @@ def moment_inputs(generator):
     yield "as many channels as tokens and sequences", tokens(generator, 3, 3, 3)
 
 
-def moment(x, *, over=ALL, centred=False, of=torch.mean, root=False):
-    if centred:
-        x = x - x.mean(over, keepdim=True)
-    found = of(x * x, over)
-    if root:
-        found = found.sqrt()
-    return found
+def moment(x):
+    return (x * x).mean(ALL)
 
 
 MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
     "That is RMSNorm's statistic, one number a token. PowerNorm has one a channel.":
-        partial(moment, over=-1),
+        lambda x: (x * x).mean(-1),
     "You subtract the mean first. PowerNorm does not: no mean anywhere.":
-        partial(moment, centred=True),
+        lambda x: x.var(ALL, correction=0),
     "The mean of the squares is asked for; you take absolute values.":
         lambda x: x.abs().mean(ALL),
     "The mean of the squares, not the square of the mean.":
@@ -66,7 +62,7 @@ MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
     "That is torch's variance: it takes the mean off, and divides by one less than there are.":
         lambda x: x.var(ALL),
     "That is the sum over all tokens. Divide by how many there are.":
-        partial(moment, of=torch.sum),
+        lambda x: (x * x).sum(ALL),
 })
 
 
@@ -81,17 +77,13 @@ def forward_inputs(generator):
     yield "one token", x[:1, :1], moment(x), weight, 1e-5
 
 
-def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside",
-            gain=True):
+def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside"):
     """own: the statistic of this batch that is taken for psi2."""
     if centred:
         x = x - x.mean(ALL)
     if own:
         psi2 = own(x)
-    xhat = x / psi_of(psi2, eps, eps_at, root)
-    if gain:
-        return weight * xhat
-    return xhat
+    return weight * x / psi_of(psi2, eps, eps_at, root)
 
 
 def of_each_token(x):
@@ -104,8 +96,6 @@ FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
         partial(forward, centred=True),
     "You normalize with this batch's own mean square. The running one is given: psi2.":
         partial(forward, own=moment),
-    "That is all of BatchNorm: this batch's mean and variance. Neither belongs here.":
-        partial(forward, centred=True, own=moment),
     "You divide by the mean square itself. What has the size of x is its root.":
         partial(forward, root=lambda square: square),
     "eps stands under the root.":
@@ -131,25 +121,14 @@ def running_inputs(generator):
     yield "decay 0.5", moments, 0.5
 
 
-def share_left(decay, steps):
-    return decay ** steps
-
-
-def by_adam(used, decay):
-    """Adam's correction of a start at 0."""
-    updates = torch.arange(len(used))[:, None]
-    return used / (1 - decay ** updates).clamp(min=1e-9)
-
-
-def running(moments, decay, *, start=1.0, update_first=False, exchanged=False, of_roots=False,
-            corrected=False, share=share_left):
+def running(moments, decay, *, update_first=False, exchanged=False, of_roots=False):
     """What each step uses, (steps, d), and the start's share in what the last one leaves."""
     if of_roots:
         moments = moments.sqrt()
     old = decay
     if exchanged:
         old = 1 - decay
-    psi2 = torch.full_like(moments[0], start)
+    psi2 = torch.ones_like(moments[0])
     rows = []
     for m in moments:
         new = old * psi2 + (1 - old) * m
@@ -159,18 +138,16 @@ def running(moments, decay, *, start=1.0, update_first=False, exchanged=False, o
             rows.append(psi2)
         psi2 = new
     used = torch.stack(rows)
-    if corrected:
-        used = by_adam(used, decay)
     if of_roots:
         used = used.square()
-    return used, share(decay, len(moments))
+    return used, decay ** len(moments)
 
 
-def plain_mean(moments, decay):
+def plain_mean(moments, right):
     rows = [torch.ones_like(moments[0])]
     for n in range(1, len(moments)):
         rows.append(moments[:n].mean(0))
-    return torch.stack(rows), share_left(decay, len(moments))
+    return torch.stack(rows), right[1]
 
 
 def one_tensor(moments, decay):
@@ -185,10 +162,6 @@ RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statist
         partial(running, update_first=True),
     "The weights are exchanged: decay is the old value's.":
         partial(running, exchanged=True),
-    "The weights are exchanged, in the update and in the share: decay is the old value's.":
-        lambda moments, decay: running(moments, 1 - decay),
-    "That is Adam's correction of the start. PowerNorm has none.":
-        partial(running, start=0.0, corrected=True),
     "That is the plain mean of all steps so far; here older steps fade.":
         plain_mean,
     "All your rows are one tensor, changed in place by each update (*=, +=, lerp_): keep copies, "
@@ -204,20 +177,19 @@ RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statist
 def statistic_inputs(generator):
     x = tokens(generator, 2, 3, 4)
     psi2 = torch.rand(4, generator=generator) + 3
-
-    def case(training, step, warmup):
+    cases = (
+        (True, 0, 2),
+        (True, 1, 2),
+        (True, 2, 2),
+        (True, 3, 2),
+        (False, 0, 2),
+        (False, 2, 2),
+        (True, 0, 0),
+        (False, 0, 0))
+    for training, step, warmup in cases:
         mode = "training" if training else "evaluation"
         label = f"{mode}, {step} steps done, warm-up of {warmup}"
-        return label, x, psi2, training, step, warmup
-
-    yield case(training=True, step=0, warmup=2)
-    yield case(training=True, step=1, warmup=2)
-    yield case(training=True, step=2, warmup=2)
-    yield case(training=True, step=3, warmup=2)
-    yield case(training=False, step=0, warmup=2)
-    yield case(training=False, step=2, warmup=2)
-    yield case(training=True, step=0, warmup=0)
-    yield case(training=False, step=0, warmup=0)
+        yield label, x, psi2, training, step, warmup
 
 
 def statistic(x, psi2, training, step, warmup):
@@ -246,8 +218,6 @@ STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconception
         own_when(lambda training, step, warmup: training and step <= warmup),
     "The wrong way round: it is at the beginning that psi2 cannot be trusted yet.":
         own_when(lambda training, step, warmup: training and step >= warmup),
-    "You look at the batch in all of evaluation, and never in training.":
-        own_when(lambda training, step, warmup: not training),
     "The warm-up is one of training; you look for it in evaluation: a `not` too many?":
         own_when(lambda training, step, warmup: not training and step < warmup),
     "The condition is right, the two answers are exchanged: in the warm-up there is no memory yet "
@@ -258,8 +228,6 @@ STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconception
     "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still "
     "look at the batch.":
         psi2_moves_first,
-    "Always the batch's own? Then the running mean would serve nothing.":
-        own_when(lambda training, step, warmup: True),
 })
 
 
@@ -289,9 +257,7 @@ def by_past(x):
 
 
 def layer_norm(x):
-    mean = x.mean(-1, keepdim=True)
-    variance = x.var(-1, keepdim=True)
-    return (x - mean) / (variance + 1e-5).sqrt()
+    return torch.layer_norm(x, x.shape[-1:])
 
 
 def next_added(x):
@@ -350,7 +316,8 @@ def another(token):
     return token + torch.linspace(1, 2, token.shape[-1])
 
 
-def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, over=torch.amax):
+def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, over=torch.amax,
+          looked_at=slice(None)):
     """(T, T): whether the output at s, the row, moves with the token at t, the column."""
     y = norm(x)
     columns = []
@@ -360,7 +327,7 @@ def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, ov
             changed = slice(t, None)
         other = x.clone()
         other[sequences, changed] = change(x[sequences, changed])
-        moved = (norm(other) - y).abs()
+        moved = (norm(other) - y)[looked_at].abs()
         columns.append(over(moved, (0, 2)) > 1e-9)
     return torch.stack(columns, dim=1)
 
@@ -381,38 +348,14 @@ def one_channel(token):
     return token + torch.eye(token.shape[-1])[0]
 
 
-def past_and_present(norm, x):
-    length = x.shape[1]
-    return torch.ones(length, length).tril().bool()
-
-
 def derivative(norm, x):
-    x.requires_grad_()
-    y = norm(x)
-    generator = torch.Generator().manual_seed(0)
-    g = torch.randn(y.shape, generator=generator, dtype=y.dtype)
-    rows = []
-    for s in range(x.shape[1]):
-        (dx,) = torch.autograd.grad((g * y)[:, s].sum(), x, retain_graph=True)
-        rows.append(dx.abs().amax((0, 2)) > 1e-9)
-    return torch.stack(rows)
-
-
-def looking_elsewhere(norm, x):
-    """One sequence changed, and another looked at."""
-    y = norm(x)
-    columns = []
-    for t in range(x.shape[1]):
-        other = x.clone()
-        other[0, t] = another(x[0, t])
-        moved = (norm(other) - y).abs()
-        columns.append(moved[-1].amax(-1) > 1e-9)
-    return torch.stack(columns, dim=1)
+    jacobian = torch.autograd.functional.jacobian(norm, x)              # (B, T, d, B, T, d)
+    return jacobian.abs().amax((0, 2, 3, 5)) > 1e-9
 
 
 REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, misconceptions={
     "Transposed: the row is the output's position, the column the token's.":
-        lambda norm, x: reach(norm, x).T,
+        lambda right: right.T,
     "You look at derivatives. A detached statistic has none and is still made of all tokens: "
     "change a token and look.":
         derivative,
@@ -425,11 +368,11 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "way.":
         partial(reach, change=plus_one),
     "Only the future? The whole matrix is asked for, the past and the diagonal too.":
-        lambda norm, x: reach(norm, x).triu(1),
+        lambda right: right.triu(1),
     "You change token t and all that follow it. Only token t is to change.":
         partial(reach, and_later=True),
     "That is how it should be. Find out how it is: change a token, and compare the outputs.":
-        past_and_present,
+        lambda right: torch.ones_like(right).tril(),
     "You ask whether all numbers of a position change (`all`). One of them is enough.":
         partial(reach, over=torch.amin),
     "You change one channel of a token. What if another one matters?":
@@ -437,7 +380,7 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "You change the token of one sequence. It is that of all sequences which is asked.":
         partial(reach, sequences=0),
     "You change a token of one sequence and look at another one. Change and look at all of them.":
-        looking_elsewhere,
+        partial(reach, sequences=0, looked_at=slice(-1, None)),
 })
 
 
@@ -445,7 +388,7 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
 
 def exact_inputs(generator):
     x = tokens(generator, 2, 3, 4)
-    g = torch.randn(2, 3, 4, generator=generator)
+    g = randn(generator, 2, 3, 4)
     yield "2 x 3 tokens, 4 channels", x, g + 0.5, 1e-5
     cube = tokens(generator, 3, 3, 3)
     yield "as many channels as tokens and sequences", cube, tokens(generator, 3, 3, 3), 1e-5
@@ -454,37 +397,14 @@ def exact_inputs(generator):
     yield "one token", x[:1, :1], g[:1, :1] + 1, 1e-1
 
 
-def exact(x, g, eps, *, with_eps=True, hat=True, mean=over_tokens, part=1.0, centred=False,
-          divided=True):
+def exact(x, g, eps, *, mean=over_tokens, part=1.0, centred=False):
     """part: how much of the term in xhat is taken away; centred: whether the mean of g is, too."""
-    if not with_eps:
-        eps = 0
     psi = (moment(x) + eps).sqrt()
     xhat = x / psi
-    if not hat:
-        xhat = x
     dx = g - part * xhat * mean(g * xhat)
     if centred:
         dx = dx - over_tokens(g)
-    if divided:
-        dx = dx / psi
-    return dx
-
-
-def over_row(p):
-    return p.mean(-1, keepdim=True)
-
-
-def own_share(p):
-    return p / (p.shape[0] * p.shape[1])
-
-
-def sum_over_sequences(p):
-    return p.sum(ALL) / p.shape[0]
-
-
-def sum_over_length(p):
-    return p.sum(ALL) / p.shape[1]
+    return dx / psi
 
 
 def product_of_means(x, g, eps):
@@ -505,137 +425,75 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
         partial(exact, part=0.0),
     "You average over the row, as RMSNorm's backward does. Average over what the statistic "
     "averages.":
-        partial(exact, mean=over_row),
-    "You average over the sequences only: time belongs to it.":
-        partial(exact, mean=lambda p: p.mean(0)),
+        partial(exact, mean=lambda p: p.mean(-1, keepdim=True)),
     "A mean over the tokens, not their sum.":
         partial(exact, mean=lambda p: p.sum(ALL)),
     "You take only what an entry does to its own output (i = j). It moves those of the other "
     "tokens too: sum over j.":
-        partial(exact, mean=own_share),
-    "You divide the sum by the number of sequences. It is a mean over all N = B T tokens.":
-        partial(exact, mean=sum_over_sequences),
-    "You divide the sum by the length of a sequence. It is a mean over all N = B T tokens.":
-        partial(exact, mean=sum_over_length),
+        partial(exact, mean=lambda p: p / p[..., 0].numel()),
     "You multiply the mean of g by the mean of xhat. It is the mean of their product that is "
     "taken.":
         product_of_means,
-    "The sign: what x does to the statistic *reduces* the gradient along xhat.":
-        partial(exact, part=-1.0),
-    "Twice too much is taken away: the 2 of the square goes with the 1/2 of the root.":
-        partial(exact, part=2.0),
-    "The last division by psi is missing: x is larger than xhat by it.":
-        partial(exact, divided=False),
     "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's.":
         partial(exact, centred=True),
-    "In the second term one of the two xhat is still x, or it is not divided by psi.":
+    "It is xhat that stands in both places of the second term; in yours one is still x, or is "
+    "not divided by psi.":
         one_hat,
-    "It is xhat that stands in both places of the second term; you have x.":
-        partial(exact, hat=False),
     "The forward had eps under the root, so psi and xhat have it here.":
-        partial(exact, with_eps=False),
+        lambda x, g: exact(x, g, 0.0),
 }, without=AUTOGRAD)
 
 
 # 2.7 ----------------------------------------------------------------------------------------------
 
 def published_inputs(generator):
-    x = tokens(generator, 2, 3, 4)
-    dy = torch.randn(2, 3, 4, generator=generator) + 0.3
-    weight = torch.rand(4, generator=generator) + 0.5
-    psi2 = torch.rand(4, generator=generator) + 0.5
-    nu = torch.rand(4, generator=generator) + 0.5
+    def case(*shape):
+        x = tokens(generator, *shape)
+        dy = randn(generator, *shape) + 0.3
+        return x, dy, *(0.5 + torch.rand(3, shape[-1], generator=generator))
+
+    x, dy, weight, psi2, nu = case(2, 3, 4)
     yield "2 x 3 tokens, 4 channels", x, dy, weight, psi2, nu, 1e-5
     yield "nu of 0, as at the start", x, dy, weight, psi2, torch.zeros(4), 1e-5
-    cube = x[..., :3].repeat(2, 1, 1)[:3]
-    dy_cube = dy[..., :3].repeat(2, 1, 1)[:3]
-    three = weight[:3], psi2[:3], nu[:3]
-    yield "as many channels as tokens and sequences", cube, dy_cube, *three, 1e-5
+    yield "as many channels as tokens and sequences", *case(3, 3, 3), 1e-5
     yield "a small psi2, where eps counts", x, dy, weight, 0.1 * psi2, nu, 0.1
 
 
-def remembered_psi(x, psi2, eps):
-    return (psi2 + eps).sqrt()
-
-
-def own_psi(x, psi2, eps):
-    return (moment(x) + eps).sqrt()
-
-
-def published(x, dy, weight, psi2, nu, eps, *, with_eps=True, gain=True, part=1.0,
-              divisor=remembered_psi, mean=over_tokens, lambda_of="g", times="xhat"):
-    """dx and Lambda, the mean of g times xhat. part: how much of nu xhat is taken away."""
-    if not with_eps:
-        eps = 0.0
+def published(x, dy, weight, psi2, nu, eps):
+    psi = (psi2 + eps).sqrt()
     g = dy * weight
-    if not gain:
-        g = dy
-    xhat = x / remembered_psi(x, psi2, eps)
-    rest = g - part * nu * xhat
-    dx = rest / divisor(x, psi2, eps)
-    named = {"g": g, "dy": dy, "rest": rest, "xhat": xhat, "x": x}
-    return dx, mean(named[lambda_of] * named[times])
+    xhat = x / psi
+    return (g - nu * xhat) / psi, over_tokens(g * xhat)
 
 
-def exact_dx(x, dy, weight, psi2, nu, eps):
-    _, lam = published(x, dy, weight, psi2, nu, eps)
-    return exact(x, dy * weight, eps), lam
+def by_own_moment(dx, Lambda, x, psi2, eps):
+    ratio = (psi2 + eps) / (moment(x) + eps)
+    return dx * ratio.sqrt(), Lambda
 
 
-def lambda_for_nu(x, dy, weight, psi2, nu, eps):
-    _, lam = published(x, dy, weight, psi2, nu, eps)
-    return published(x, dy, weight, psi2, lam, eps)
-
-
-def gain_on_nu(x, dy, weight, psi2, nu, eps):
-    return published(x, dy, weight, psi2, nu * weight, eps)
-
-
-def nu_itself(x, dy, weight, psi2, nu, eps):
-    _, lam = published(x, dy, weight, psi2, nu, eps)
-    return (dy * weight - nu) / remembered_psi(x, psi2, eps), lam
-
-
-def nu_times_x(x, dy, weight, psi2, nu, eps):
-    _, lam = published(x, dy, weight, psi2, nu, eps)
-    return (dy * weight - nu * x) / remembered_psi(x, psi2, eps), lam
+def nu_times_x(dy, weight, nu, x, psi2, eps, Lambda):
+    return (dy * weight - nu * x) / (psi2 + eps).sqrt(), Lambda
 
 
 PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", "Lambda"),
                      misconceptions={
-    "Lambda is to be a number for each channel; you average over the row.":
-        partial(published, mean=lambda p: p.mean(-1)),
-    "Lambda is a mean over the tokens, not their sum.":
-        partial(published, mean=lambda p: p.sum(ALL)),
     "Your dx is the exact one of 2.6, of the batch's own moment. Here psi2 and nu are given "
     "numbers.":
-        exact_dx,
+        lambda x, dy, weight, eps, Lambda: (exact(x, dy * weight, eps), Lambda),
     "In dx you use this batch's Lambda, where the rule has the remembered number. Lambda is for "
     "nu's update only.":
-        lambda_for_nu,
-    "Your gain multiplies nu's part as well. nu belongs to g, and the gain is in g already.":
-        gain_on_nu,
+        lambda x, dy, weight, psi2, eps, Lambda: published(x, dy, weight, psi2, Lambda, eps),
     "You divide the gradient by this batch's root mean square, as the public code does. The "
     "forward divided by psi.":
-        partial(published, divisor=own_psi),
+        by_own_moment,
     "The gradient comes from behind the gain: what arrives at xhat is dy times weight.":
-        partial(published, gain=False),
+        lambda x, dy, psi2, nu, eps: published(x, dy, 1.0, psi2, nu, eps),
     "Lambda is the mean of g xhat; you took dy, which has not passed the gain.":
-        partial(published, lambda_of="dy"),
-    "The sign of nu: its part is taken away.":
-        partial(published, part=-1.0),
-    "In Lambda too it is xhat, not x.":
-        partial(published, times="x"),
-    "Lambda is the mean of g xhat itself; you took it after nu's part was removed.":
-        partial(published, lambda_of="rest"),
-    "In dx, nu says how much of xhat is taken away; you take nu away.":
-        nu_itself,
+        lambda dx, weight, Lambda: (dx, Lambda / weight),
     "In dx it is nu times xhat that is taken away, not nu times x.":
         nu_times_x,
-    "dx still has to be divided by psi: x is larger than xhat by it.":
-        partial(published, divisor=lambda x, psi2, eps: 1.0),
     "The forward had eps under the root, so psi and xhat have it here.":
-        partial(published, with_eps=False),
+        lambda x, dy, weight, psi2, nu: published(x, dy, weight, psi2, nu, 0.0),
 })
 
 
@@ -643,8 +501,8 @@ PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", 
 
 def nu_inputs(generator):
     x = tokens(generator, 2, 3, 4)
-    g = torch.randn(2, 3, 4, generator=generator) + 0.3
-    nu = torch.randn(4, generator=generator)
+    g = randn(generator, 2, 3, 4) + 0.3
+    nu = randn(generator, 4)
     psi2 = torch.rand(4, generator=generator) + 0.5
     yield "2 x 3 tokens, 4 channels", nu, x, g, psi2, 1e-5, 0.9
     yield "nu of 0, as at the start", torch.zeros(4), x, g, psi2, 1e-5, 0.9
@@ -653,18 +511,9 @@ def nu_inputs(generator):
     yield "a small psi2, where eps counts", nu, x, g, 0.1 * psi2, 0.1, 0.9
 
 
-def gamma_of(x, psi2, eps):
-    """The paper's Gamma, the mean square of xhat."""
-    return moment(x) / (psi2 + eps)
-
-
-def new_weight(decay):
-    return 1 - decay
-
-
-def next_nu(nu, x, g, psi2, eps, decay, *, gamma=gamma_of, fade=new_weight, share=new_weight,
-            hat=True, psi2_first=False):
-    """fade, share: the weights of Gamma and of Lambda."""
+def next_nu(nu, x, g, psi2, eps, decay, *, gamma=lambda x, psi2, eps: moment(x) / (psi2 + eps),
+            fade=lambda decay: 1 - decay, hat=True, psi2_first=False):
+    """gamma: the paper's Gamma, the mean square of xhat; fade: its weight."""
     if psi2_first:
         psi2 = decay * psi2 + (1 - decay) * moment(x)
     xhat = x / (psi2 + eps).sqrt()
@@ -672,65 +521,27 @@ def next_nu(nu, x, g, psi2, eps, decay, *, gamma=gamma_of, fade=new_weight, shar
         xhat = x
     lam = over_tokens(g * xhat)
     left = 1 - fade(decay) * gamma(x, psi2, eps)
-    return left * nu + share(decay) * lam
-
-
-def old_weight(decay):
-    return decay
-
-
-def no_weight(decay):
-    return 1.0
-
-
-def minus_new_weight(decay):
-    return decay - 1
-
-
-def mean_square_of_x(x, psi2, eps):
-    return moment(x)
-
-
-def without_eps(x, psi2, eps):
-    return moment(x) / psi2
-
-
-def square_of_mean(x, psi2, eps):
-    return over_tokens(x) ** 2 / (psi2 + eps)
-
-
-def root_of_gamma(x, psi2, eps):
-    return gamma_of(x, psi2, eps).sqrt()
+    return left * nu + (1 - decay) * lam
 
 
 NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
     "Your G is the mean square of x. It is that of xhat: how much larger this batch is than the "
     "memory says.":
-        partial(next_nu, gamma=mean_square_of_x),
+        partial(next_nu, gamma=lambda x, psi2, eps: moment(x)),
     "That is an ordinary running mean, 0.9 and 0.1. The old nu also shrinks by how large xhat "
     "is.":
         partial(next_nu, gamma=lambda x, psi2, eps: 1.0),
-    "G too is multiplied by 1 - decay; all of it would forget nu at once.":
-        partial(next_nu, fade=no_weight),
-    "The new part is multiplied by 1 - decay; yours comes in whole.":
-        partial(next_nu, share=no_weight),
     "The weights are exchanged: what is new counts 1 - decay.":
-        partial(next_nu, share=old_weight, fade=old_weight),
+        lambda nu, x, g, psi2, eps, decay: next_nu(nu, x, g, psi2, eps, 1 - decay),
     "The new part is right. In the old one's factor, G has another weight: how fast is nu to "
     "forget?":
-        partial(next_nu, fade=old_weight),
-    "The sign: a large xhat makes the old nu smaller, not larger.":
-        partial(next_nu, fade=minus_new_weight),
+        partial(next_nu, fade=lambda decay: decay),
     "Lambda is the mean of g xhat; yours is that of g x.":
         partial(next_nu, hat=False),
     "You update psi2 first, so that xhat is not the one of the forward pass.":
         partial(next_nu, psi2_first=True),
     "Nearly: xhat was made with eps under the root, and so is G.":
-        partial(next_nu, gamma=without_eps),
-    "G is the mean of the squares of xhat, not the square of its mean.":
-        partial(next_nu, gamma=square_of_mean),
-    "That is the root of G. The mean of the squares enters as it is.":
-        partial(next_nu, gamma=root_of_gamma),
+        partial(next_nu, gamma=lambda x, psi2, eps: moment(x) / psi2),
     "That only adds: without a G the old nu is never forgotten.":
         partial(next_nu, gamma=lambda x, psi2, eps: 0.0),
 })
@@ -789,71 +600,44 @@ def mean_square(grouped):
     return grouped.square().mean(-1, keepdim=True)
 
 
-def side_by_side(grouped):
-    return grouped.flatten(-2)
-
-
-def largest_entry(d, groups):
-    return math.sqrt(d / groups)
-
-
-def group_scale(x, groups, eps, *, cut=neighbours, centred=False, size=mean_square, eps_at="inside",
-                joined=side_by_side, bound=largest_entry):
-    grouped = cut(x, groups)
+def group_scale(x, groups, eps, *, centred=False, eps_at="inside"):
+    grouped = neighbours(x, groups)
     if centred:
         grouped = grouped - grouped.mean(-1, keepdim=True)
-    psi = psi_of(size(grouped), eps, eps_at)
-    return joined(grouped / psi), bound(x.shape[-1], groups)
+    psi = psi_of(mean_square(grouped), eps, eps_at)
+    return (grouped / psi).flatten(-2), math.sqrt(x.shape[-1] / groups)
 
 
-def one_group(x, groups):
-    return x.unflatten(-1, (1, -1))
+def in_turns(x, groups):
+    """The channels in another order: every groups-th one, then those behind them."""
+    return x.unflatten(-1, (-1, groups)).mT.flatten(-2)
 
 
-def groups_of_that_size(x, groups):
-    return x.unflatten(-1, (-1, groups))
-
-
-def every_nth_channel(x, groups):
-    return x.unflatten(-1, (-1, groups)).mT
-
-
-def in_turns(grouped):
-    return grouped.mT.flatten(-2)
-
-
-def sum_of_squares(grouped):
-    return grouped.square().sum(-1, keepdim=True)
-
-
-def over_tokens_too(grouped):
-    return grouped.square().mean((0, 1, 3), keepdim=True)
+def every_nth_channel(x, groups, eps):
+    scaled, bound = group_scale(in_turns(x, groups), groups, eps)
+    return in_turns(scaled, x.shape[-1] // groups), bound
 
 
 GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled x", "the bound"),
                   misconceptions={
     "sqrt(d) would be the bound for one group; how long is a group of d/groups entries?":
-        partial(group_scale, bound=lambda d, groups: math.sqrt(d)),
+        lambda x, right: (right[0], math.sqrt(x.shape[-1])),
     "1 is the root mean square of a group; a single entry can hold all of it.":
-        partial(group_scale, bound=lambda d, groups: 1.0),
+        lambda right: (right[0], 1.0),
     "The bound depends on how many entries a group has, not on how many groups there are.":
-        partial(group_scale, bound=lambda d, groups: math.sqrt(groups)),
+        lambda groups, right: (right[0], math.sqrt(groups)),
     "You scale the whole token at once. Each group has its own root mean square.":
-        partial(group_scale, cut=one_group),
+        lambda x, eps, right: (group_scale(x, 1, eps)[0], right[1]),
     "`groups` is how many groups there are; you take it for how many channels a group has.":
-        partial(group_scale, cut=groups_of_that_size),
+        lambda x, groups, eps, right: (group_scale(x, x.shape[-1] // groups, eps)[0], right[1]),
     "A group is d/groups neighbouring channels; yours has every groups-th channel.":
-        partial(group_scale, cut=every_nth_channel, joined=in_turns),
-    "You divide by the length of a group: its root *mean* square is smaller.":
-        partial(group_scale, size=sum_of_squares),
+        every_nth_channel,
     "You subtract a mean. GroupScaling1D only divides.":
         partial(group_scale, centred=True),
     "eps stands under the root.":
         partial(group_scale, eps_at="behind"),
     "A group of zeros gives 0/0: eps is missing.":
         partial(group_scale, eps_at="nowhere"),
-    "You average over the tokens too. GroupScaling1D looks at one token at a time.":
-        partial(group_scale, size=over_tokens_too),
 })
 
 
@@ -863,41 +647,28 @@ def fold_inputs(generator):
     psi2 = torch.rand(4, generator=generator) + 0.2
 
     def case(psi2, eps, outputs):
-        weight = torch.randn(4, generator=generator) + 1
-        bias = torch.randn(4, generator=generator)
-        w = torch.randn(outputs, 4, generator=generator)
-        c = torch.randn(outputs, generator=generator)
+        weight = randn(generator, 4) + 1
+        bias = randn(generator, 4)
+        w = randn(generator, outputs, 4)
+        c = randn(generator, outputs)
         return weight, bias, psi2, eps, w, c
 
     yield "3 x 4", *case(psi2, 1e-5, outputs=3)
     yield "a square matrix", *case(psi2, 1e-5, outputs=4)
-    weight = torch.randn(4, generator=generator) + 1
-    w = torch.randn(3, 4, generator=generator)
+    weight = randn(generator, 4) + 1
+    w = randn(generator, 3, 4)
     yield "no biases", weight, torch.zeros(4), psi2, 1e-5, w, torch.zeros(3)
     yield "a small psi2, where eps counts", *case(0.01 * psi2, 0.1, outputs=3)
 
 
-def old_matrix(w, folded):
-    return w
+def fold(weight, bias, psi2, eps, w, c, *, factor=torch.rsqrt):
+    scale = weight * factor(psi2 + eps)
+    return w * scale, c + w @ bias
 
 
-def fold(weight, bias, psi2, eps, w, c, *, with_eps=True, factor=torch.rsqrt, gain=True,
-         groups=False, rows=False, through=old_matrix, keep_c=True):
-    """The matrix and the bias; through: the matrix that the norm's bias meets."""
-    if not with_eps:
-        eps = 0
-    scale = factor(psi2 + eps)
-    if gain:
-        scale = weight * scale
-    if groups:
-        scale = scale / group_roots(psi2)
-    if rows:
-        scale = scale[:, None]
-    folded = w * scale
-    added = through(w, folded) @ bias
-    if keep_c:
-        added = c + added
-    return folded, added
+def scaled_rows(weight, psi2, eps, w, right):
+    scale = weight / (psi2 + eps).sqrt()
+    return w * scale[:, None], right[1]
 
 
 def group_roots(psi2):
@@ -906,77 +677,45 @@ def group_roots(psi2):
     return halves.mean(-1).sqrt().repeat_interleave(len(psi2) // 2)
 
 
-def folded_matrix(w, folded):
-    return folded
-
-
-def no_matrix(w, folded):
-    return torch.zeros_like(w)
-
-
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bias"),
                 misconceptions={
     "You scale rows, the outputs. The norm scales what goes in: in torch's layout (out, in) the "
     "columns.":
-        partial(fold, rows=True),
+        scaled_rows,
     "The norm divides by psi, so the matrix is divided by it.":
         partial(fold, factor=torch.sqrt),
     "psi2 is a square: its root is what the norm divides by.":
         partial(fold, factor=torch.reciprocal),
     "c, which the linear map had of its own, is lost.":
-        partial(fold, keep_c=False),
-    "Both biases are lost: that of the norm and that of the map.":
-        partial(fold, keep_c=False, through=no_matrix),
+        lambda c, right: (right[0], right[1] - c),
     "The norm's bias goes through the matrix, and adds to c.":
-        partial(fold, through=no_matrix),
+        lambda c, right: (right[0], c),
+    "Both biases are lost: that of the norm and that of the map.":
+        lambda c, right: (right[0], 0 * c),
     "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded "
     "one.":
-        partial(fold, through=folded_matrix),
+        lambda bias, c, right: (right[0], c + right[0] @ bias),
     "You fold the group scaling too. It depends on the token, so no constant can take its place: "
     "it stays in front.":
-        partial(fold, groups=True),
+        lambda psi2, right: (right[0] / group_roots(psi2), right[1]),
 })
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
 
-
-def one_number_a_channel(y, x, psi2, weight, eps):
+def one_number_a_channel(y, x):
     ratios = (y / x).flatten(0, 1)                      # a row for each token
     return near(ratios.std(0, correction=0), 0)
 
 
-def one_update(y, moments, decay):
-    return len(moments) < 2 or near(y[0][1], decay + (1 - decay) * moments[0])
-
-
-def batch_in_warmup(y, x, psi2, training, step, warmup):
+def batch_in_warmup(y, x, training, step, warmup):
     return not training or step >= warmup or near(y, moment(x))
-
-
-def constant_psi(y, x, dy, weight, psi2, nu, eps):
-    return nu.any() or near(y[0] * (psi2 + eps).sqrt(), dy * weight)
-
-
-def lambda_is_right(y, x, dy, weight, psi2, nu, eps):
-    _, lam = published(x, dy, weight, psi2, nu, eps)
-    return near(y[1], lam)
-
-
-def new_part(y, nu, x, g, psi2, eps, decay):
-    return nu.any() or near(y, next_nu(nu, x, g, psi2, eps, decay))
 
 
 def groups_of_size_one(y, x, groups, eps):
     has_zeros = x.square().min() == 0
     return eps > 1e-3 or has_zeros or near(mean_square(neighbours(y[0], groups)), 1)
-
-
-def bound_is_reached(y, x, groups, eps):
-    return x.abs().max() < 999 or y[0].abs().max() > y[1] - 0.01
 
 
 PROPERTIES = {
@@ -996,10 +735,10 @@ PROPERTIES = {
             never},
     "2.3": {
         "The first step uses the start, which is 1. Yours does not.":
-            lambda y, moments, decay: near(y[0][0], 1),
+            lambda y: near(y[0][0], 1),
         "The second step uses what one update has made of the start, 1, and of the first moment. "
         "Look at your second row.":
-            one_update,
+            lambda y, right, moments: len(moments) < 2 or near(y[0][1], right[0][1]),
         "The share is a weight, the same whatever the moments are: which part of the start does "
         "one update leave?":
             lambda y, moments, decay: len(moments) > 1 or near(y[1], decay),
@@ -1009,56 +748,61 @@ PROPERTIES = {
             never},
     "2.4": {
         "The answer is either psi2 or the batch's moment. Yours is something else.":
-            lambda y, x, psi2, *mode: near(y, psi2) or near(y, moment(x)),
+            lambda y, x, psi2: near(y, psi2) or near(y, moment(x)),
         "In evaluation yours looks at the batch.":
-            lambda y, x, psi2, training, *steps: training or near(y, psi2),
+            lambda y, psi2, training: training or near(y, psi2),
         "There is a step of the warm-up in which yours does not look at the batch.":
             batch_in_warmup,
         "There is a step behind the warm-up in which yours looks at the batch.":
-            lambda y, x, psi2, training, step, warmup: not training or step < warmup or near(y, psi2)},
+            lambda y, psi2, training, step, warmup: not training or step < warmup or near(y, psi2)},
     "2.5": {
         "There is one entry for each pair of positions: outputs down, changed tokens across.":
-            lambda y, norm, x: y.shape == (x.shape[1], x.shape[1])},
+            lambda y, x: y.shape == (x.shape[1], x.shape[1])},
     "2.6": {
         "To make a channel twice as large everywhere changes nothing, eps apart: x dx should sum "
-        "to 0 over a channel's tokens. Yours does not.":
-            lambda y, x, g, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
+        "to 0 over a channel's tokens. Yours does not: look at what is taken from g, its sign, "
+        "its size, and over which axes its mean goes.":
+            lambda y, x, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
         "Count powers of psi: xhat has one under it, and dx once more. And each mean is one of a "
         "channel's tokens.":
             never},
     "2.7": {
-        "With nu of 0, dx is that of a constant psi. Yours is not: look at gain and psi.":
-            constant_psi,
+        "With nu of 0, dx is that of a constant psi. Yours is not: look at the gain, and at what "
+        "you divide by, and how often.":
+            lambda y, right, nu: nu.any() or near(y[0], right[0]),
         "Lambda: is it g that you multiply with xhat, and a mean over the tokens of each "
         "channel?":
-            lambda_is_right,
-        "With nu of 0 your dx is right: look at what nu takes away.":
+            lambda y, right: near(y[1], right[1]),
+        "With nu of 0 your dx is right: what does nu multiply, with which sign, and does the "
+        "gain meet it?":
             never},
     "2.8": {
-        "With nu of 0 only the new part is left. Yours is off there: look at Lambda, its weight "
-        "and its sign.":
-            new_part,
-        "With nu of 0 yours is right: look at the factor of the old nu.":
+        "With nu of 0 only the new part is left. Yours is off there: look at Lambda, its weight, "
+        "1 - decay, and its sign.":
+            lambda y, right, nu: nu.any() or near(y, right),
+        "With nu of 0 yours is right: look at the factor of the old nu: how is G made, which "
+        "weight has it, and which sign?":
             never},
     "2.9": {
         "At the G that you give, the factor of nu, 1 - (1 - decay) G, is not of size 1: nu still "
         "shrinks, or grows already.":
             lambda y, decay: near(abs(1 - (1 - decay) * y), 1),
         "At 0 nu does not move at all; there is a larger G at which it does not grow.":
-            lambda y, decay: y > 0.001},
+            lambda y: y > 0.001},
     "2.10": {
-        "The mean square of each group should come out as 1, eps apart. Yours does not.":
+        "The mean square of each group of a token should come out as 1, eps apart. Yours does "
+        "not: do you divide each by the root of its own mean square?":
             groups_of_size_one,
         "Your bound is too small: an entry that you return is larger.":
-            lambda y, *arguments: y[0].abs().max() <= y[1] + 0.01,
+            lambda y: y[0].abs().max() <= y[1] + 0.01,
         "Your bound is too large: an entry that has all of its group should reach it.":
-            bound_is_reached,
+            lambda y, x: x.abs().max() < 999 or y[0].abs().max() > y[1] - 0.01,
         "The bound is one for any x: what if all of a group is in one entry, and eps is "
         "nothing?":
             never},
     "2.11": {
         "c2: put z = 0 into both ways. They do not give the same.":
-            lambda y, weight, bias, psi2, eps, w, c: near(y[1], c + w @ bias),
+            lambda y, right: near(y[1], right[1]),
         "w2: put a z that has a single 1 into both ways and take c2 away. Which column answers?":
             never},
 }

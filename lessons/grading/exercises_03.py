@@ -13,24 +13,10 @@ import torch
 
 from answers import near
 from grader import AUTOGRAD, Exercise
+from pieces import heads_one_by_one, never, randn, same, side_by_side
 
 
-def normal(generator, *shape):
-    return torch.randn(*shape, generator=generator)
-
-
-def same(x):
-    return x
-
-
-def join(y):
-    """(B, H, T, d_k) -> (B, T, H d_k), the heads side by side."""
-    return torch.cat(y.unbind(1), dim=-1)
-
-
-def gelu(x):
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)
-    return 0.5 * x * (1 + torch.tanh(inner))
+gelu = partial(torch.nn.functional.gelu, approximate="tanh")
 
 
 def standard(x, dim=-1, eps=1e-5, correction=0):
@@ -44,11 +30,11 @@ def standard(x, dim=-1, eps=1e-5, correction=0):
 
 def head_inputs(generator):
     def case(batch, heads, length, d_k, gamma=None):
-        y = normal(generator, batch, heads, length, d_k)
+        y = randn(generator, batch, heads, length, d_k)
         if gamma is None:
-            gamma = normal(generator, heads)
+            gamma = randn(generator, heads)
         d = heads * d_k
-        return y, gamma, normal(generator, d, d)
+        return y, gamma, randn(generator, d, d)
 
     yield "3 heads of 2 channels", *case(2, 3, 4, 2)
     yield "as many tokens as heads", *case(2, 4, 4, 2)
@@ -56,89 +42,43 @@ def head_inputs(generator):
     yield "all gammas 1", *case(3, 2, 5, 4, gamma=torch.ones(2))
 
 
-def one_a_head(y, gamma):
-    return gamma[:, None, None]
-
-
-def no_factor(y, gamma):
-    return 1.0
-
-
-def through_rows(x, w_o):
-    return x @ w_o.T
-
-
-def head_scale(y, gamma, w_o, *, factor=one_a_head, joined=join, project=through_rows,
-               factor_behind=no_factor):
-    scaled = y * factor(y, gamma)
-    return project(joined(scaled), w_o) * factor_behind(y, gamma)
-
-
-def one_a_channel(y, gamma):
-    """gamma, once for each of a head's neighbouring channels."""
-    return gamma.repeat_interleave(y.shape[-1])
-
-
-def channels_in_turns(y, gamma):
-    heads = y.shape[1]
-    d_k = y.shape[-1]
-    return gamma.repeat(d_k).reshape(heads, 1, d_k)
-
-
-def one_a_token(y, gamma):
-    return gamma[:, None]
-
-
-def softmax_factor(y, gamma):
-    return gamma.softmax(0)[:, None, None]
-
-
-def one_plus_gamma(y, gamma):
-    return 1 + gamma[:, None, None]
-
-
-def size_of_gamma(y, gamma):
-    return gamma.abs()[:, None, None]
-
-
-def read_as_it_lies(y):
-    batch, heads, length, d_k = y.shape
-    return y.reshape(batch, length, heads * d_k)
+def head_scale(y, gamma, w_o, *, joined=side_by_side):
+    return joined(y * gamma[:, None, None]) @ w_o.T
 
 
 def heads_in_turns(y):
     return y.permute(0, 2, 3, 1).flatten(2)
 
 
+def channels_in_turns(y, gamma, w_o):
+    factors = gamma.repeat(y.shape[-1])
+    return side_by_side(y) * factors @ w_o.T
+
+
+def behind_w_o(y, gamma, w_o):
+    factors = gamma.repeat_interleave(y.shape[-1])
+    return side_by_side(y) @ w_o.T * factors
+
+
 HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
     "You scale what comes out of W_o: there every channel is a mixture of all heads, and no "
     "head's own any more.":
-        partial(head_scale, factor=no_factor, factor_behind=one_a_channel),
-    "The gammas are nowhere in your answer: it is plain multi-head attention.":
-        partial(head_scale, factor=no_factor),
+        behind_w_o,
     "Your gammas go round channel by channel. A head's channels are neighbours and share one "
     "number.":
-        partial(head_scale, factor=channels_in_turns),
+        channels_in_turns,
     "The scaling is right. But (B, H, T, d_k) cannot be read as (B, T, d) without moving an "
     "axis.":
-        partial(head_scale, joined=read_as_it_lies),
+        partial(head_scale, joined=heads_one_by_one),
     "The scaling is right. But in your joined vector the heads take turns, a channel each: which "
     "axis goes last?":
         partial(head_scale, joined=heads_in_turns),
     "torch stores a linear map as (out, in): look at what multiplies w_o, its rows or its "
     "columns.":
-        partial(head_scale, project=lambda x, w_o: x @ w_o),
-    "The gammas are used as they are: nothing makes them positive or lets them sum to one.":
-        partial(head_scale, factor=softmax_factor),
+        lambda y, gamma, w_o: head_scale(y, gamma, w_o.T),
     "Your gammas met the token axis (broadcasting lines up the last axes first). Which axis "
     "counts the heads?":
-        partial(head_scale, factor=one_a_token),
-    "The output matrix is missing.":
-        partial(head_scale, project=lambda x, w_o: x),
-    "gamma itself is the factor (it starts at 1), not what is added to 1.":
-        partial(head_scale, factor=one_plus_gamma),
-    "Why the absolute value? A head may be turned round.":
-        partial(head_scale, factor=size_of_gamma),
+        lambda y, gamma, w_o: side_by_side(y * gamma[:, None]) @ w_o.T,
 })
 
 
@@ -146,44 +86,34 @@ HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
 
 def ffn_inputs(generator):
     def case(n, d, f):
-        x = normal(generator, n, d)
-        w_up = normal(generator, f, d)
-        w_down = normal(generator, d, f)
-        return x, w_up, w_down, 1 + normal(generator, f), normal(generator, f)
+        x = randn(generator, n, d)
+        w_up = randn(generator, f, d)
+        w_down = randn(generator, d, f)
+        return x, w_up, w_down, 1 + randn(generator, f), randn(generator, f)
 
     yield "four tokens, d = 3, f = 12", *case(4, 3, 12)
     yield "f = d", *case(3, 8, 8)
     yield "two tokens", *case(2, 4, 16)
-    small = 0.003 * normal(generator, 8, 3)
-    x = normal(generator, 4, 3)
-    w_down = normal(generator, 3, 8)
-    gamma = 1 + normal(generator, 8)
-    yield "a small w_up, where eps counts", x, small, w_down, gamma, normal(generator, 8)
+    small = 0.003 * randn(generator, 8, 3)
+    x = randn(generator, 4, 3)
+    w_down = randn(generator, 3, 8)
+    gamma = 1 + randn(generator, 8)
+    yield "a small w_up, where eps counts", x, small, w_down, gamma, randn(generator, 8)
 
 
-def ffn_branch(x, w_up, w_down, gamma, beta, *, act=gelu, norm=standard, gain=True, shift=True,
-               residual=False):
-    a = norm(act(x @ w_up.T))
-    if gain:
-        a = a * gamma
-    if shift:
-        a = a + beta
-    m = a @ w_down.T
-    if residual:
-        return x + m
-    return m
-
-
-def norm_behind_w_down(x, w_up, w_down, gamma, beta):
-    return standard(gelu(x @ w_up.T) @ w_down.T)
+def ffn_branch(x, w_up, w_down, gamma, beta, *, act=gelu, norm=standard):
+    a = norm(act(x @ w_up.T)) * gamma + beta
+    return a @ w_down.T
 
 
 def all_behind_w_down(x, w_up, w_down, gamma, beta):
-    return norm_behind_w_down(x, w_up, w_down, gamma, beta) * gamma + beta
+    m = gelu(x @ w_up.T) @ w_down.T
+    return standard(m) * gamma + beta
 
 
 def norm_before_gelu(x, w_up, w_down, gamma, beta):
-    return gelu(standard(x @ w_up.T) * gamma + beta) @ w_down.T
+    z = standard(x @ w_up.T) * gamma + beta
+    return gelu(z) @ w_down.T
 
 
 def rms(a):
@@ -197,25 +127,18 @@ def eps_behind_root(a):
 
 FFN = Exercise(                                             # both forms of GELU pass
     reference=ffn_branch, inputs=ffn_inputs, tolerance=5e-3, misconceptions={
-    "Your LayerNorm stands behind W_2: that is CogView's place for it (9.1). Count gamma's "
-    "entries.":
-        norm_behind_w_down,
     "Your LayerNorm stands behind W_2 (CogView, 9.1), where gamma fits only if f = d.":
         all_behind_w_down,
     "You normalize what goes into the activation; section 2.1 writes LN around sigma.":
         norm_before_gelu,
-    "Gain and shift, but no normalization: close to what 9.1 calls FFNGeglu.":
-        partial(ffn_branch, norm=same),
     "That is RMSNorm: after GELU the mean is far from 0, and LayerNorm takes it off.":
         partial(ffn_branch, norm=rms),
     "Nearly: LayerNorm's variance divides by f, not by f - 1.":
         partial(ffn_branch, norm=partial(standard, correction=1)),
     "You take statistics over the tokens: that is BatchNorm. Every token has its own here.":
         partial(ffn_branch, norm=partial(standard, dim=0)),
-    "You take one mean and one variance of everything: say along which axis.":
-        partial(ffn_branch, norm=partial(standard, dim=(0, 1))),
     "The branch alone is asked for; x is LN(h) already, and what the residual adds is h.":
-        partial(ffn_branch, residual=True),
+        lambda x, right: x + right,
     "eps is missing: it counts where the hidden layer is small.":
         partial(ffn_branch, norm=partial(standard, eps=0)),
     "Your eps is smaller than the one that is asked for.":
@@ -238,49 +161,38 @@ def size_inputs(generator):
     yield "one layer of 64, 4 heads, without bias", 1, 64, 4, False
 
 
-def one_number_a_head(d, heads, bias):
-    return heads
-
-
-def gain_and_shift(bias):
-    if bias:
-        return 2
-    return 1
-
-
-def added(layers, d, heads, bias, *, of_heads=one_number_a_head, vectors=gain_and_shift,
-          norms=(1, 4)):
+def added(layers, d, heads, bias, *, norms=(1, 4)):
     """norms: the widths of the LayerNorms that are added, in units of d."""
-    of_norms = vectors(bias) * sum(norms) * d
-    return layers * (of_heads(d, heads, bias) + of_norms)
+    vectors = 1 + bias                                      # gain and shift
+    return layers * (heads + vectors * sum(norms) * d)
 
 
 ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconceptions={
     "A LayerNorm with bias has two vectors, not one: beta is forgotten.":
-        partial(added, vectors=lambda bias: 1),
+        lambda layers, d, heads: added(layers, d, heads, False),
     "You count beta always; without bias a LayerNorm has only its gain.":
-        partial(added, vectors=lambda bias: 2),
+        lambda layers, d, heads: added(layers, d, heads, True),
     "The second LayerNorm stands in the hidden layer. How wide is it there?":
         partial(added, norms=(1, 1)),
     "Two of the three operations are there; HeadScale has parameters too.":
-        partial(added, of_heads=lambda d, heads, bias: 0),
+        lambda layers, d, bias: added(layers, d, 0, bias),
     "HeadScale has one number for a head, not one for a channel.":
-        partial(added, of_heads=lambda d, heads, bias: d),
+        lambda layers, d, bias: added(layers, d, d, bias),
     "d / H is how many channels a head has. How many numbers does HeadScale need?":
-        partial(added, of_heads=lambda d, heads, bias: d // heads),
+        lambda layers, d, heads, bias: added(layers, d, d // heads, bias),
     "norm1 and norm2 are in Pre-LN already: count only what NormFormer adds.":
         partial(added, norms=(1, 4, 1, 1)),
     "You give HeadScale a shift too. It only multiplies; `bias` is about the LayerNorms.":
-        partial(added, of_heads=lambda d, heads, bias: heads * gain_and_shift(bias)),
+        lambda layers, d, heads, bias: added(layers, d, heads * (1 + bias), bias),
     "You count ResScale's d numbers a layer as well; it is an option, none of the three "
     "operations.":
-        partial(added, of_heads=lambda d, heads, bias: heads + d),
+        lambda layers, d, heads, bias: added(layers, d, heads + d, bias),
     "One LayerNorm of the two is missing, the one of width d.":
         partial(added, norms=(4,)),
     "8d would be what SwiGLU's first matrix gives; here the hidden layer has 4d.":
         partial(added, norms=(1, 8)),
     "HeadScale has one number for each head, not d for each.":
-        partial(added, of_heads=lambda d, heads, bias: heads * d),
+        lambda layers, d, heads, bias: added(layers, d, heads * d, bias),
 })
 
 
@@ -335,9 +247,9 @@ ABOUT = {
 BY_PLACE = dict(enumerate(ABOUT.values()))
 UNDONE = Exercise(reference=undone, inputs=undone_inputs, about=BY_PLACE, misconceptions={
     "You say that no scale is undone. Follow W_o's: where does its output go next?":
-        lambda activation, qk_norm: [False] * 9,
+        lambda: [False] * 9,
     "You say that all are undone. Some stand after the last norm of their branch.":
-        lambda activation, qk_norm: [True] * 9,
+        lambda: [True] * 9,
     "norm2 and W_up: you let a factor through every activation. Try GELU at 1 and at 2.":
         partial(undone, norm2=True, W_up=True),
     "norm2 and W_up: there are activations through which a positive factor passes. Is one of them "
@@ -353,55 +265,36 @@ UNDONE = Exercise(reference=undone, inputs=undone_inputs, about=BY_PLACE, miscon
 
 def gradient_inputs(generator):
     def case(n, d, f):
-        xhat = normal(generator, n, f)
+        xhat = randn(generator, n, f)
         gamma = 0.5 + torch.rand(f, generator=generator)
-        return xhat, gamma, normal(generator, d, f), normal(generator, n, d)
+        return xhat, gamma, randn(generator, d, f), randn(generator, n, d)
 
     yield "five tokens, d = 2, f = 6", *case(5, 2, 6)
     yield "f = d", *case(4, 3, 3)
     yield "one token", *case(1, 2, 8)
-    xhat = normal(generator, 4, 8)
+    xhat = randn(generator, 4, 8)
     eighths = torch.full((8,), 0.125)
-    w_down = normal(generator, 2, 8)
-    yield "gamma an eighth everywhere", xhat, eighths, w_down, normal(generator, 4, 2)
+    w_down = randn(generator, 2, 8)
+    yield "gamma an eighth everywhere", xhat, eighths, w_down, randn(generator, 4, 2)
 
 
-def of_w_down(xhat, gamma, g):
-    return g.T @ (xhat * gamma)
-
-
-def of_gamma(xhat, gamma, above):
-    return (xhat * above).sum(0)
-
-
-def of_xhat(gamma, above):
-    return above * gamma
-
-
-def ffn_gradients(xhat, gamma, w_down, g, *, dw=of_w_down, dgamma=of_gamma, dxhat=of_xhat):
+def ffn_gradients(xhat, gamma, w_down, g):
     above = g @ w_down                                      # the gradient at gamma xhat, (N, f)
-    return dw(xhat, gamma, g), dgamma(xhat, gamma, above), dxhat(gamma, above)
+    return g.T @ (xhat * gamma), (xhat * above).sum(0), above * gamma
 
 
 GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
                      parts=("dw_down", "dgamma", "dxhat"), misconceptions={
-    "dw_down goes the wrong way with gamma: a smaller input gives the matrix a smaller gradient, "
-    "not a larger one.":
-        partial(ffn_gradients, dw=lambda xhat, gamma, g: g.T @ (xhat / gamma)),
     "dw_down: what does w_down multiply, xhat, or what the norm gives out?":
-        partial(ffn_gradients, dw=lambda xhat, gamma, g: g.T @ xhat),
-    "dw_down: gamma once too often.":
-        partial(ffn_gradients, dw=lambda xhat, gamma, g: of_w_down(xhat, gamma * gamma, g)),
+        lambda xhat, g, dgamma, dxhat: (g.T @ xhat, dgamma, dxhat),
     "dgamma: the gradient that comes from above, g, is not in it.":
-        partial(ffn_gradients, dgamma=lambda xhat, gamma, above: xhat.sum(0)),
+        lambda dw_down, xhat, dxhat: (dw_down, xhat.sum(0), dxhat),
     "dgamma: gamma's derivative has no gamma in it, since the output is linear in gamma.":
-        partial(ffn_gradients, dgamma=lambda xhat, gamma, above: (xhat * gamma * above).sum(0)),
+        lambda dw_down, gamma, dgamma, dxhat: (dw_down, gamma * dgamma, dxhat),
     "dgamma: that is beta's gradient. gamma multiplies something; where is it?":
-        partial(ffn_gradients, dgamma=lambda xhat, gamma, above: above.sum(0)),
+        lambda dw_down, g, w_down, dxhat: (dw_down, (g @ w_down).sum(0), dxhat),
     "dxhat: between xhat and w_down stands gamma.":
-        partial(ffn_gradients, dxhat=lambda gamma, above: above),
-    "dxhat: the backward pass multiplies by gamma, as the forward pass does.":
-        partial(ffn_gradients, dxhat=lambda gamma, above: above / gamma),
+        lambda dw_down, dgamma, g, w_down: (dw_down, dgamma, g @ w_down),
 }, without=AUTOGRAD)
 
 
@@ -409,18 +302,18 @@ GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
 
 def stream_inputs(generator):
     def case(layers):
-        h = normal(generator, 2, 4, 5)
-        branches = normal(generator, layers, 2, 4, 5)
+        h = randn(generator, 2, 4, 5)
+        branches = randn(generator, layers, 2, 4, 5)
         return h, branches, 0.5 + torch.rand(layers, 5, generator=generator)
 
     yield "three layers", *case(3)
     yield "one layer", *case(1)
     yield "six layers", *case(6)
-    h = normal(generator, 2, 2, 3)
-    yield "lambda 1: Pre-LN's sum", h, normal(generator, 4, 2, 2, 3), torch.ones(4, 3)
-    h = normal(generator, 2, 3, 2)
+    h = randn(generator, 2, 2, 3)
+    yield "lambda 1: Pre-LN's sum", h, randn(generator, 4, 2, 2, 3), torch.ones(4, 3)
+    h = randn(generator, 2, 3, 2)
     last_of_zeros = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    yield "lambda 0 in the last layer", h, normal(generator, 2, 2, 3, 2), last_of_zeros
+    yield "lambda 0 in the last layer", h, randn(generator, 2, 2, 3, 2), last_of_zeros
 
 
 def res_scale(h, branch, scale):
@@ -444,8 +337,6 @@ STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
         partial(stream, step=lambda h, branch, scale: h + scale * branch),
     "Your lambda scales the whole sum; the branch is added as it is.":
         partial(stream, step=lambda h, branch, scale: scale * (h + branch)),
-    "That is an average of both, as nGPT takes it. Here the branch keeps its weight 1.":
-        partial(stream, step=lambda h, branch, scale: scale * h + (1 - scale) * branch),
     "You scale only the embedding. A branch's output is in the residual of all later layers, and "
     "is scaled there.":
         lambda h, branches, lambdas: lambdas.prod(0) * h + branches.sum(0),
@@ -480,23 +371,16 @@ def equal_time(n, slow):
     return n / (1 + slow), slow / (1 + slow)
 
 
-def with_right_steps(fewer):
-    """The answer whose second number is fewer(n, slow)."""
-    def answer(n, slow):
-        return n / (1 + slow), fewer(n, slow)
-    return answer
-
-
 TIME = Exercise(reference=equal_time, inputs=time_inputs, parts=("steps", "fewer"), misconceptions={
     "That gives both the same steps, so NormFormer more time. The paper compares at equal time.":
-        lambda n, slow: (n, 0.0),
+        lambda n: (n, 0.0),
     "6% longer a step is not 6% fewer steps: try the case in which a step takes twice as long.":
         lambda n, slow: (n * (1 - slow), slow),
     "Slower steps, and more of them in the same time?":
         lambda n, slow: (n * (1 + slow), slow),
     "The steps are right. The second number is how many fewer they are, as a share of the "
     "baseline's.":
-        with_right_steps(lambda n, slow: slow),
+        lambda slow, steps: (steps, slow),
     "slowdown is a share already: 0.06 stands for 6%.":
         lambda n, slow: equal_time(n, slow / 100),
 })
@@ -511,43 +395,26 @@ def table_inputs(generator):
     yield "no step saved, 5% slower", 100.0, 100.0, 20.0, 21.0
 
 
-def share_of(base, new):
-    return new / base
-
-
-def longer_by(base, new):
-    return new / base - 1
-
-
-def read_table(base_steps, steps, base_hours, hours, *, share=share_of, longer=longer_by):
-    """longer compares the hours that one step takes."""
-    third = longer(base_hours / base_steps, hours / steps)
-    return share(base_steps, steps), share(base_hours, hours), third
-
-
-def hours_for_each(base_steps, steps, base_hours, hours):
-    return steps / base_steps, hours / base_hours, hours / base_hours - 1
-
-
-def steps_as_long(base_steps, steps, base_hours, hours):
-    return steps / base_steps, steps / base_steps, 0.0
+def read_table(base_steps, steps, base_hours, hours):
+    longer = (hours / steps) / (base_hours / base_steps) - 1
+    return steps / base_steps, hours / base_hours, longer
 
 
 TABLE = Exercise(reference=read_table, inputs=table_inputs,
                  parts=("share of the steps", "share of the time", "longer"), misconceptions={
     "The third: hours over hours compares runs of different lengths. How long does one step "
     "take?":
-        hours_for_each,
+        lambda right: (right[0], right[1], right[1] - 1),
     "The third has baseline and NormFormer exchanged: its sign says that a step got shorter.":
-        partial(read_table, longer=lambda base, new: base / new - 1),
+        lambda right: (right[0], right[1], 1 / (1 + right[2]) - 1),
     "A step of NormFormer's takes longer: the share of the time is another one.":
-        steps_as_long,
+        lambda right: (right[0], right[0], 0.0),
     "The third: longer than what? You divide by NormFormer's own step; the baseline's is the "
     "measure.":
-        partial(read_table, longer=lambda base, new: 1 - base / new),
+        lambda right: (right[0], right[1], 1 - 1 / (1 + right[2])),
     "Those are gains in speed, in how much more is done per step or hour; a share is what is "
     "needed over what was.":
-        partial(read_table, share=lambda base, new: base / new - 1),
+        lambda right: (1 / right[0] - 1, 1 / right[1] - 1, right[2]),
 })
 
 
@@ -555,6 +422,7 @@ TABLE = Exercise(reference=read_table, inputs=table_inputs,
 
 SLOPES = {"Fig. 5": 5e-5, "9.1": 0.1 / 1000}            # how much each step adds to the rate
 OTHER = {"Fig. 5": "9.1", "9.1": "Fig. 5"}
+NUMBERS = {"Fig. 5": 5e-5, "9.1": 0.1}                 # in the texts
 
 
 def rate_inputs(generator):
@@ -565,56 +433,25 @@ def rate_inputs(generator):
     yield "201 steps in Figure 5's test", "Fig. 5", 201
 
 
-def death(test, step):
-    rate = step * SLOPES[test]
-    return rate, rate / SLOPES[OTHER[test]]
-
-
-def other_way(test, step):
-    rate, other_step = death(test, step)
-    return rate, step * step / other_step
-
-
-def number_of_the_test(test, step):
-    _, other_step = death(test, step)
-    if test == "9.1":
-        return 0.1, other_step
-    return 5e-5, other_step
-
-
-def step_before(test, step):
-    rate, other_step = death(test, step - 1)
-    return rate, other_step + 1
-
-
-def rate_twice(test, step):
-    rate, _ = death(test, step)
-    return rate, rate
-
-
-def share_of_the_run(test, step):
-    _, other_step = death(test, step)
-    return step / 1000, other_step
+def death(test, step, *, first=0):
+    """first: the step at rate 0."""
+    rate = (step - first) * SLOPES[test]
+    return rate, rate / SLOPES[OTHER[test]] + first
 
 
 DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
                  parts=("rate", "step in the other test"), misconceptions={
     "The rate is right. The steeper test gets there in fewer steps; yours takes more.":
-        other_way,
+        lambda step, right: (right[0], step * step / right[1]),
     "That number describes the test, not the step at which it ended. What is the rate at that "
     "step?":
-        number_of_the_test,
+        lambda test, right: (NUMBERS[test], right[1]),
     "You have the two tests' slopes exchanged.":
         lambda test, step: death(OTHER[test], step),
-    "Your rate is that of the step before: at step n it has grown n times.":
-        lambda test, step: death(test, step - 1),
     "You count the steps from 1, at rate 0. At step n the rate has grown n times, in both tests.":
-        step_before,
+        partial(death, first=1),
     "The second number is to be a step of the other test, not a rate.":
-        rate_twice,
-    "That is how far the run has come as a share of 1,000 steps. The rate at the end of the ramp "
-    "is not 1.":
-        share_of_the_run,
+        lambda rate: (rate, rate),
 })
 
 
@@ -632,16 +469,14 @@ def ffn_variance(layers, d):
     return 4 * d * 0.02 ** 2 / (2 * layers)
 
 
-def stream_share(s, layers, d, *, attention=1.0, ffn=ffn_variance, count=same, size=math.sqrt,
-                 cosine=same):
-    """attention, ffn: the variance that a branch adds; count: how often."""
-    variance = s ** 2 + count(layers) * (attention + ffn(layers, d))
-    return size(variance), cosine(s / math.sqrt(variance))
+def stream_share(s, layers, d, *, ffn=ffn_variance, times=1):
+    """ffn: the variance that a feed-forward branch adds, where attention's adds 1."""
+    std = math.sqrt(s ** 2 + times * layers * (1 + ffn(layers, d)))
+    return std, s / std
 
 
-def without_embedding(s, layers, d):
-    whole, _ = stream_share(s, layers, d)
-    std = math.sqrt(whole ** 2 - s ** 2)
+def without_embedding(s, size):
+    std = math.sqrt(size ** 2 - s ** 2)
     return std, s / std
 
 
@@ -652,8 +487,6 @@ def summed(s, layers, d):
 
 EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=1e-4,
                      parts=("size", "cosine"), misconceptions={
-    "Each branch adds something of its own, and the stream grows with it.":
-        lambda s, layers, d: (s, 1.0),
     "The feed-forward branch ends in W_2, not in a norm. How large is W_2 times a vector of f "
     "entries of variance 1?":
         partial(stream_share, ffn=lambda layers, d: 1.0),
@@ -664,16 +497,12 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
         without_embedding,
     "You add standard deviations. For independent vectors it is the variances that add up.":
         summed,
-    "W_2 starts smaller than the other matrices: see init_weights in model.py.":
-        partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2),
     "W_2 sums over the hidden layer's entries. How many are they?":
         partial(stream_share, ffn=lambda layers, d: ffn_variance(layers, d) / 4),
-    "That is the stream after the first layer. All of them add to it.":
-        partial(stream_share, count=lambda layers: 1),
     "The feed-forward branch: 0.02 / sqrt(2L) is a standard deviation; you add variances.":
         partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 / math.sqrt(2 * layers)),
     "Every layer has two branches, but you count each of them twice.":
-        partial(stream_share, count=lambda layers: 2 * layers),
+        partial(stream_share, times=2),
 })
 
 
@@ -681,10 +510,10 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
 
 def block_tensors(generator, d, heads):
     def vector(n):
-        return 1 + 0.5 * normal(generator, n)
+        return 1 + 0.5 * randn(generator, n)
 
     def matrix(outputs, inputs):
-        return normal(generator, outputs, inputs) / d ** 0.5
+        return randn(generator, outputs, inputs) / d ** 0.5
 
     return {
         "norm1": vector(d),
@@ -710,23 +539,23 @@ def mean_so_far(w_v, heads):
 
 def block_inputs(generator):
     p = block_tensors(generator, 6, heads=2)
-    attention = mean_so_far(normal(generator, 6, 6), heads=2)
-    yield "2 heads of 3", normal(generator, 2, 5, 6), attention, p
+    attention = mean_so_far(randn(generator, 6, 6), heads=2)
+    yield "2 heads of 3", randn(generator, 2, 5, 6), attention, p
     p = block_tensors(generator, 8, heads=4)
-    attention = mean_so_far(normal(generator, 8, 8), heads=4)
-    yield "4 heads of 2", normal(generator, 2, 5, 8), attention, p
+    attention = mean_so_far(randn(generator, 8, 8), heads=4)
+    yield "4 heads of 2", randn(generator, 2, 5, 8), attention, p
     p = block_tensors(generator, 4, heads=2)
     p["resid_scale"] = torch.ones(4)
-    attention = mean_so_far(normal(generator, 4, 4), heads=2)
-    yield "lambda_resid 1", normal(generator, 2, 5, 4), attention, p
+    attention = mean_so_far(randn(generator, 4, 4), heads=2)
+    yield "lambda_resid 1", randn(generator, 2, 5, 4), attention, p
 
-    h = normal(generator, 2, 5, 4)
+    h = randn(generator, 2, 5, 4)
     without_attention = {**p, "w_o": torch.zeros(4, 4)}
     yield "w_o of zeros: the feed-forward branch alone", h, attention, without_attention
-    h = normal(generator, 2, 5, 4)
+    h = randn(generator, 2, 5, 4)
     without_ffn = {**p, "w_down": torch.zeros(4, 16)}
     yield "w_down of zeros: attention alone", h, attention, without_ffn
-    h = 0.01 * normal(generator, 2, 5, 4)
+    h = 0.01 * randn(generator, 2, 5, 4)
     small = {**p, "w_o": 0.01 * p["w_o"], "w_up": 0.01 * p["w_up"]}
     yield "small matrices, where eps counts", h, attention, small
 
@@ -735,16 +564,8 @@ def norm1(h, p):
     return standard(h) * p["norm1"]
 
 
-def scaled_heads(y, p):
-    return join(y * p["head_scale"][:, None, None])
-
-
 def behind_attention(y, p):
     return standard(y @ p["w_o"].T) * p["norm_attn"]
-
-
-def stream_itself(h, x, p):
-    return h
 
 
 def norm2(a, p):
@@ -755,39 +576,27 @@ def hidden_layer(u, p):
     return standard(gelu(u)) * p["norm_ffn"]
 
 
-def through_w_down(u, p):
-    return u @ p["w_down"].T
-
-
 def scaled_residual(a, m, p):
     return p["resid_scale"] * a + m
 
 
-def block(h, attention, p, *, first=norm1, heads=scaled_heads, attn=behind_attention,
-          around=stream_itself, second=norm2, hidden=hidden_layer, ffn=through_w_down,
-          last=scaled_residual):
+def block(h, attention, p, *, first=norm1, attn=behind_attention, around=lambda h, x, p: h,
+          second=norm2, hidden=hidden_layer, norm_behind=same, last=scaled_residual, **instead):
+    """instead: what is taken for tensors of p."""
+    p = {**p, **instead}
     x = first(h, p)
-    y = heads(attention(x), p)
+    y = side_by_side(attention(x) * p["head_scale"][:, None, None])
     a = around(h, x, p) + attn(y, p)
     u = second(a, p) @ p["w_up"].T
-    m = ffn(hidden(u, p), p)
+    m = norm_behind(hidden(u, p) @ p["w_down"].T)
     return last(a, m, p)
 
 
-def plain_gelu(u, p):
-    return gelu(u)
-
-
-def norm_behind_down(u, p):
-    return standard(through_w_down(u, p))
+ONE = torch.ones(1)                                         # for a gain that is missing
 
 
 def norm_before_activation(u, p):
     return gelu(standard(u) * p["norm_ffn"])
-
-
-def hidden_relu(u, p):
-    return standard(torch.relu(u)) * p["norm_ffn"]
 
 
 def norm_before_w_o(y, p):
@@ -814,38 +623,29 @@ def scaled_sum(a, m, p):
     return p["resid_scale"] * (a + m)
 
 
-def nothing(y, p):
-    return 0.0
-
-
-def norms_exchanged(h, attention, p):
-    exchanged = {**p, "norm1": p["norm2"], "norm2": p["norm1"]}
-    return block(h, attention, exchanged)
-
-
 def post_ln(h, attention, p):
-    y = scaled_heads(attention(norm1(h, p)), p)
+    y = side_by_side(attention(norm1(h, p)) * p["head_scale"][:, None, None])
     a = standard(h + y @ p["w_o"].T) * p["norm_attn"]
-    return block(a, attention, p, attn=nothing)
+    return block(a, attention, p, attn=lambda y, p: 0.0)
 
 
 def parallel(h, attention, p):
     a = block(h, attention, p, last=lambda a, m, p: a)
-    m = block(h, attention, p, attn=nothing, last=lambda a, m, p: m)
+    m = block(h, attention, p, attn=lambda y, p: 0.0, last=lambda a, m, p: m)
     return scaled_residual(a, m, p)
 
 
 BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions={
     "HeadScale is missing.":
-        partial(block, heads=lambda y, p: join(y)),
+        partial(block, head_scale=ONE),
     "The LayerNorm behind attention is missing.":
         partial(block, attn=lambda y, p: y @ p["w_o"].T),
     "The LayerNorm in the feed-forward branch is missing.":
-        partial(block, hidden=plain_gelu),
+        partial(block, hidden=lambda u, p: gelu(u)),
     "The feed-forward norm stands behind w_down (CogView).":
-        partial(block, hidden=plain_gelu, ffn=norm_behind_down),
+        partial(block, hidden=lambda u, p: gelu(u), norm_behind=standard),
     "lambda_resid is missing.":
-        partial(block, last=plain_sum),
+        partial(block, resid_scale=ONE),
     "norm_ffn stands in front of the activation in your block; section 2.1 writes LN around "
     "sigma.":
         partial(block, hidden=norm_before_activation),
@@ -863,26 +663,26 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
     "included.":
         partial(block, attn=norm_before_w_o),
     "norm_attn's gain is missing.":
-        partial(block, attn=lambda y, p: standard(y @ p["w_o"].T)),
+        partial(block, norm_attn=ONE),
     "The first residual is missing.":
         partial(block, around=lambda h, x, p: 0.0),
     "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward "
     "part.":
-        norms_exchanged,
+        lambda h, attention, p: block(h, attention, p, norm1=p["norm2"], norm2=p["norm1"]),
     "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch.":
         post_ln,
     "That is ReLU; use gelu.":
-        partial(block, hidden=hidden_relu),
+        partial(block, hidden=lambda u, p: standard(torch.relu(u)) * p["norm_ffn"]),
     "norm_ffn's gain is missing.":
-        partial(block, hidden=lambda u, p: standard(gelu(u))),
+        partial(block, norm_ffn=ONE),
     "norm1 is missing: attention reads the stream as it is.":
         partial(block, first=lambda h, p: h),
     "norm1's gain is missing.":
-        partial(block, first=lambda h, p: standard(h)),
+        partial(block, norm1=ONE),
     "norm2 is missing: w_up reads the stream as it is.":
         partial(block, second=lambda a, p: a),
     "norm2's gain is missing.":
-        partial(block, second=lambda a, p: standard(a)),
+        partial(block, norm2=ONE),
     "lambda_resid stands at both residuals in your block; section 3 has it at the second alone.":
         partial(block, around=scaled_stream),
     "Both your branches read the block's input; the second one reads what the first has changed.":
@@ -892,77 +692,19 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
 
-
-def right_unscaled(y, heads, gamma, w_o):
-    return not (gamma == 1).all() or near(y, join(heads) @ w_o.T)
-
-
-def multiple_of_layers(y, layers, d, heads, bias):
+def multiple_of_layers(y, layers):
     of_each = y / layers
     return near(of_each, round(float(of_each)), 1e-9)
 
 
-def right_without_bias(y, layers, d, heads, bias):
-    return bias or near(y, added(layers, d, heads, False))
-
-
-def same_sum(gradient, of, xhat, gamma, w_down, g):
-    """What holds where the output is linear in `of`."""
-    output = (gamma * xhat) @ w_down.T
-    return near((gradient * of).sum(), (g * output).sum())
-
-
-def dw_sums(y, xhat, gamma, w_down, g):
-    return same_sum(y[0], w_down, xhat, gamma, w_down, g)
-
-
-def plain_where_ones(y, h, branches, lambdas):
-    return not (lambdas == 1).all() or near(y, h + branches.sum(0))
-
-
-def one_layer_is_right(y, h, branches, lambdas):
-    return len(lambdas) > 1 or near(y, stream(h, branches, lambdas))
-
-
-def half_the_steps(y, base_steps, steps, base_hours, hours):
-    return (base_steps, steps) != (100, 50) or near(y[0], 0.5)
-
-
-def half_the_time(y, base_steps, steps, base_hours, hours):
-    return (base_hours, hours) != (10, 5) or near(y[1], 0.5)
-
-
-def half_of_both(y, base_steps, steps, base_hours, hours):
-    shares = steps / base_steps, hours / base_hours
-    return shares != (0.5, 0.5) or near(y[2], 0)
-
-
-def twice_as_long(y, base_steps, steps, base_hours, hours):
-    shares = steps / base_steps, hours / base_hours
-    return shares != (0.5, 1.0) or near(y[2], 1)
-
-
-def slope_of_figure_5(y, test, step):
-    return test != "Fig. 5" or near(y[0], step * SLOPES["Fig. 5"], 1e-6)
-
-
-def right_without_attention(y, h, attention, p):
-    return p["w_o"].any() or near(y, block(h, attention, p), 5e-3)
-
-
-def right_without_ffn(y, h, attention, p):
-    return p["w_down"].any() or near(y, block(h, attention, p), 5e-3)
-
-
 PROPERTIES = {
     "3.1": {
-        "Even with all gammas 1, where nothing is scaled, yours is off: look at how the heads are "
-        "joined, at w_o, and at what you add.":
-            right_unscaled,
-        "With all gammas 1 yours is right. Which channels, and where, does each gamma meet?":
+        "Even with all gammas 1, where nothing is scaled, yours is off: look at how the heads "
+        "are joined, at w_o, and whether gamma, as it is, is the factor.":
+            lambda y, right, gamma: not (gamma == 1).all() or near(y, right),
+        "With all gammas 1 yours is right. Which channels, and where, does each gamma meet, and "
+        "as it is?":
             never},
     "3.2": {
         "Look at your hidden layer between norm and gamma: has each token mean 0 and mean square "
@@ -973,32 +715,32 @@ PROPERTIES = {
             multiple_of_layers,
         "Even without bias yours is off: for one layer, write down how many numbers each of the "
         "three has.":
-            right_without_bias,
+            lambda y, right, bias: bias or near(y, right),
         "Without bias yours is right. Which of the three get a shift, and how wide?":
             never},
     "3.5": {
         "dw_down has to have w_down's shape.":
-            lambda y, xhat, gamma, w_down, g: y[0].shape == w_down.shape,
+            lambda y, w_down: y[0].shape == w_down.shape,
         "dgamma has to have gamma's shape: which axis is summed?":
-            lambda y, xhat, gamma, w_down, g: y[1].shape == gamma.shape,
-        "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum as "
-        "g * output. It does not.":
-            dw_sums,
+            lambda y, gamma: y[1].shape == gamma.shape,
+        "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum "
+        "as g * output. It does not: where does gamma stand, and how often?":
+            lambda y, right, w_down: near((y[0] * w_down).sum(), (right[0] * w_down).sum()),
         "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as g * "
         "output. It does not.":
-            lambda y, xhat, gamma, w_down, g: same_sum(y[1], gamma, xhat, gamma, w_down, g),
+            lambda y, right, gamma: near((y[1] * gamma).sum(), (right[1] * gamma).sum()),
         "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as g * "
-        "output. It does not.":
-            lambda y, xhat, gamma, w_down, g: same_sum(y[2], xhat, xhat, gamma, w_down, g)},
+        "output. It does not: where does gamma stand?":
+            lambda y, right, xhat: near((y[2] * xhat).sum(), (right[2] * xhat).sum())},
     "3.6": {
         "With lambda 0 in the last layer only that layer's branch is left. In yours there is "
         "something else.":
-            lambda y, h, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
+            lambda y, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
         "With all lambdas 1 the stream is a plain sum of its start and all branches. Yours is "
         "not.":
-            plain_where_ones,
+            lambda y, right, lambdas: not (lambdas == 1).all() or near(y, right),
         "Even with one layer yours is off.":
-            one_layer_is_right,
+            lambda y, right, lambdas: len(lambdas) > 1 or near(y, right),
         "With one layer yours is right. What does the second one read?":
             never},
     "3.7": {
@@ -1006,41 +748,41 @@ PROPERTIES = {
             lambda y, n, slow: near(y[0] * (1 + slow), n, 1e-5),
         "Your second number does not fit your first: how many of the baseline's steps are "
         "missing, as a share?":
-            lambda y, n, slow: near(y[1], 1 - y[0] / n, 1e-5)},
+            lambda y, n: near(y[1], 1 - y[0] / n, 1e-5)},
     "3.8": {
         "Half the steps are a share of 0.5.":
-            half_the_steps,
+            lambda y, right: not near(right[0], 0.5) or near(y[0], 0.5),
         "Half the time is a share of 0.5.":
-            half_the_time,
+            lambda y, right: not near(right[1], 0.5) or near(y[1], 0.5),
         "The third: half the steps in half the time, so a step takes as long as before.":
-            half_of_both,
+            lambda y, right: not near(right[2], 0) or near(y[2], 0),
         "The third: half the steps in the same time. How much longer does one take?":
-            twice_as_long},
+            lambda y, right: not near(right[2], 1) or near(y[2], 1)},
     "3.9": {
         "9.1: the rate goes from 0 to 0.1 in 1,000 steps. Yours is another.":
-            lambda y, test, step: test != "9.1" or near(y[0], step * SLOPES["9.1"], 1e-6),
+            lambda y, right, test: test != "9.1" or near(y[0], right[0], 1e-6),
         "Fig. 5: each step adds what its caption says. Yours adds something else.":
-            slope_of_figure_5,
+            lambda y, right, test: test != "Fig. 5" or near(y[0], right[0], 1e-6),
         "At your second number, the other test has another rate than this one at `step`.":
-            lambda y, test, step: near(y[1] * SLOPES[OTHER[test]], step * SLOPES[test], 1e-6)},
+            lambda y, right: near(y[1], right[1], 1e-6)},
     "3.10": {
         "Your two numbers do not fit: the cosine is the embedding's deviation over the whole "
         "one's.":
-            lambda y, s, layers, d: near(y[0] * y[1], s, 1e-4),
+            lambda y, s: near(y[0] * y[1], s, 1e-4),
         "Attention's branch alone adds a variance of 1 in each layer. Yours has less in all.":
-            lambda y, s, layers, d: y[0] ** 2 >= s ** 2 + layers,
+            lambda y, s, layers: y[0] ** 2 >= s ** 2 + layers,
         "The feed-forward branches add something too. In yours they add nothing.":
-            lambda y, s, layers, d: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
+            lambda y, s, layers: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
         "Attention's part is there, and too much or too little from the feed-forward branch: its "
         "width, the start of W_2, and how often it is added.":
             never},
     "3.11": {
         "With w_o of zeros, where attention adds nothing, yours is off: look at norm2, the "
         "feed-forward branch and resid_scale.":
-            right_without_attention,
+            lambda y, right, p: p["w_o"].any() or near(y, right, 5e-3),
         "With w_down of zeros, where the feed-forward branch adds nothing, yours is off: look at "
         "norm1, HeadScale, w_o, norm_attn and resid_scale.":
-            right_without_ffn,
+            lambda y, right, p: p["w_down"].any() or near(y, right, 5e-3),
         "Each of the two branches alone is right. Does the second one read what the first has "
         "made of the stream?":
             never},

@@ -10,21 +10,18 @@ import math
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from answers import near
 from grader import Exercise
 from model import GPT, GPTConfig
+from pieces import (
+    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+    never, randn, rope_tables, same, side_by_side, silu, turned, unit_rows)
 
 
 def directions(generator, *shape):
     """Random unit vectors along the last axis."""
-    return F.normalize(torch.randn(*shape, generator=generator), dim=-1)
-
-
-def rows(w):
-    """Each row a unit vector."""
-    return w / w.norm(dim=-1, keepdim=True)
+    return unit_rows(randn(generator, *shape))
 
 
 def along(a, b):
@@ -35,12 +32,12 @@ def along(a, b):
 # 4.1 ----------------------------------------------------------------------------------------------
 
 def cosine_inputs(generator):
-    a = torch.randn(3, 5, generator=generator)
+    a = randn(generator, 3, 5)
     zeros = torch.zeros(1, 5)
     lengths = torch.tensor([[1e3], [1.0], [1e-3]])
-    yield "three rows and four", a, torch.randn(4, 5, generator=generator)
-    yield "one row each", a[:1], torch.randn(1, 5, generator=generator)
-    yield "long and short rows", a * lengths, torch.randn(5, 5, generator=generator)
+    yield "three rows and four", a, randn(generator, 4, 5)
+    yield "one row each", a[:1], randn(generator, 1, 5)
+    yield "long and short rows", a * lengths, randn(generator, 5, 5)
     yield "a row of zeros", torch.cat((a, zeros)), a
     yield "a row of zeros in b", a, torch.cat((a[:1], zeros))
     yield "rows shorter than 0.00000001", 5e-9 * directions(generator, 3, 5), a
@@ -50,38 +47,14 @@ def length_of_rows(x):
     return x.square().sum(-1, keepdim=True).sqrt()
 
 
-def cosines(a, b, *, length=length_of_rows, least=1e-12):
-    unit_a = a / length(a).clamp(min=least)
-    unit_b = b / length(b).clamp(min=least)
+def cosines(a, b, *, length=length_of_rows):
+    unit_a = a / length(a).clamp(min=1e-12)
+    unit_b = b / length(b).clamp(min=1e-12)
     return unit_a @ unit_b.T
-
-
-def with_longer_rows(a, b, by):
-    unit_a = a / (length_of_rows(a) + by)
-    unit_b = b / (length_of_rows(b) + by)
-    return unit_a @ unit_b.T
-
-
-def lengths_multiplied(a, b):
-    return length_of_rows(a) * length_of_rows(b).T
 
 
 COSINE = Exercise(                                  # the tolerance lets 1e-12 be added to a length
     reference=cosines, inputs=cosine_inputs, tolerance=1e-3, misconceptions={
-    "Your guard against 0/0 is too large: it changes rows that are merely short. Only a row of "
-    "zeros is without a direction.":
-        partial(cosines, least=1e-8),
-    "Your guard against 0/0 changes all rows that are shorter than it.":
-        partial(cosines, least=1e-3),
-    "What you add to a length against 0/0 is larger than some of the lengths.":
-        partial(with_longer_rows, by=1e-8),
-    "What you add to a length against 0/0 makes the cosines of short rows small.":
-        partial(with_longer_rows, by=1e-6),
-    "Your guard against 0/0 holds down products of lengths that are merely small.":
-        lambda a, b: (a @ b.T) / lengths_multiplied(a, b).clamp(min=1e-8),
-    "What you add to the product of two lengths against 0/0 is as large as some of these "
-    "products.":
-        lambda a, b: (a @ b.T) / (lengths_multiplied(a, b) + 1e-8),
     "These are dot products, which grow with the rows' lengths: a cosine does not.":
         lambda a, b: a @ b.T,
     "You divide each column by its norm; the vectors here are the rows.":
@@ -91,7 +64,7 @@ COSINE = Exercise(                                  # the tolerance lets 1e-12 b
     "You divide by the squared length: a root is missing.":
         partial(cosines, length=lambda x: x.square().sum(-1, keepdim=True)),
     "That is the angle. Its cosine is asked for, before the arccos.":
-        lambda a, b: cosines(a, b).clamp(-1, 1).acos(),
+        lambda right: right.clamp(-1, 1).acos(),
 }, without=("cosine_similarity", "CosineSimilarity"))
 
 
@@ -121,8 +94,6 @@ MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconce
     "Right in the limit of large d, where a cosine is normal. In 3 dimensions it is not: all "
     "values between -1 and 1 are as likely there.":
         lambda d: math.sqrt(2 / math.pi / d),
-    "0.8 is a rounded number, and one for large d. Here it is to be exact.":
-        lambda d: 0.8 / math.sqrt(d),
     "That is the root mean square of the cosine; the mean of its absolute value is smaller.":
         lambda d: 1 / math.sqrt(d),
     "That is the formula as printed in A.1; check it against the number printed right after it.":
@@ -221,7 +192,7 @@ SLERP = Exercise(                                   # the tolerance lets clamped
         chord,
     "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle "
     "along it.":
-        lambda a, b, alpha: F.normalize(chord(a, b, alpha), dim=-1),
+        lambda a, b, alpha: unit_rows(chord(a, b, alpha)),
     "Mind the brackets: the first weight is the sine of (1 - alpha) times theta.":
         brackets_forgotten,
     "You have one theta for the whole batch. Every pair has its own: sum over the last axis "
@@ -247,12 +218,12 @@ def riemann_inputs(generator):
     y = directions(generator, 2, 3, 8)
     yield "a batch (2, 3, 8)", h, y, 0.05
     yield "alpha a vector of 8", h, y, torch.rand(8, generator=generator)
-    yield "opposite directions", h, F.normalize(y - 3 * h, dim=-1), 0.5
+    yield "opposite directions", h, unit_rows(y - 3 * h), 0.5
     yield "y equal to h", h, h, 0.5
 
 
 def moved(h, step):
-    return F.normalize(h + step, dim=-1)
+    return unit_rows(h + step)
 
 
 def tangent_at(h, y):
@@ -276,7 +247,7 @@ def projected_twice(h, y, alpha):
 
 
 def unit_tangent(h, y, alpha):
-    return moved(h, alpha * F.normalize(tangent_at(h, y), dim=-1))
+    return moved(h, alpha * unit_rows(tangent_at(h, y)))
 
 
 def one_dot_product(h, y, alpha):
@@ -328,27 +299,22 @@ def rates(lr, init, scale):
     return of_a_step(lr * init / scale, init)
 
 
-def to_treble(lr, init, scale):
-    step, share, steps = rates(lr, init, scale)
-    return step, share, 2 * steps
-
-
 RATES = Exercise(reference=rates, inputs=rate_inputs,
                  parts=("the value's step", "its share of the start", "steps to double"),
                  misconceptions={
     "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at "
     "scale.":
-        lambda lr, init, scale: of_a_step(lr, init),
+        lambda lr, init: of_a_step(lr, init),
     "The forward pass multiplies the stored number by init / scale; you have the inverse.":
         lambda lr, init, scale: of_a_step(lr * scale / init, init),
     "Relative to what? The share is the value's step over the value's start, init; doubling "
     "follows from it.":
         lambda lr, init, scale: of_a_step(lr * init / scale, 1.0),
     "That is the time to treble. To double, the stored number has to move by its start once.":
-        to_treble,
+        lambda right: (right[0], right[1], 2 * right[2]),
     "The step is right. Share and doubling are those of a number that starts at init and moves by "
     "lr; the stored one starts elsewhere.":
-        lambda lr, init, scale: (lr * init / scale, lr / init, init / lr),
+        lambda lr, init, right: (right[0], lr / init, init / lr),
 })
 
 
@@ -380,8 +346,6 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
     "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to "
     "get variance 1.":
         lambda d_k: (d_k ** -0.5, 1.0, 1.0),
-    "The cosine's variance is 1/d_k; a factor acts on it squared, so the second is too large.":
-        lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.25),
     "The third follows from your second, but the second undoes the cosine's variance: undo its "
     "deviation.":
         lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
@@ -391,10 +355,10 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
 # 4.7 ----------------------------------------------------------------------------------------------
 
 def random_matrices(generator, d):
-    w_qkv = torch.randn(3 * d, d, generator=generator)
-    w_o = torch.randn(d, d, generator=generator)
-    w_up = torch.randn(8 * d, d, generator=generator)
-    w_down = torch.randn(d, 4 * d, generator=generator)
+    w_qkv = randn(generator, 3 * d, d)
+    w_o = randn(generator, d, d)
+    w_up = randn(generator, 8 * d, d)
+    w_down = randn(generator, d, 4 * d)
     return w_qkv, w_o, w_up, w_down
 
 
@@ -434,42 +398,26 @@ MATRICES = Exercise(reference=unit_matrices, inputs=matrix_inputs,
 
 def update_inputs(generator):
     w = directions(generator, 3, 16)
-    yield "one large step", w, torch.randn(1, 3, 16, generator=generator), 0.1
-    yield "fifty steps", w, torch.randn(50, 3, 16, generator=generator), 0.05
-    same_each_time = torch.randn(3, 16, generator=generator).expand(200, 3, 16)
+    yield "one large step", w, randn(generator, 1, 3, 16), 0.1
+    yield "fifty steps", w, randn(generator, 50, 3, 16), 0.05
+    same_each_time = randn(generator, 3, 16).expand(200, 3, 16)
     yield "two hundred tiny steps", w, same_each_time, 1e-4
     yield "no step", w, torch.zeros(0, 3, 16), 0.1
 
 
-def same(w):
-    return w
-
-
-def sphere_steps(w, gradients, lr, *, before=same, after=rows, view=same):
+def sphere_steps(w, gradients, lr, *, before=same, after=unit_rows, view=same):
     """before, after: what is done to the master at each step; view: to what is copied."""
     for gradient in gradients:
         w = after(before(w) - lr * gradient)
     return w, view(w).bfloat16()
 
 
-def columns(w):
-    return w / w.norm(dim=0, keepdim=True)
-
-
-def whole_matrix(w):
-    return w / w.norm()
-
-
-def rows_in_bfloat16(w):
-    return rows(w).bfloat16()
-
-
 def rows_through_bfloat16(w):
-    return rows(w).bfloat16().float()
+    return unit_rows(w).bfloat16().float()
 
 
 def one_norm_at_the_end(w, gradients, lr):
-    master = rows(w - lr * gradients.sum(0))
+    master = unit_rows(w - lr * gradients.sum(0))
     return master, master.bfloat16()
 
 
@@ -477,15 +425,14 @@ def bfloat16_master(w, gradients, lr):
     return sphere_steps(w.bfloat16(), gradients.bfloat16(), lr)
 
 
-def arithmetic_in_bfloat16(w, gradients, lr):
+def arithmetic_in_bfloat16(w, gradients, lr, copy):
     master, _ = bfloat16_master(w, gradients, lr)
-    _, copy = sphere_steps(w, gradients, lr)
     return master.float(), copy
 
 
 def steps_on_the_copy(w, gradients, lr):
     def after(w):
-        return rows(w.float()).bfloat16()
+        return unit_rows(w.float()).bfloat16()
 
     master, copy = sphere_steps(w.bfloat16(), gradients.bfloat16(), lr, after=after)
     return master.float(), copy
@@ -496,24 +443,17 @@ UPDATES = Exercise(                                 # the tolerance is bfloat16'
     misconceptions={
     "You normalize the copy alone. The master keeps its length, and the next step starts from "
     "it.":
-        partial(sphere_steps, after=same, view=rows),
+        partial(sphere_steps, after=same, view=unit_rows),
     "The master went through bfloat16: steps below its resolution are lost. Only the copy is "
     "rounded.":
         partial(sphere_steps, after=rows_through_bfloat16),
     "You normalize before the step; after the last one the rows are off the sphere.":
-        partial(sphere_steps, before=rows, after=same),
+        partial(sphere_steps, before=unit_rows, after=same),
     "You normalize once, at the end. Every step has to start on the sphere.":
         one_norm_at_the_end,
     "Your master is bfloat16. It stays float32, and so does the arithmetic; the copy is made at "
     "the end.":
         bfloat16_master,
-    "Your master is made bfloat16 after every step. It stays float32; the copy is made at the "
-    "end.":
-        partial(sphere_steps, after=rows_in_bfloat16),
-    "You normalize columns. Here it is the rows that are unit vectors.":
-        partial(sphere_steps, after=columns),
-    "You divide the matrix by one number. Each row is a unit vector of its own.":
-        partial(sphere_steps, after=whole_matrix),
     "Nothing is normalized: after the first step the rows are off the sphere.":
         partial(sphere_steps, after=same),
     "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the "
@@ -528,10 +468,10 @@ UPDATES = Exercise(                                 # the tolerance is bfloat16'
 # 4.9 ----------------------------------------------------------------------------------------------
 
 def condition_inputs(generator):                    # odd numbers of heads: they have one median
-    yield "3 heads of 4", torch.randn(36, 12, generator=generator), 3
-    yield "5 heads of 2", torch.randn(30, 10, generator=generator), 5
-    yield "one head", torch.randn(24, 8, generator=generator), 1
-    yield "tiny weights", 1e-3 * torch.randn(45, 15, generator=generator), 5
+    yield "3 heads of 4", randn(generator, 36, 12), 3
+    yield "5 heads of 2", randn(generator, 30, 10), 5
+    yield "one head", randn(generator, 24, 8), 1
+    yield "tiny weights", 1e-3 * randn(generator, 45, 15), 5
 
 
 def neighbouring_rows(w, n_head):
@@ -539,17 +479,13 @@ def neighbouring_rows(w, n_head):
     return w.unflatten(0, (n_head, -1))
 
 
-def largest_over_smallest(eigenvalues):
-    return eigenvalues[:, -1] / eigenvalues[:, 0]
-
-
-def head_conditions(w_qkv, n_head, *, split=neighbouring_rows, of=largest_over_smallest, power=0.5,
-                    middle=torch.median):
+def head_conditions(w_qkv, n_head, *, split=neighbouring_rows, middle=torch.median):
     found = []
     for w in w_qkv.double().chunk(3):
         heads = split(w, n_head)
         eigenvalues = torch.linalg.eigvalsh(heads @ heads.mT)           # (n_head, d_k), ascending
-        found.append(middle(of(eigenvalues) ** power))
+        largest_over_smallest = eigenvalues[:, -1] / eigenvalues[:, 0]
+        found.append(middle(largest_over_smallest.sqrt()))
     return torch.stack(found)
 
 
@@ -574,7 +510,7 @@ CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, toleran
                      parts=("q", "k", "v"), misconceptions={
     "That is the whole matrix: rows of different heads can be alike. Take each head's d_k rows by "
     "themselves, then the median.":
-        lambda w_qkv, n_head: head_conditions(w_qkv, 1),
+        lambda w_qkv: head_conditions(w_qkv, 1),
     "A head has d_k neighbouring rows; you took every n_head-th row.":
         partial(head_conditions, split=every_nth_row),
     "The mean of the heads; nGPT's Figure 5 has the median, which one bad head does not move "
@@ -583,14 +519,8 @@ CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, toleran
     "Your shape (3, n_head, d, d_k) tears the rows apart: the last axis is d, and a head has d_k "
     "rows.":
         partial(head_conditions, split=rows_torn_apart),
-    "That is a head's number, not a condition number.":
-        partial(head_conditions, middle=torch.argmax),
     "median(dim) gives two things, the medians and where they stand. You took the second.":
         partial(head_conditions, middle=place_of_median),
-    "That is the largest singular value alone. Over which one is it to be divided?":
-        partial(head_conditions, of=lambda eigenvalues: eigenvalues[:, -1]),
-    "That is the smallest singular value alone. A condition number is a ratio.":
-        partial(head_conditions, of=lambda eigenvalues: eigenvalues[:, 0]),
     "That is the worst head; the median is asked for.":
         partial(head_conditions, middle=torch.max),
     "You split by heads first. All of W_q comes first, then W_k, then W_v; each of them has "
@@ -606,7 +536,7 @@ def context_inputs(generator):
     model = GPT(config)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator))
+            weight.copy_(randn(generator, weight.shape))
     tokens = torch.randint(7, (3, 17), generator=generator)
     yield "all 16 tokens as context", model, tokens, 16, 4
     yield "8 tokens of context", model, tokens, 8, 4
@@ -614,78 +544,30 @@ def context_inputs(generator):
     yield "one target", model, tokens, 12, 1
 
 
-def last_window(tokens, context):
-    """Inputs and targets: of each row the last ones."""
-    return tokens[:, -context - 1:-1], tokens[:, -context:]
+def log_loss(logits, y):
+    return -logits.log_softmax(-1).gather(2, y[..., None])
 
 
-def loss_of_last(model, x, y, last):
-    """The mean of -log p over the last targets."""
-    with torch.no_grad():
-        logits, _ = model(x, y)
-    log_p = logits.log_softmax(-1).gather(2, y[..., None])
-    return -log_p[:, -last:].mean()
-
-
-def late_loss(model, tokens, context, last):
-    x, y = last_window(tokens, context)
-    return loss_of_last(model, x, y, last)
+def late_loss(model, tokens, context, last, *, of=log_loss):
+    x = tokens[:, -context - 1:-1]
+    y = tokens[:, -context:]
+    logits, _ = model(x, y)
+    return of(logits, y)[:, -last:].mean()
 
 
 def start_of_window(model, tokens, context, last):
-    return loss_of_last(model, tokens[:, :context], tokens[:, 1:context + 1], last)
+    return late_loss(model, tokens[:, :context + 1], context, last)
 
 
 def own_input(model, tokens, context, last):
-    _, y = last_window(tokens, context)
-    return loss_of_last(model, y, y, last)
-
-
-def whole_window(model, tokens, context, last):
-    return loss_of_last(model, tokens[:, :-1], tokens[:, 1:], last)
-
-
-def one_token_too_few(model, tokens, context, last):
-    return late_loss(model, tokens, context - 1, last)
-
-
-def sum_of_losses(model, tokens, context, last):
-    return late_loss(model, tokens, context, last) * len(tokens) * last
-
-
-def first_row(model, tokens, context, last):
-    return late_loss(model, tokens[:1], context, last)
+    return late_loss(lambda x, y: model(y, y), tokens, context, last)
 
 
 def window_for_each(model, tokens, context, last):
     found = []
-    for place in range(tokens.shape[1] - last, tokens.shape[1]):
-        first = max(0, place - context)
-        seen = tokens[:, first:place + 1]
-        found.append(loss_of_last(model, seen[:, :-1], seen[:, 1:], 1))
+    for end in range(tokens.shape[1] - last + 1, tokens.shape[1] + 1):
+        found.append(late_loss(model, tokens[:, :end], min(end - 1, context), 1))
     return torch.stack(found).mean()
-
-
-def softmax_twice(model, tokens, context, last):
-    def probabilities(x, y):
-        logits, loss = model(x, y)
-        return logits.softmax(-1), loss
-
-    return late_loss(probabilities, tokens, context, last)
-
-
-def mean_probability(model, tokens, context, last):
-    x, y = last_window(tokens, context)
-    logits, _ = model(x, y)
-    p = logits.softmax(-1).gather(2, y[..., None])
-    return -p[:, -last:].mean()
-
-
-def share_right(model, tokens, context, last):
-    x, y = last_window(tokens, context)
-    logits, _ = model(x, y)
-    is_right = logits.argmax(-1) == y
-    return is_right[:, -last:].double().mean()
 
 
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
@@ -695,163 +577,105 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
     "The target of a token is the next one; here the model is asked to predict its own input.":
         own_input,
     "You always give the whole window: the context is to be cut to its last tokens.":
-        whole_window,
+        lambda model, tokens, last: late_loss(model, tokens, tokens.shape[1] - 1, last),
     "You give the model one token too few: context inputs and the last target make context + 1 "
     "tokens.":
-        one_token_too_few,
+        lambda model, tokens, context, last: late_loss(model, tokens, context - 1, last),
     "That is the sum of the losses; their mean is asked for.":
-        sum_of_losses,
+        lambda tokens, last, right: right * len(tokens) * last,
     "You use the first row only.":
-        first_row,
+        lambda model, tokens, context, last: late_loss(model, tokens[:1], context, last),
     "Each of your targets has a window of its own. All share one here: the tokens before the very "
     "last.":
         window_for_each,
     "cross_entropy takes logits and has the softmax in it. You give it probabilities.":
-        softmax_twice,
+        partial(late_loss, of=lambda logits, y: log_loss(logits.softmax(-1), y)),
     "Those are probabilities. The loss is the mean of -log p.":
-        mean_probability,
+        partial(late_loss, of=lambda logits, y: -logits.softmax(-1).gather(2, y[..., None])),
     "That is the share of tokens whose likeliest guess is right. The loss is the mean of -log p.":
-        share_right,
+        partial(late_loss, of=lambda logits, y: (logits.argmax(-1) == y).double()),
 })
 
 
 # 4.11 ---------------------------------------------------------------------------------------------
 
-def block_tensors(generator, d, size):
-    """A block's tensors as GPT has them. Scales and alphas are random, so that each counts."""
+def ngpt_inputs(generator):
     def scales(n):
-        return 1 + 0.3 * torch.randn(n, generator=generator)
+        return 1 + 0.3 * randn(generator, n)
 
-    w_qkv, w_o, w_up, w_down = unit_matrices(*random_matrices(generator, d))
-    return {
-        "w_qkv": w_qkv,
-        "w_o": w_o,
-        "w_up": w_up,
-        "w_down": w_down,
-        "s_qk": scales(d),
-        "s_u": scales(4 * d),
-        "s_v": scales(4 * d),
-        "alpha_a": size * torch.randn(d, generator=generator),
-        "alpha_m": size * torch.randn(d, generator=generator),
-    }
+    def case(n_head, d, length, size=0.3):
+        w_qkv, w_o, w_up, w_down = unit_matrices(*random_matrices(generator, d))
+        p = {
+            "w_qkv": w_qkv,
+            "w_o": w_o,
+            "w_up": w_up,
+            "w_down": w_down,
+            "s_qk": scales(d),
+            "s_u": scales(4 * d),
+            "s_v": scales(4 * d),
+            "alpha_a": size * randn(generator, d),
+            "alpha_m": size * randn(generator, d),
+        }
+        return directions(generator, 2, length, d), p, n_head, *rope_tables(length, d // n_head)
 
-
-def rope_tables(length, d_k):
-    pairs = d_k // 2
-    frequencies = 10000 ** -(torch.arange(pairs) / pairs)
-    angles = torch.arange(length)[:, None] * frequencies
-    return angles.cos(), angles.sin()
-
-
-def block_inputs(generator):
-    def case(n_head, d, length, size):
-        p = block_tensors(generator, d, size)
-        h = directions(generator, 2, length, d)
-        return h, p, n_head, *rope_tables(length, d // n_head)
-
-    h, p, n_head, cos, sin = case(2, 8, 5, size=0.3)
-    yield "2 heads of 4", h, p, n_head, cos, sin
-    h = directions(generator, 2, 5, 8)
-    still = {**p, "alpha_a": torch.zeros(8)}
-    yield "alpha_a of 0: the MLP alone", h, still, n_head, cos, sin
-    h = directions(generator, 2, 5, 8)
-    still = {**p, "alpha_m": torch.zeros(8)}
-    yield "alpha_m of 0: attention alone", h, still, n_head, cos, sin
-    yield "3 heads of 2", *case(3, 6, 4, size=0.3)
-    yield "one head and one token", *case(1, 4, 1, size=0.3)
-    yield "alphas near 1", *case(2, 4, 3, size=1.0)
-    yield "3 heads and one token", *case(3, 6, 1, size=0.3)
-
-
-def turned(x, cos, sin):
-    """Channel i turned together with channel i + pairs; those behind 2 pairs are left."""
-    pairs = cos.shape[-1]
-    a = x[..., :pairs]
-    b = x[..., pairs:2 * pairs]
-    rest = x[..., 2 * pairs:]
-    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1)
-
-
-def neighbouring_channels(x, n_head):
-    """(B, T, d) -> (B, H, T, d_k)"""
-    return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
-
-
-def token_by_token(y):
-    """(B, H, T, d_k) -> (B, T, d)"""
-    return y.transpose(1, 2).flatten(2)
+    yield from block_inputs(case)
 
 
 def turned_normed_scaled(x, s, cos, sin):
-    return rows(turned(x, cos, sin)) * s
+    return unit_rows(turned(x, cos, sin)) * s
 
 
 def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=turned_normed_scaled,
-              k_scaled=True, power=0.5, hidden_from=1, nan=math.nan, merged=token_by_token):
-    """power: of d_k in the scores' factor; hidden_from: how many tokens ahead the mask begins; nan:
-    what a softmax over nothing gives."""
-    length, d = h.shape[1:]
-    d_k = d // n_head
-    q, k, v = (h @ p["w_qkv"].T).chunk(3, dim=-1)
+              k_scaled=True, power=0.5, hidden_from=1, nan=math.nan, merged=side_by_side):
+    """power: of d_k in the scores' factor; nan: what a softmax over nothing gives."""
+    q, k, v = [cut(x, n_head) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1)]
+    d_k = q.shape[-1]
     s_q = p["s_qk"].view(n_head, 1, d_k)
     s_k = s_q
     if not k_scaled:
         s_k = torch.ones_like(s_q)
-    q = prepared(cut(q, n_head), s_q, cos, sin)
-    k = prepared(cut(k, n_head), s_k, cos, sin)
-    mask = torch.full((length, length), -math.inf).triu(hidden_from)
-    scores = q @ k.mT * d_k ** power + mask
-    weights = scores.softmax(-1).nan_to_num(nan)
-    y = weights @ cut(v, n_head)
+    q = prepared(q, s_q, cos, sin)
+    k = prepared(k, s_k, cos, sin)
+    y = attend(q, k, v, d_k ** power, hidden_from).nan_to_num(nan)
     return merged(y) @ p["w_o"].T
 
 
 BOTH = ("alpha_a", "alpha_m")                       # attention's step and the MLP's
-NO_TOKEN = 10 ** 6                                  # further ahead than any
 
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,
-               parallel=False, halves_exchanged=False, s_u=True, gate_scaled=True, silu_of_u=False,
-               **of_attention):
-    """normed: the steps whose branch is normed; retracted: those that end in a norm; of_attention:
-    keywords of attention."""
+               parallel=False, halves_exchanged=False, gate_scaled=True, silu_of_u=False,
+               without=None, **of_attention):
+    """normed: the steps whose branch is normed; retracted: those that end in a norm; without: a
+    scale that does not enter; of_attention: keywords of attention."""
+    if without:
+        p = {**p, without: torch.ones_like(p[without])}
+
     def step(h, branch, which):
         alpha = p[which]
         if absolute:
             alpha = alpha.abs()
         if which in normed:
-            branch = F.normalize(branch, dim=-1)            # of zeros it makes zeros
+            branch = unit_rows(branch)
         there = h + alpha * (branch - h)
         if which in retracted:
-            return rows(there)
+            return unit_rows(there)
         return there
 
-    attended = attention(h, p, n_head, cos, sin, **of_attention)
-    after = step(h, attended, "alpha_a")
+    after = step(h, attention(h, p, n_head, cos, sin, **of_attention), "alpha_a")
     read = after
     if parallel:
         read = h
     u, z = (read @ p["w_up"].T).chunk(2, dim=-1)
     if halves_exchanged:
         u, z = z, u
-    if s_u:
-        u = u * p["s_u"]
+    u = u * p["s_u"]
     z = z * p["s_v"]
     if gate_scaled:
         z = z * math.sqrt(h.shape[-1])
     if silu_of_u:
         u, z = z, u
-    silu = z * torch.sigmoid(z)
-    return step(after, (u * silu) @ p["w_down"].T, "alpha_m")
-
-
-def every_nth_channel(x, n_head):
-    return x.unflatten(-1, (-1, n_head)).permute(0, 3, 1, 2)
-
-
-def heads_one_by_one(y):
-    batch, n_head, length, d_k = y.shape
-    return y.reshape(batch, length, n_head * d_k)
+    return step(after, (u * silu(z)) @ p["w_down"].T, "alpha_m")
 
 
 def not_normed(x, s, cos, sin):
@@ -859,18 +683,14 @@ def not_normed(x, s, cos, sin):
 
 
 def scaled_first(x, s, cos, sin):
-    return rows(turned(x * s, cos, sin))
+    return unit_rows(turned(x * s, cos, sin))
 
 
 def rope_last(x, s, cos, sin):
-    return turned(rows(x) * s, cos, sin)
+    return turned(unit_rows(x) * s, cos, sin)
 
 
-def not_scaled(x, s, cos, sin):
-    return rows(turned(x, cos, sin))
-
-
-BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions={
+BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misconceptions={
     "The softmax factor is the Transformer's. q and k are unit vectors here: see exercise 4.6.":
         partial(ngpt_block, power=-0.5),
     "A token attends to later ones: the mask is missing.":
@@ -907,9 +727,9 @@ BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misc
     "u and the gate are exchanged: the first 4d rows of w_up are u's.":
         partial(ngpt_block, halves_exchanged=True),
     "s_u does not enter (eq. 20).":
-        partial(ngpt_block, s_u=False),
+        partial(ngpt_block, without="s_u"),
     "s_qk does not enter (eq. 15, 16).":
-        partial(ngpt_block, prepared=not_scaled),
+        partial(ngpt_block, without="s_qk"),
     "The factor in front of the scores is missing: see exercise 4.6.":
         partial(ngpt_block, power=0.0),
     "A negative alpha walks away: the model takes its absolute value.":
@@ -926,7 +746,7 @@ BLOCK = Exercise(reference=ngpt_block, inputs=block_inputs, tolerance=1e-4, misc
 # 4.12  Norms of q and k, before rope or behind it -------------------------------------------------
 
 def query_inputs(generator):
-    q = 3 * torch.randn(2, 3, 5, 8, generator=generator)                      # (B, H, T, d_k)
+    q = 3 * randn(generator, 2, 3, 5, 8)                      # (B, H, T, d_k)
     of_head = 0.5 + torch.rand(8, generator=generator)
     of_all = 0.5 + torch.rand(3, 8, generator=generator)
     angles = torch.arange(5)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03])
@@ -934,21 +754,18 @@ def query_inputs(generator):
     sin = angles.sin()
     with_zeros = q.clone()
     with_zeros[0, :, 2] = 0
-    yield "a gain for a head's channels, before rope", q, of_head, cos, sin, True
-    yield "a gain for a head's channels, behind rope", q, of_head, cos, sin, False
-    yield "a gain for all heads' channels, before rope", q, of_all, cos, sin, True
-    yield "a gain for all heads' channels, behind rope", q, of_all, cos, sin, False
+    for where, before_rope in (("before", True), ("behind", False)):
+        yield f"a gain for a head's channels, {where} rope", q, of_head, cos, sin, before_rope
+        yield f"a gain for all heads' channels, {where} rope", q, of_all, cos, sin, before_rope
     yield "a token of zeros", with_zeros, of_all, cos, sin, True
     yield "two of four pairs turned", q, of_all, cos[:, :2], sin[:, :2], True
     yield "one head", q[:, :1], of_all[:1], cos, sin, False
     yield "a small q", 0.001 * q, of_head, cos, sin, True
 
 
-def normed_and_turned(q, gain, cos, sin, before_rope, *, always=None, axes=None, centred=False,
-                      of=torch.mean, eps=1e-6, gained=True):
-    """always: what is taken for before_rope; axes: those of the mean square."""
-    if always is not None:
-        before_rope = always
+def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=False, of=torch.mean,
+                      eps=1e-6):
+    """axes: those of the mean square."""
     if axes is None:
         axes = (-1,)
         if gain.dim() == 2:
@@ -960,10 +777,7 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, always=None, axes=None,
         if centred:
             x = x - x.mean(axes, keepdim=True)
         square = of(x * x, axes, keepdim=True)
-        x = x / (square + eps).sqrt()
-        if gained:
-            x = x * gain
-        return x
+        return x / (square + eps).sqrt() * gain
 
     if before_rope:
         return turned(norm(q), cos, sin)
@@ -974,13 +788,17 @@ def other_order(q, gain, cos, sin, before_rope):
     return normed_and_turned(q, gain, cos, sin, not before_rope)
 
 
+def without_gain(q, gain, cos, sin, before_rope):
+    return normed_and_turned(q, torch.ones_like(gain), cos, sin, before_rope)
+
+
 NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misconceptions={
     "Your gain is always before rope, whatever before_rope says. (The division alone could stand "
     "on either side.)":
-        partial(normed_and_turned, always=True),
+        lambda q, gain, cos, sin: normed_and_turned(q, gain, cos, sin, True),
     "Your gain is always behind rope, whatever before_rope says. (The division alone could stand "
     "on either side.)":
-        partial(normed_and_turned, always=False),
+        lambda q, gain, cos, sin: normed_and_turned(q, gain, cos, sin, False),
     "The other way round: before_rope is True where the norm comes first, and then rope.":
         other_order,
     "A gain (H, d_k) belongs to a norm over all heads: one mean square a token, of H d_k "
@@ -999,7 +817,7 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     "by sqrt(channels).":
         partial(normed_and_turned, of=torch.sum),
     "The gain is missing.":
-        partial(normed_and_turned, gained=False),
+        without_gain,
     "Without eps a token of zeros gives 0/0, which is NaN, and a small q comes out too large. "
     "Where does eps stand?":
         partial(normed_and_turned, eps=0.0),
@@ -1008,49 +826,42 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
 
 # 4.13  Which gains let rope through ---------------------------------------------------------------
 
-def gain_inputs(generator):
-    a, b, c, d = (0.5 + torch.rand(4, generator=generator)).tolist()
+PAIRS = {0: "no pair", 1: "one pair", 2: "two pairs", 4: "four pairs"}
 
-    def case(pairs, *gain):
-        return torch.tensor(gain), pairs
+
+def gain_inputs(generator):
+    values = {"2": 2.0}
+    for letter, value in zip("abcd", (0.5 + torch.rand(4, generator=generator)).tolist()):
+        values[letter] = value
+        values["-" + letter] = -value
+    values["nearly-d"] = values["d"] + 0.01
+
+    def case(letters, pairs):
+        gain = [values[letter] for letter in letters.split()]
+        return f"{letters}, {PAIRS[pairs]}", torch.tensor(gain), pairs
 
     yield "eight ones, four pairs", torch.ones(8), 4
     yield "eight times 0.3, four pairs", torch.full((8,), 0.3), 4
-    yield "a b c d a b c d, four pairs", *case(4, a, b, c, d, a, b, c, d)
-    yield "a a b b c c d d, four pairs", *case(4, a, a, b, b, c, c, d, d)
-    yield "a b c d -a -b -c -d, four pairs", *case(4, a, b, c, d, -a, -b, -c, -d)
-    yield "a b c d a b c 2, four pairs", *case(4, a, b, c, d, a, b, c, 2.0)
-    yield "a b c d a b c and nearly d, four pairs", *case(4, a, b, c, d, a, b, c, d + 0.01)
-    yield "a b a b a b c d, two pairs", *case(2, a, b, a, b, a, b, c, d)
-    yield "a b c d a b c d, two pairs", *case(2, a, b, c, d, a, b, c, d)
-    yield "a a a a a b c d, one pair", *case(1, a, a, a, a, a, b, c, d)
-    yield "a 2 c d a b c d, four pairs", *case(4, a, 2.0, c, d, a, b, c, d)
-    yield "a b b a a b c d, two pairs", *case(2, a, b, b, a, a, b, c, d)
-    yield "a b c d, no pair", *case(0, a, b, c, d)
+    yield case("a b c d a b c d", 4)
+    yield case("a a b b c c d d", 4)
+    yield case("a b c d -a -b -c -d", 4)
+    yield case("a b c d a b c 2", 4)
+    yield case("a b c d a b c nearly-d", 4)
+    yield case("a b a b a b c d", 2)
+    yield case("a b c d a b c d", 2)
+    yield case("a a a a a b c d", 1)
+    yield case("a 2 c d a b c d", 4)
+    yield case("a b b a a b c d", 2)
+    yield case("a b c d", 0)
 
 
 def commutes(gain, pairs):
     return all(gain[i] == gain[i + pairs] for i in range(pairs))
 
 
-def by_partners(condition):
-    """The answer condition(gains of the first channels of all pairs, gains of the second ones)."""
-    def answer(gain, pairs):
-        return bool(condition(gain[:pairs], gain[pairs:2 * pairs]))
-    return answer
-
-
-def neighbours_equal(gain, pairs):
-    return torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2])
-
-
-def halves_equal(gain, pairs):
+def halves_equal(gain):
     first, second = gain.chunk(2)
     return torch.equal(first, second)
-
-
-def all_but_the_last_pair(gain, pairs):
-    return all(gain[i] == gain[i + pairs] for i in range(pairs - 1))
 
 
 def rest_equal_too(gain, pairs):
@@ -1059,9 +870,22 @@ def rest_equal_too(gain, pairs):
 
 
 GAIN_ABOUT = {
+    "eight ones, four pairs":
+        "Some gains let rope through. What does a rotation make of a vector times one number?",
+    "eight times 0.3, four pairs":
+        "It need not be 1: a rotation lets any common factor through.",
+    "a b c d a b c d, four pairs":
+        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its own, "
+        "and only its two gains have to be alike.",
+    "a b c d -a -b -c -d, four pairs":
+        "Signs count: a mirror and a rotation do not change places.",
+    "a b c d a b c 2, four pairs":
+        "a b c d a b c 2: one pair is not alike. All of them turn, the last one too.",
+    "a b b a a b c d, two pairs":
+        "a b b a: compare channel by channel, 0 with 2 and 1 with 3, and not in sum.",
     "a a b b c c d d, four pairs":
         "a a b b ...: which channel is turned together with channel 0?",
-    "a b c d a b c and nearly d, four pairs":
+    "a b c d a b c nearly-d, four pairs":
         "Nearly equal is not equal: how much difference do you allow?",
     "a b c d, no pair":
         "No pair: rope turns nothing, and nothing can change places with anything.",
@@ -1072,35 +896,16 @@ GAIN_ABOUT = {
 COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
     "Rope keeps the length, so the division does not care. The gain does: it stretches the two "
     "axes of a plane.":
-        lambda gain, pairs: True,
-    "Some gains let rope through. What does a rotation make of a vector times one number?":
-        lambda gain, pairs: False,
-    "It need not be 1: a rotation lets any common factor through.":
-        lambda gain, pairs: bool((gain == 1).all()),
+        lambda: True,
     "One number for all is enough, but more than it takes: every pair turns in a plane of its "
     "own.":
-        lambda gain, pairs: bool((gain == gain[0]).all()),
+        lambda gain: bool((gain == gain[0]).all()),
     "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
     "model.py.":
-        neighbours_equal,
+        lambda gain, pairs: torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2]),
     "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the "
     "rest not at all.":
         halves_equal,
-    "Signs count: a mirror and a rotation do not change places.":
-        by_partners(lambda first, second: torch.equal(first.abs(), second.abs())),
-    "You pair the first channel with the last. Channel i turns with channel i + pairs.":
-        by_partners(lambda first, second: torch.equal(first, second.flip(0))),
-    "You ask the same number of all pairs. Each turns by itself: only its own two gains have to "
-    "be alike.":
-        lambda gain, pairs: bool((gain[:2 * pairs] == gain[0]).all()),
-    "One pair with equal gains is enough in yours. All of them turn.":
-        by_partners(lambda first, second: (first == second).any()),
-    "You look at the first pair only.":
-        lambda gain, pairs: pairs == 0 or bool(gain[0] == gain[pairs]),
-    "You leave out the last pair.":
-        all_but_the_last_pair,
-    "You compare sums over the channels. Compare channel by channel.":
-        by_partners(lambda first, second: near(first.sum(), second.sum(), 1e-5)),
     "Channels that rope does not turn may have any gain.":
         rest_equal_too,
 })
@@ -1108,21 +913,14 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
-
-
-def one_row_is_right(y, a, b):
-    return len(a) != 1 or near(y, (a * b).sum() / a.norm() / b.norm())
-
 
 def exact_in_3(y, d):
     """Does not hold of what is nearly right only."""
     return d != 3 or near(y, 0.5, 1e-6) or not near(y, 0.5, 0.02)
 
 
-def on_the_sphere(y, *arguments):
-    return near(y.norm(dim=-1), 1)
+def on_the_sphere(there):
+    return near(there.norm(dim=-1), 1)
 
 
 def share_of_the_angle(y, a, b, alpha):
@@ -1130,63 +928,21 @@ def share_of_the_angle(y, a, b, alpha):
     return near((y * a).sum(-1), (alpha * theta).cos(), 0.003)
 
 
-def leads_towards(y, h, to, alpha):
-    closer = along(y, to) >= along(h, to) - 1e-3
+def leads_towards(there, h, y, alpha):
+    closer = along(there, y) >= along(h, y) - 1e-3
     return closer.all() or torch.is_tensor(alpha)
 
 
-def as_far_as_the_tangent_step(y, h, to, alpha):
+def as_far_as_the_tangent_step(there, h, y, alpha):
     if torch.is_tensor(alpha):
         return True
-    squared_tangent = along(y, h) ** -2 - 1         # of the angle between h and y
-    squared_sine = 1 - along(h, to) ** 2
+    squared_tangent = along(there, h) ** -2 - 1         # of the angle between h and y
+    squared_sine = 1 - along(h, y) ** 2
     return near(squared_tangent, alpha ** 2 * squared_sine, 0.01)
-
-
-def unit_along(place, dim):
-    def check(y, *weights):
-        return near(y[place].norm(dim=dim), 1)
-    return check
-
-
-def against_the_gradient(y, w, gradients, lr):
-    return len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0
-
-
-def one_step_is_right(y, w, gradients, lr):
-    return len(gradients) != 1 or near(y[0], sphere_steps(w, gradients, lr)[0])
-
-
-def one_head_is_right(y, w_qkv, n_head):
-    return n_head > 1 or near(torch.stack(y), head_conditions(w_qkv, 1))
-
-
-def right_where_all_count(y, model, tokens, context, last):
-    return last != context or near(y, late_loss(model, tokens, context, last))
-
-
-def mlp_alone_is_right(y, h, p, *others):
-    return p["alpha_a"].any() or near(y, ngpt_block(h, p, *others), 1e-4)
-
-
-def one_token_is_right(y, h, p, *others):
-    return h.shape[1] > 1 or near(y, ngpt_block(h, p, *others), 1e-4)
 
 
 def is_small(q):
     return q.abs().max() < 0.1
-
-
-def first_token_is_right(y, *arguments):
-    return near(y[:, :, 0], normed_and_turned(*arguments)[:, :, 0])
-
-
-def right_unturned(y, q, *others):
-    return is_small(q) or first_token_is_right(y, q, *others)
-
-
-def right_where_small(y, q, *others):
-    return not is_small(q) or first_token_is_right(y, q, *others)
 
 
 PROPERTIES = {
@@ -1194,15 +950,19 @@ PROPERTIES = {
         "There is one cosine for each row of a with each row of b.":
             lambda y, a, b: y.shape == (len(a), len(b)),
         "A cosine lies between -1 and 1. Some of yours do not.":
-            lambda y, a, b: y.abs().max() < 1.001,
+            lambda y: y.abs().max() < 1.001,
         "Even with one row each, yours is no cosine.":
-            one_row_is_right,
+            lambda y, right, a: len(a) != 1 or near(y, right),
         "A row of zeros has no direction: 0 is asked for.":
-            lambda y, a, b: a[-1].any() or near(y[-1], 0),
+            lambda y, a: a[-1].any() or near(y[-1], 0),
         "Where the dot product of two rows is below 0, so is their cosine. In yours it is not.":
             lambda y, a, b: (y * (a @ b.T) >= 0).all(),
         "With one row each yours is right: which lengths is the dot product of two rows divided "
         "by?":
+            lambda y, right, a: a.norm(dim=-1).min() < 0.1 or near(y, right),
+        "Your guard against 0/0 changes rows that are merely short: what you add to a length, or "
+        "to a product of two, or the least that you allow, is too large. Only a row of zeros is "
+        "without a direction.":
             never},
     "4.2": {
         "Nearly: a grid that is not fine enough, or not enough random numbers? It is to be exact "
@@ -1218,9 +978,9 @@ PROPERTIES = {
         "Your points do not lie on the sphere: their length is not 1.":
             on_the_sphere,
         "With alpha 0 you do not stay at a.":
-            lambda y, a, b, alpha: alpha != 0 or near(y, a),
+            lambda y, a, alpha: alpha != 0 or near(y, a),
         "With alpha 1 you do not arrive at b.":
-            lambda y, a, b, alpha: alpha != 1 or near(y, b),
+            lambda y, b, alpha: alpha != 1 or near(y, b),
         "The angle from a to your point is not alpha times the angle from a to b.":
             share_of_the_angle,
         "The angle from a is right; is your point between a and b, in their plane?":
@@ -1229,7 +989,7 @@ PROPERTIES = {
         "Your points do not lie on the sphere: their length is not 1.":
             on_the_sphere,
         "Where y = h there is nowhere to go. You leave h.":
-            lambda y, h, to, alpha: not near(h, to) or near(y, h),
+            lambda there, h, y: not near(h, y) or near(there, h),
         "A step towards y should not lead away from it. Yours does.":
             leads_towards,
         "You do not move as far as the tangent step is long, alpha times the sine of the angle "
@@ -1242,10 +1002,10 @@ PROPERTIES = {
         "init. Yours moves by another share.":
             lambda y, lr, init, scale: near(y[0] / init, lr / scale),
         "The share is the value's step over its start, init.":
-            lambda y, lr, init, scale: near(y[1], y[0] / init),
+            lambda y, init: near(y[1], y[0] / init),
         "So many steps of your share do not add up to the start once more, which is what doubling "
         "takes.":
-            lambda y, lr, init, scale: near(y[1] * y[2], 1)},
+            lambda y: near(y[1] * y[2], 1)},
     "4.6": {
         "The first: a sum of d_k products has variance d_k. Your factor, squared, does not bring "
         "it to 1.":
@@ -1254,47 +1014,47 @@ PROPERTIES = {
         "not bring it to 1.":
             lambda y, d_k: near(y[1] ** 2 / d_k, 1),
         "The third: s_qk multiplies q and k, so that it enters twice.":
-            lambda y, d_k: near(y[2] ** 2, y[1])},
+            lambda y: near(y[2] ** 2, y[1])},
     "4.7": {
         "w_qkv reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
-            unit_along(0, dim=1),
+            lambda y: near(y[0].norm(dim=1), 1),
         "w_o writes into h: each vector along the axis of h's channels gets length 1. Yours do "
         "not.":
-            unit_along(1, dim=0),
+            lambda y: near(y[1].norm(dim=0), 1),
         "w_up reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
-            unit_along(2, dim=1),
+            lambda y: near(y[2].norm(dim=1), 1),
         "w_down writes into h: each vector along the axis of h's channels gets length 1. Yours do "
         "not.":
-            unit_along(3, dim=0)},
+            lambda y: near(y[3].norm(dim=0), 1)},
     "4.8": {
-        "The rows of your master do not have length 1.":
-            lambda y, w, gradients, lr: near(y[0].norm(dim=-1), 1),
+        "The rows of your master do not have length 1, each by itself.":
+            lambda y: near(y[0].norm(dim=-1), 1),
         "Without a step the master stays as it is.":
-            lambda y, w, gradients, lr: len(gradients) or near(y[0], w),
+            lambda y, w, gradients: len(gradients) or near(y[0], w),
         "Your first step does not go against the gradient.":
-            against_the_gradient,
+            lambda y, w, gradients: len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0,
         "Your copy is not your master, rounded.":
-            lambda y, w, gradients, lr: near(y[0], y[1], 0.01),
+            lambda y: near(y[0], y[1], 0.01),
         "Even a single step of yours ends elsewhere: how long is it, and what is normalized after "
         "it?":
-            one_step_is_right,
+            lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0]),
         "One step ends where it should. Is each of fifty made from where the one before ended, "
         "and with the same lr?":
             never},
     "4.9": {
         "Three numbers are asked for, medians over the heads.":
-            lambda y, w_qkv, n_head: len(y) == 3,
+            lambda y: len(y) == 3,
         "Largest over smallest is at least 1. Some of yours are smaller.":
-            lambda y, w_qkv, n_head: min(y) >= 0.999,
+            lambda y: min(y) >= 0.999,
         "Even with one head, where nothing is split and no median taken, yours is off: "
         "torch.linalg.cond tells what a matrix has.":
-            one_head_is_right,
+            lambda y, right, n_head: n_head > 1 or near(torch.stack(y), torch.stack(right)),
         "With one head yours is right: look at how heads are cut and what is taken over them.":
             never},
     "4.10": {
         "Even where all positions of the context count, yours is off: which tokens go in, which "
         "are their targets, and what becomes of the logits?":
-            right_where_all_count,
+            lambda y, right, context, last: last != context or near(y, right),
         "Where all positions count yours is right: which of them are the last ones?":
             never},
     "4.11": {
@@ -1302,19 +1062,19 @@ PROPERTIES = {
             on_the_sphere,
         "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, u "
         "and z with their scales, SiLU and w_down, and at its Norm and its step.":
-            mlp_alone_is_right,
+            lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "The MLP is right. With one token, where attention gives v itself, yours is off: look at "
         "v, w_o, and at attention's Norm and step.":
-            one_token_is_right,
+            lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
         "With one token yours is right: look at what only several tokens need, rope on q and k, "
         "the scores with their factors, the mask and the softmax's axis.":
             never},
     "4.12": {
         "Even at the first token, which rope does not turn, yours is off: look at the mean, the "
         "root and the gain.":
-            right_unturned,
+            lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "For a small q yours is off: how large is eps, and does it stand inside the root?":
-            right_where_small,
+            lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "The first token, which rope does not turn, is right. The others: how is rope called, and "
         "what is done first?":
             never},

@@ -10,16 +10,9 @@ import torch
 
 from answers import near
 from grader import Exercise
-
-
-def randn(generator, *shape):
-    return torch.randn(*shape, generator=generator)
-
-
-def unit_rows(x):
-    """x (..., n) with rows of length 1; a row of zeros stays."""
-    length = x.square().sum(-1, keepdim=True).sqrt()
-    return x / torch.where(length == 0, 1.0, length)
+from pieces import (
+    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+    never, randn, rope_tables, side_by_side, silu, turned, unit_rows)
 
 
 # 5.1 Concentration --------------------------------------------------------------------------------
@@ -70,44 +63,21 @@ def linear_factors(d, n_head, mlp_ratio):
     return [nu_qkv, nu_p, nu_uz, nu_d]
 
 
-def expected_norms(d, n_head, mlp_ratio):
-    return [1 / nu for nu in linear_factors(d, n_head, mlp_ratio)]
-
-
-def one_head_of_d(d, n_head, mlp_ratio):
-    _, _, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [1.0, 1.0, nu_uz, nu_d]
-
-
-def p_from_unit_vector(d, n_head, mlp_ratio):
-    nu_qkv, _, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [nu_qkv, 1.0, nu_uz, nu_d]
-
-
-def uz_as_one_vector(d, n_head, mlp_ratio):
-    nu_qkv, nu_p, nu_uz, nu_d = linear_factors(d, n_head, mlp_ratio)
-    return [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d]
-
-
-def without_roots(d, n_head, mlp_ratio):
-    return [nu ** 2 for nu in linear_factors(d, n_head, mlp_ratio)]
-
-
 LINEAR_PARTS = ("nu_qkv", "nu_p", "nu_uz", "nu_d")
 LINEAR = Exercise(
     reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions={
     "All four are upside down: these are the expected norms, nu is what brings them back to 1.":
-        expected_norms,
+        lambda right: [1 / nu for nu in right],
     "For attention you took a map from d to d. q, k and v belong to one head each: count the "
     "entries of one.":
-        one_head_of_d,
+        lambda nu_uz, nu_d: [1.0, 1.0, nu_uz, nu_d],
     "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit "
     "vectors side by side?":
-        p_from_unit_vector,
+        lambda nu_qkv, nu_uz, nu_d: [nu_qkv, 1.0, nu_uz, nu_d],
     "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length.":
-        uz_as_one_vector,
+        lambda nu_qkv, nu_p, nu_uz, nu_d: [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d],
     "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing.":
-        without_roots,
+        lambda right: [nu ** 2 for nu in right],
 })
 
 
@@ -203,10 +173,6 @@ def gate_inputs(generator):
         yield f"sigma = {sigma}", sigma
 
 
-def silu(t):
-    return t * torch.sigmoid(t)
-
-
 def mean_of(f, sigma):
     """E f(t), t ~ N(0, sigma^2), as a weighted mean over a fine grid."""
     grid = torch.linspace(-10, 10, 20001, dtype=torch.float64)
@@ -230,9 +196,6 @@ def by_deviation(sigma):
 GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions={
     "sigma is the standard deviation; you used it as the variance.":
         lambda sigma: nu_gate(sigma ** 0.5),
-    "You stretched t by sigma^2, which is its variance. By what does one stretch a "
-    "normal number?":
-        lambda sigma: nu_gate(sigma ** 2),
     "You squared the mean: what is wanted is the mean of the square, which is larger.":
         lambda sigma: 1 / abs(mean_of(silu, sigma)),
     "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t).":
@@ -273,7 +236,7 @@ MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
     "You summed over the queries. An output is a row of A times the values.":
         lambda A: mixed_norms(A.mT),
     "This is the factor that would bring the output back to length 1. Its length is asked for.":
-        lambda A: 1 / mixed_norms(A),
+        lambda right: 1 / right,
     "That is right where all S weights are equal; yours does not look at the weights.":
         lambda A: torch.full(A.shape[:-1], A.shape[-1] ** -0.5),
 })
@@ -348,18 +311,6 @@ def fold_least(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv, times(w_up, z=nu_uz * sqrt_d)
 
 
-def divided(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))
-
-
-def into_u(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, u=nu_uz * sqrt_d)
-
-
-def nu_into_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
-    return w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)
-
-
 def qkv_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
     return w_qkv * nu_qkv, times(w_up, z=nu_uz * sqrt_d)
 
@@ -369,17 +320,14 @@ def qkv_and_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
 
 
 FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions={
-    "You leave w_up as it is. Not every factor is undone by a norm: which of the constants "
-    "counted in 5.7?":
-        lambda w_qkv, w_up, nu_qkv, nu_uz, sqrt_d: (w_qkv, w_up),
     "You divide. The constants are set to 1, so the weights have to take them over: multiply.":
-        divided,
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
     "u's rows come first in W_uz, then z's; the gate's argument is z.":
-        into_u,
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz * sqrt_d)),
     "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u.":
-        nu_into_u_too,
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)),
     "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u.":
-        lambda w_qkv, w_up, nu_qkv, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
     "The output is right, but w_qkv need not change: which norms follow q, k and v "
     "(exercise 5.7)?":
         qkv_too,
@@ -466,15 +414,6 @@ def of_any_model(printed, digit, counted, layers):
     return lowest.min(), highest.max()
 
 
-def none_below_0(printed, digit, counted, layers):
-    lowest, highest = extra_per_layer(printed, digit, counted, layers)
-    return lowest.clamp(min=0), highest
-
-
-def in_order(printed, digit, counted, layers):
-    return tuple(sorted(extra_per_layer(printed, digit, counted, layers)))
-
-
 EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
     "Rounding moves a number by at most half of its last digit, not by a whole one.":
@@ -485,17 +424,16 @@ EXTRA = Exercise(
     "Your sign is reversed: what we did not count is the printed number less ours.":
         lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),
     "You cut the interval off at 0. It is asked for as it is, even where it begins below 0.":
-        none_below_0,
+        lambda lowest, highest: (lowest.clamp(min=0), highest),
     "You sorted the two. When no e fits, lowest comes out above highest: that is the finding.":
-        in_order,
+        lambda right: tuple(sorted(right)),
 })
 
 
 # 5.11 The block with what is left -----------------------------------------------------------------
 
-def block_inputs(generator):
-    def case(n_head, d, tokens, size=0.3):
-        """size: that of the alphas."""
+def angpt_inputs(generator):
+    def case(n_head, d, length, size=0.3):
         p = {
             "w_qkv": unit_rows(randn(generator, 3 * d, d)),
             "w_o": unit_rows(randn(generator, d, d)),
@@ -505,59 +443,21 @@ def block_inputs(generator):
             "alpha_m": size * randn(generator, d),
             "g": torch.tensor((d / n_head) ** 0.5 + 0.3),
         }
-        pairs = d // n_head // 2
-        angle = torch.arange(tokens)[:, None] * 10000 ** -(torch.arange(pairs) / pairs)
-        lengths = torch.linspace(0.8, 1.4, tokens)
-        h = lengths[:, None] * unit_rows(randn(generator, 2, tokens, d))
-        return h, p, n_head, angle.cos(), angle.sin()
+        lengths = torch.linspace(0.8, 1.4, length)
+        h = lengths[:, None] * unit_rows(randn(generator, 2, length, d))
+        return h, p, n_head, *rope_tables(length, d // n_head)
 
-    h, p, *others = case(2, 8, 5)
-    yield "2 heads of 4", h, p, *others
-    yield "alpha_a of 0: the MLP alone", h, {**p, "alpha_a": torch.zeros(8)}, *others
-    yield "alpha_m of 0: attention alone", h, {**p, "alpha_m": torch.zeros(8)}, *others
-    yield "3 heads of 2", *case(3, 6, 4)
-    yield "one head and one token", *case(1, 4, 1)
-    yield "alphas near 1", *case(2, 4, 3, size=1.0)
-    yield "3 heads and one token", *case(3, 6, 1)
+    yield from block_inputs(case)
 
 
-def rope(x, cos, sin):
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-def neighbours(x, n_head):
-    """(B, T, d) -> (B, n_head, T, d_k)"""
-    B, T, d = x.shape
-    return x.view(B, T, n_head, d // n_head).transpose(1, 2)
-
-
-def every_n_headth(x, n_head):
-    """The same shapes, a head with other channels."""
-    B, T, d = x.shape
-    return x.view(B, T, d // n_head, n_head).permute(0, 3, 1, 2)
-
-
-def side_by_side(y):
-    """(B, n_head, T, d_k) -> (B, T, d)"""
-    return y.transpose(1, 2).flatten(2)
-
-
-def not_changed_places(y):
-    B, H, T, d_k = y.shape
-    return y.reshape(B, T, H * d_k)
-
-
-def angpt_attention(h, p, n_head, cos, sin, scale, causal, to_heads, from_heads):
-    q, k, v = (h @ p["w_qkv"].T).chunk(3, dim=-1)
-    q = unit_rows(rope(to_heads(q, n_head), cos, sin))
-    k = unit_rows(rope(to_heads(k, n_head), cos, sin))
-    scores = scale * q @ k.mT
-    if causal:
-        later = torch.ones_like(scores).triu(1) > 0
-        scores = scores.masked_fill(later, -torch.inf)
-    y = scores.softmax(-1) @ to_heads(v, n_head)
-    return from_heads(y) @ p["w_o"].T
+def angpt_attention(h, p, n_head, cos, sin, *, scale=lambda g, d_k: g, hidden_from=1,
+                    cut=neighbouring_channels, merged=side_by_side):
+    """scale: the factor of the scores."""
+    q, k, v = [cut(x, n_head) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1)]
+    q = unit_rows(turned(q, cos, sin))
+    k = unit_rows(turned(k, cos, sin))
+    y = attend(q, k, v, scale(p["g"], q.shape[-1]), hidden_from)
+    return merged(y) @ p["w_o"].T
 
 
 def angpt_mlp(h, p, factor, silu_of_u):
@@ -567,13 +467,10 @@ def angpt_mlp(h, p, factor, silu_of_u):
     return (u * silu(factor * z)) @ p["w_down"].T
 
 
-def angpt_block(h, p, n_head, cos, sin, *, causal=True, g_twice=False, over_sqrt_d_k=False,
-                to_heads=neighbours, from_heads=side_by_side, nu_uz=0.5, sqrt_d=True,
-                silu_of_u=False, norm_h=False, norm_h_a=True, norm_h_m=True, absolute=True,
-                nu=nu_residual, norm_after_step=False, parallel=False):
+def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=False, norm_h=False,
+                norm_h_a=True, norm_h_m=True, absolute=True, nu=nu_residual, norm_after_step=False,
+                parallel=False, **of_attention):
     """norm_h: the branches read a normalized h; parallel: the MLP reads the h that attention reads."""
-    d = h.shape[-1]
-
     def read(h):
         return unit_rows(h) if norm_h else h
 
@@ -585,47 +482,40 @@ def angpt_block(h, p, n_head, cos, sin, *, causal=True, g_twice=False, over_sqrt
         h = nu(alpha) * (h + alpha * (y - h))
         return unit_rows(h) if norm_after_step else h
 
-    scale = p["g"]
-    if g_twice:
-        scale = scale * p["g"]
-    if over_sqrt_d_k:
-        scale = scale / (d / n_head) ** 0.5
-    y = angpt_attention(read(h), p, n_head, cos, sin, scale, causal, to_heads, from_heads)
+    y = angpt_attention(read(h), p, n_head, cos, sin, **of_attention)
     after = step(h, y, p["alpha_a"], norm_h_a)
 
     factor = nu_uz
     if sqrt_d:
-        factor = factor * d ** 0.5
+        factor = factor * h.shape[-1] ** 0.5
     y = angpt_mlp(read(h if parallel else after), p, factor, silu_of_u)
     return step(after, y, p["alpha_m"], norm_h_m)
 
 
-BLOCK = Exercise(reference=angpt_block, inputs=block_inputs, tolerance=1e-4, misconceptions={
+BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
     "A token attends to later ones: the mask is missing.":
-        partial(angpt_block, causal=False),
+        partial(angpt_block, hidden_from=NO_TOKEN),
     "The scores are divided by sqrt(d_k) as well: g, which starts at sqrt(d_k), is "
     "the whole factor.":
-        partial(angpt_block, over_sqrt_d_k=True),
+        partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
     "g multiplies q and k both, so that it counts twice. q alone has it.":
-        partial(angpt_block, g_twice=True),
+        partial(angpt_block, scale=lambda g, d_k: g * g),
     "The gate's argument lacks nu_uz: of the constants that one counts (5.7).":
         partial(angpt_block, nu_uz=1.0),
     "The gate's argument lacks sqrt(d).":
         partial(angpt_block, sqrt_d=False),
     "The heads are put side by side in the wrong order: before (B, T, d), H and T have to "
     "change places again.":
-        partial(angpt_block, from_heads=not_changed_places),
+        partial(angpt_block, merged=heads_one_by_one),
     "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, "
     "k, h_a and h_m.":
         partial(angpt_block, norm_h=True),
-    "A branch's output is no unit vector: Table 1 keeps the exact norms of h_a and h_m.":
-        partial(angpt_block, norm_h_a=False, norm_h_m=False),
     "The MLP's output goes into its step without its norm.":
         partial(angpt_block, norm_h_m=False),
     "Attention's output goes into its step without its norm.":
         partial(angpt_block, norm_h_a=False),
     "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one.":
-        partial(angpt_block, to_heads=every_n_headth),
+        partial(angpt_block, cut=every_nth_channel),
     "nu(alpha) is missing: h becomes shorter with each step.":
         partial(angpt_block, nu=lambda alpha: 1.0),
     "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3.":
@@ -643,44 +533,6 @@ BLOCK = Exercise(reference=angpt_block, inputs=block_inputs, tolerance=1e-4, mis
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
-
-
-def one_cosine(y, W, X):
-    if len(W) > 1:
-        return True
-    cosine = (unit_rows(W) * unit_rows(X)).sum()
-    return near(y, cosine.abs())
-
-
-def nothing_with_one_head(y, d, n_head, mlp_ratio):
-    if n_head > 1:
-        return True
-    return near(y[0], 1) and near(y[1], 1)
-
-
-def nothing_with_narrow_mlp(y, d, n_head, mlp_ratio):
-    if mlp_ratio > 1:
-        return True
-    return near(y[2], 1) and near(y[3], 1)
-
-
-def one_at_ends(y, alpha):
-    is_ends = near(alpha.min(), 0) and near(alpha.max(), 1)
-    return not is_ends or near(y, 1)
-
-
-def first_step(y, alpha, nu, steps):
-    if steps == 0:
-        return True
-    return near(y[1] ** 2, nu ** 2 * ((1 - alpha) ** 2 + alpha ** 2))
-
-
-def one_token_alone(y, A):
-    is_one = near(A.max(-1).values, 1)
-    return not is_one or near(y, 1)
-
 
 def root_of_equal(y, A):
     last = A[..., -1, :]
@@ -688,60 +540,30 @@ def root_of_equal(y, A):
     return not is_equal or near(y[..., -1], A.shape[-1] ** -0.5)
 
 
-def u_kept(y, w_qkv, w_up, *others):
-    u, _ = y[1].chunk(2)
-    return near(u, w_up.chunk(2)[0])
-
-
-def width_of_one(y, printed, digit, counted, layers):
-    if len(printed) > 1:
-        return True
-    return near((y[1] - y[0]) * layers, digit)
-
-
-def middle_of_one(y, printed, digit, counted, layers):
-    if len(printed) > 1:
-        return True
-    return near((y[1] + y[0]) * layers / 2, printed - counted)
-
-
-def mlp_alone(y, h, p, *others):
-    if p["alpha_a"].any():
-        return True
-    return near(y, angpt_block(h, p, *others), 1e-4)
-
-
-def attention_alone(y, h, p, *others):
-    tokens = h.shape[1]
-    if p["alpha_m"].any() or tokens == 1:
-        return True
-    return near(y, angpt_block(h, p, *others), 1e-4)
-
-
 PROPERTIES = {
     "5.1": {
         "There is one length for each row of X.":
-            lambda y, W, X: y.shape == X.shape[:1],
+            lambda y, X: y.shape == X.shape[:1],
         "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). "
         "Some of yours are.":
-            lambda y, W, X: (y <= len(W) ** 0.5 + 0.001).all(),
+            lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
         "With one row in each, the length is the size of one cosine. Yours is another number.":
-            one_cosine,
+            lambda y, right, W: len(W) > 1 or near(y, right),
         "With one row in each yours is right: over which axis is the length taken?":
             never},
     "5.2": {
         "With one head, q, k, v and W_p go from d channels to d: nothing is to be "
         "undone in attention.":
-            nothing_with_one_head,
+            lambda y, n_head: n_head > 1 or near(y[0], 1) and near(y[1], 1),
         "With an MLP as wide as the stream, u, z and the way back have d channels: nothing is to "
         "be undone there.":
-            nothing_with_narrow_mlp,
+            lambda y, mlp_ratio: mlp_ratio > 1 or near(y[2], 1) and near(y[3], 1),
         "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H such vectors. "
         "Together they change nothing; yours do.":
-            lambda y, d, n_head, mlp_ratio: near(y[0] * y[1], 1),
+            lambda y: near(y[0] * y[1], 1),
         "nu_uz and nu_d: one widens, the other narrows by as much. Together they change "
         "nothing; yours do.":
-            lambda y, d, n_head, mlp_ratio: near(y[2] * y[3], 1),
+            lambda y: near(y[2] * y[3], 1),
         "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?":
             never},
     "5.3": {
@@ -749,7 +571,7 @@ PROPERTIES = {
             lambda y, alpha: y.shape == alpha.shape,
         "With no step, or one that goes the whole way, h is a unit vector already: nothing "
         "is to be undone.":
-            one_at_ends,
+            lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":
             lambda y, alpha: not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1),
@@ -757,12 +579,12 @@ PROPERTIES = {
             never},
     "5.4": {
         "There is a length for the start, and one behind each step.":
-            lambda y, alpha, nu, steps: y.numel() == steps + 1,
+            lambda y, steps: y.numel() == steps + 1,
         "The first length is that of the start, 1.":
-            lambda y, alpha, nu, steps: near(y.flatten()[0], 1),
+            lambda y: near(y.flatten()[0], 1),
         "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. "
         "Yours is another.":
-            first_step,
+            lambda y, right: len(right) == 1 or near(y[1], right[1]),
         "n_1 is right. For n_2 the side along h is as long as what n_1 leaves of it.":
             never},
     "5.5": {
@@ -780,45 +602,45 @@ PROPERTIES = {
         "There is one length for each row of A.":
             lambda y, A: y.shape == A.shape[:-1],
         "A mean of unit vectors is not longer than 1. Yours is.":
-            lambda y, A: y.max() < 1.001,
+            lambda y: y.max() < 1.001,
         "With all weight on one token its vector comes out as it is: length 1.":
-            one_token_alone,
+            lambda y, right: not near(right, 1) or near(y, 1),
         "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another.":
             root_of_equal,
         "Weights that are not equal: the squares of which vectors add up?":
             never},
     "5.8": {
         "w_qkv: which norms follow q, k and v? See what 5.7 says of them.":
-            lambda y, w_qkv, *others: near(y[0], w_qkv),
+            lambda y, w_qkv: near(y[0], w_qkv),
         "The first half of w_up is u's. Is there a factor on u that counts in 5.7?":
-            u_kept,
+            lambda y, w_up: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
         "The rows of z: all of what stands with z in SiLU's argument, and nothing else.":
             never},
     "5.9": {
         "Some of your rows are longer than 1.":
-            lambda y, W: (y.norm(dim=-1) <= 1.001).all(),
+            lambda y: (y.norm(dim=-1) <= 1.001).all(),
         "Rows shorter than 1 should stay as they are.":
             lambda y, W: W.norm(dim=-1).max() > 1 or near(y, W),
         "What is too long should come out with the length 1, and with the direction it had.":
             never},
     "5.10": {
         "Two numbers are asked for: one interval for all models together.":
-            lambda y, *arguments: y[0].numel() == 1,
+            lambda y: y[0].numel() == 1,
         "With one model the interval, over all layers, is as wide as one unit of the last "
         "digit. Yours is not.":
-            width_of_one,
+            lambda y, digit, layers: len(layers) > 1 or near((y[1] - y[0]) * layers, digit),
         "With one model the middle of the interval, over all layers, is what was printed less "
         "what was counted.":
-            middle_of_one,
+            lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], right[0] + right[1]),
         "With one model yours is right. Which e lie in the intervals of all of them?":
             never},
     "5.11": {
         "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, "
         "u, z and its factor, SiLU and w_down, and at its norm and its step.":
-            mlp_alone,
+            lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "The MLP is right. With alpha_m of 0, where attention is alone, yours is off: look at q, "
         "k and v, rope, the norms and g, the mask, w_o, and at attention's norm and step.":
-            attention_alone,
+            lambda y, right, h, p: p["alpha_m"].any() or h.shape[1] == 1 or near(y, right, 1e-4),
         "Attention alone is right, and so is the MLP alone: does each step take its own alpha, "
         "and its own nu(alpha)?":
             never},

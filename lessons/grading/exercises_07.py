@@ -12,10 +12,7 @@ import torch
 
 from answers import near
 from grader import Exercise
-
-
-def plain(value):
-    return value
+from pieces import never, randn
 
 
 # 7.1 ----------------------------------------------------------------------------------------------
@@ -27,40 +24,22 @@ def flop_inputs(generator):
     yield "wide and short", 2, 4096, 16, 100
 
 
-def one(n_layer):
-    return 1
-
-
 def average_keys(T):
     """Of 1, 2, ..., T."""
     return (T + 1) / 2
 
 
-def two_a_layer_and_one(n_layer):
-    return 2 * n_layer + 1
-
-
-def all_three(first, second, third):
-    return first + second + third
-
-
-def count_flops(n_layer, d, T, V, *, each_entry=2, each_key=4, each_channel=4, squares=16, heads=one,
-                keys=average_keys, norms=two_a_layer_and_one, whole=all_three, percent=100):
-    """squares: d x d matrices in a layer; heads: d x V matrices; whole: what the share is one of."""
-    entries = n_layer * squares * d * d + heads(n_layer) * d * V
-    matrices = each_entry * entries
-    attention = each_key * n_layer * keys(T) * d
-    norm = each_channel * d * norms(n_layer)
-    return matrices, attention, norm, percent * norm / whole(matrices, attention, norm)
+def count_flops(n_layer, d, T, V, *, each_channel=4, squares=16, heads=lambda n_layer: 1,
+                keys=average_keys):
+    """squares: d x d matrices in a layer; heads: d x V matrices."""
+    matrices = 2 * (n_layer * squares * d * d + heads(n_layer) * d * V)
+    attention = 4 * n_layer * keys(T) * d
+    norms = each_channel * d * (2 * n_layer + 1)
+    return matrices, attention, norms, 100 * norms / (matrices + attention + norms)
 
 
 FLOP_PARTS = ("the matrices'", "attention's", "the norms'", "the share")
 FLOPS = Exercise(reference=count_flops, inputs=flop_inputs, parts=FLOP_PARTS, misconceptions={
-    "The matrices: a multiplication and an addition for each entry are two FLOPs.":
-        partial(count_flops, each_entry=1),
-    "Attention: one product is missing, or one FLOP of two. A query meets keys, and then weights "
-    "meet values.":
-        partial(count_flops, each_key=2),
     "The output head stands once in the model, not once a layer.":
         partial(count_flops, heads=lambda n_layer: n_layer),
     "That is the MLP of GPT-2. SwiGLU's w_up has twice the rows: a u and a z for each.":
@@ -87,28 +66,10 @@ def traffic_inputs(generator):
     yield "one token", 1, 64, 4
 
 
-def flops_a_byte(flops, array, steps, one_pass):
-    return flops / one_pass
-
-
-def rmsnorm_traffic(n, d, size, *, arrays_in_steps=7, arrays_in_pass=2, bytes_of_number=plain,
-                    intensity=flops_a_byte):
-    array = n * d * bytes_of_number(size)
-    steps = arrays_in_steps * array
+def rmsnorm_traffic(n, d, size, *, arrays_in_steps=7, arrays_in_pass=2):
+    array = n * d * size
     one_pass = arrays_in_pass * array
-    return steps, one_pass, intensity(4 * n * d, array, steps, one_pass)
-
-
-def intensity_of_steps(flops, array, steps, one_pass):
-    return flops / steps
-
-
-def of_one_entry(flops, array, steps, one_pass):
-    return 4 / one_pass
-
-
-def of_what_is_read(flops, array, steps, one_pass):
-    return flops / array
+    return arrays_in_steps * array, one_pass, 4 * n * d / one_pass
 
 
 TRAFFIC_PARTS = ("four steps", "one pass", "FLOPs a byte")
@@ -123,12 +84,8 @@ TRAFFIC = Exercise(
         partial(rmsnorm_traffic, arrays_in_pass=3),
     "The mean writes one number for each row, not a whole array.":
         partial(rmsnorm_traffic, arrays_in_steps=8),
-    "That is the intensity of the four steps; the third number is that of the single pass.":
-        partial(rmsnorm_traffic, intensity=intensity_of_steps),
-    "You set the FLOPs of one entry against the bytes of all.":
-        partial(rmsnorm_traffic, intensity=of_one_entry),
     "The intensity counts every byte that travels, on the way in and on the way out.":
-        partial(rmsnorm_traffic, intensity=of_what_is_read),
+        lambda right: (right[0], right[1], 2 * right[2]),
 })
 
 
@@ -145,15 +102,10 @@ def roof_inputs(generator):
     yield "a copy, on a laptop", 0.0, 6.4e7, 1e11, 1e10
 
 
-def roofline(flops, moved, peak, bandwidth, *, time=max, microseconds=1e6, percent=100):
+def roofline(flops, moved, peak, bandwidth, *, time=max):
     """time: what the two limits, that of the arithmetic and that of the memory, make together."""
     seconds = time(flops / peak, moved / bandwidth)
-    return microseconds * seconds, percent * flops / (seconds * peak)
-
-
-def share_of_memory(flops, moved, peak, bandwidth):
-    time, _ = roofline(flops, moved, peak, bandwidth)
-    return time, 100 * (moved / bandwidth) / (time / 1e6)
+    return 1e6 * seconds, 100 * flops / (seconds * peak)
 
 
 ROOF = Exercise(
@@ -161,8 +113,6 @@ ROOF = Exercise(
     "You add the two times. Data can travel while the processor computes: how long must it "
     "take at the least?":
         partial(roofline, time=lambda arithmetic, memory: arithmetic + memory),
-    "Both limits hold at once; an average would break one of them.":
-        partial(roofline, time=lambda arithmetic, memory: (arithmetic + memory) / 2),
     "That breaks one of the two limits: the work is done when the slower part is.":
         partial(roofline, time=min),
     "You forget the memory: the data has to arrive.":
@@ -171,7 +121,7 @@ ROOF = Exercise(
         partial(roofline, time=lambda arithmetic, memory: memory),
     "The time is right. The second number is how busy the arithmetic is; you have the "
     "memory's share.":
-        share_of_memory,
+        lambda right, moved, bandwidth: (right[0], 1e8 * moved / bandwidth / right[0]),
 })
 
 
@@ -183,10 +133,9 @@ def mfu_inputs(generator):
     yield "one slow GPU", 1e9, 1e4, 1, 312e12
 
 
-def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6, peaks=plain, percent=100):
-    """flops_each: for a parameter and token; peaks: how many GPUs' peaks there are."""
-    needed = flops_each * params * tokens_per_s
-    return percent * needed / (peaks(gpus) * peak)
+def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
+    """flops_each: for a parameter and token."""
+    return 100 * flops_each * params * tokens_per_s / (gpus * peak)
 
 
 MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
@@ -200,7 +149,7 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
     "needs, not what is spent.":
         partial(mfu, flops_each=8),
     "The tokens are those of all GPUs together, and so must the peak be.":
-        partial(mfu, peaks=lambda gpus: 1),
+        lambda right, gpus: gpus * right,
 })
 
 
@@ -219,43 +168,16 @@ def slower(before, after):
     return fewer, longer
 
 
-def both_fewer(before, after):
-    fewer, _ = slower(before, after)
-    return fewer, fewer
-
-
-def both_longer(before, after):
-    _, longer = slower(before, after)
-    return longer, longer
-
-
-def longer_first(before, after):
-    fewer, longer = slower(before, after)
-    return longer, fewer
-
-
-def what_is_left(before, after):
-    return 100 * after / before, 100 * before / after
-
-
-def of_the_mean(before, after):
-    middle = (before + after) / 2
-    difference = 100 * (before - after) / middle
-    return difference, difference
-
-
 SLOWER = Exercise(
     reference=slower, inputs=slower_inputs, parts=("fewer tokens", "more time"), misconceptions={
     "You have one percentage for both. Time for a token is 1 / rate: put in half the speed.":
-        both_fewer,
+        lambda right: (right[0], right[0]),
     "Both are relative to the slower one. Fewer tokens than before: what is 100%?":
-        both_longer,
+        lambda right: (right[1], right[1]),
     "The two are exchanged: at half the speed there are 50% fewer tokens.":
-        longer_first,
+        lambda right: (right[1], right[0]),
     "That is how much there is; asked is how much less and how much more.":
-        what_is_left,
-    "Relative to the mean of both, a percentage says neither of the two.":
-        of_the_mean,
+        lambda right: (100 - right[0], 100 + right[1]),
     "Those are differences with a unit; asked are percentages.":
         lambda before, after: (before - after, 1 / after - 1 / before),
 })
@@ -269,52 +191,26 @@ def table2_inputs(generator):
     yield "one layer, scalings that cost nothing", 0.01, 0.01, 0.02, 1
 
 
-def from_table2(gpt_plus, angpt, ngpt, n_layer, *, more_norms=2, milliseconds=1e3):
-    """more_norms: how many more nGPT has in a layer than anGPT."""
-    scalings = milliseconds * (angpt - gpt_plus)
-    norms = milliseconds * (ngpt - angpt)
-    return scalings, norms / (more_norms * n_layer)
-
-
-def scalings_free(gpt_plus, angpt, ngpt, n_layer):
-    return 0.0, 1e3 * (ngpt - gpt_plus) / (2 * n_layer)
-
-
-def norms_from_gpt_plus(gpt_plus, angpt, ngpt, n_layer):
-    return 1e3 * (angpt - gpt_plus), 1e3 * (ngpt - gpt_plus) / (2 * n_layer)
-
-
-def percentages(gpt_plus, angpt, ngpt, n_layer):
-    return 100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)
-
-
-def scalings_divided(gpt_plus, angpt, ngpt, n_layer):
-    scalings, norm = from_table2(gpt_plus, angpt, ngpt, n_layer)
-    return scalings / (2 * n_layer), norm
-
-
-def differences_exchanged(gpt_plus, angpt, ngpt, n_layer):
-    return 1e3 * (ngpt - angpt), 1e3 * (angpt - gpt_plus) / (2 * n_layer)
+def from_table2(gpt_plus, angpt, ngpt, n_layer):
+    scalings = 1e3 * (angpt - gpt_plus)
+    return scalings, 1e3 * (ngpt - angpt) / (2 * n_layer)
 
 
 TABLE2 = Exercise(
     reference=from_table2, inputs=table2_inputs, parts=("the scalings", "a norm"), misconceptions={
     "You take the scalings to be free. anGPT has as many norms a layer as GPT+, and "
     "yet is slower.":
-        scalings_free,
+        lambda gpt_plus, ngpt, n_layer: (0.0, 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
     "nGPT has scalings too: GPT+ differs from it by those and by norms. Which other "
     "model has scalings?":
-        norms_from_gpt_plus,
-    "Six norms against two is A.5's count, for a GPT without norms of q and k. GPT+ and "
-    "anGPT have those.":
-        partial(from_table2, more_norms=4),
+        lambda right, gpt_plus, ngpt, n_layer: (right[0], 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
     "Those are the table's percentages; asked are milliseconds.":
-        percentages,
+        lambda gpt_plus, angpt, ngpt: (100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)),
     "The second is right. The first is what the scalings cost in the whole step; nothing is "
     "to be divided.":
-        scalings_divided,
+        lambda right, n_layer: (right[0] / (2 * n_layer), right[1]),
     "The two differences are exchanged: between which two models are the extra norms?":
-        differences_exchanged,
+        lambda right, n_layer: (right[1] * 2 * n_layer, right[0] / (2 * n_layer)),
 })
 
 
@@ -326,23 +222,15 @@ def table6_inputs(generator):
     yield "a toy", 150.0, 130.0, 0.5, 5
 
 
-def without_overhead(step, overhead):
-    return step / (1 + overhead)
+def from_table6(step, without_qk, overhead, n_layer, *, subtracted=False):
+    norm = (step - without_qk) / (2 * n_layer)
+    gpt = step / (1 + overhead)
+    if subtracted:
+        gpt = step * (1 - overhead)
+    return norm, gpt, 100 * 6 * n_layer * norm / (step - gpt)
 
 
-def extra_time(step, gpt):
-    return step - gpt
-
-
-def from_table6(step, without_qk, overhead, n_layer, *, taken_out=2, norms=6, gpts=without_overhead,
-                whole=extra_time, percent=100):
-    """taken_out, norms: in a layer; gpts: GPT's step time; whole: what the share is one of."""
-    norm = (step - without_qk) / (taken_out * n_layer)
-    gpt = gpts(step, overhead)
-    return norm, gpt, percent * norms * n_layer * norm / whole(step, gpt)
-
-
-def all_extra_is_norms(step, without_qk, overhead, n_layer):
+def all_extra_is_norms(step, overhead, n_layer):
     gpt = step / (1 + overhead)
     return (step - gpt) / (6 * n_layer), gpt, 100.0
 
@@ -353,14 +241,14 @@ TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PART
     "norms a layer save?":
         all_extra_is_norms,
     "Two norms go where those of q and k do.":
-        partial(from_table6, taken_out=1),
+        lambda right: (2 * right[0], right[1], 2 * right[2]),
     "80% more than GPT's step is GPT's step times 1.8; going back is not taking 80% away.":
-        partial(from_table6, gpts=lambda step, overhead: step * (1 - overhead)),
+        partial(from_table6, subtracted=True),
     "Four is how many more norms there are. GPT's own two are fused and taken as free, so that "
     "all of nGPT's count.":
-        partial(from_table6, norms=4),
+        lambda right: (right[0], right[1], right[2] * 4 / 6),
     "That is relative to GPT's step; asked is the share of what nGPT takes longer.":
-        partial(from_table6, whole=lambda step, gpt: gpt),
+        lambda right, overhead: (right[0], right[1], overhead * right[2]),
 })
 
 
@@ -382,51 +270,25 @@ def split(size):
     return size, power, size // power
 
 
-def rounded_up(n, multiple):
-    return math.ceil(n / multiple) * multiple
-
-
 def pad_vocabulary(n, multiple):
-    return split(rounded_up(n, multiple))
-
-
-def to_next_power(n, multiple):
-    power = 1
-    while power < n:
-        power = 2 * power
-    return split(power)
-
-
-def split_by_multiple(n, multiple):
-    size = rounded_up(n, multiple)
-    return size, multiple, size // multiple
-
-
-def largest_power_below(n, multiple):
-    size = rounded_up(n, multiple)
-    return size, 2 ** int(math.log2(size)), 1
-
-
-def exponent(n, multiple):
-    size, power, rest = pad_vocabulary(n, multiple)
-    return size, int(math.log2(power)), rest
+    return split(math.ceil(n / multiple) * multiple)
 
 
 VOCABULARY_PARTS = ("the padded size", "its power of two", "the rest")
 VOCABULARY = Exercise(
     reference=pad_vocabulary, inputs=vocabulary_inputs, parts=VOCABULARY_PARTS, misconceptions={
     "That is the next power of two. A multiple of a smaller one is enough.":
-        to_next_power,
+        lambda n: split(2 ** math.ceil(math.log2(n))),
     "The padded size is right. It may hold more twos than `multiple` has: is your "
     "last number odd?":
-        split_by_multiple,
+        lambda right, multiple: (right[0], multiple, right[0] // multiple),
     "The padded size is right. Your power of two is the largest that is no larger than it; "
     "does it divide it?":
-        largest_power_below,
+        lambda right: (right[0], 2 ** int(math.log2(right[0])), 1),
     "The middle number is the power of two itself, 2^k, not k.":
-        exponent,
+        lambda right: (right[0], int(math.log2(right[1])), right[2]),
     "You split the size as it is; it is to be padded first.":
-        lambda n, multiple: split(n),
+        lambda n: split(n),
 })
 
 
@@ -444,62 +306,31 @@ def pair_inputs(generator):
     yield "equal times", torch.full((5,), 3.0), torch.full((5,), 3.0)
 
 
-def quantile(numbers, q):
-    ascending = sorted(numbers.double().flatten().tolist())
-    place = q * (len(ascending) - 1)
-    below = min(int(place), len(ascending) - 2)
-    step = ascending[below + 1] - ascending[below]
-    return ascending[below] + (place - below) * step
-
-
 def median_and_range(ratios, low=0.1, high=0.9):
-    median = quantile(ratios, 0.5)
-    return median, quantile(ratios, low), quantile(ratios, high)
+    return [ratios.quantile(q) for q in (0.5, low, high)]
 
 
 def paired(a, b):
     return median_and_range(b / a)
 
 
-def other_middle(middle, a, b):
-    """The right quantiles behind something else than the median."""
-    _, low, high = paired(a, b)
-    return middle, low, high
-
-
-def by_medians(a, b):
-    return other_middle(quantile(b, 0.5) / quantile(a, 0.5), a, b)
-
-
 PAIRS = Exercise(
     reference=paired, inputs=pair_inputs, parts=("the median", "10%", "90%"), misconceptions={
     "One hiccup moves a mean as far as it likes: look at your first number where one "
     "round took 500.":
-        lambda a, b: other_middle(b.mean() / a.mean(), a, b),
-    "The two medians may come from different rounds, under different load. Divide within "
-    "a round first.":
-        by_medians,
+        lambda a, b, right: (b.mean() / a.mean(), *right[1:]),
     "You divide torch's medians of the two: they may come from different rounds. Divide within "
     "a round first.":
-        lambda a, b: other_middle(b.median() / a.median(), a, b),
-    "You divide by one number for all rounds. Each round has an `a` of its own.":
-        lambda a, b: median_and_range(b / quantile(a, 0.5)),
+        lambda a, b, right: (b.median() / a.median(), *right[1:]),
     "The right ratios; but their mean still follows a single hiccup.":
-        lambda a, b: other_middle((b / a).mean(), a, b),
+        lambda a, b, right: ((b / a).mean(), *right[1:]),
     "torch's median is the lower of two middle values: of an even number of rounds take the "
     "mean of the two.":
-        lambda a, b: other_middle((b / a).median(), a, b),
-    "The two best times may come from different rounds, and under steady load there is no "
-    "undisturbed one.":
-        lambda a, b: other_middle(b.min() / a.min(), a, b),
+        lambda a, b, right: ((b / a).median(), *right[1:]),
     "That is how much longer; asked is how many times as long.":
-        lambda a, b: [ratio - 1 for ratio in paired(a, b)],
-    "You compare every round with every other one; only times of one round pair up.":
-        lambda a, b: median_and_range(b[:, None] / a),
+        lambda right: [ratio - 1 for ratio in right],
     "The range is from 10% to 90% of the rounds; yours holds the middle half.":
         lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
-    "The range is from 10% to 90%; the extremes are what a hiccup makes.":
-        lambda a, b: median_and_range(b / a, low=0.0, high=1.0),
     "You sorted both first, which tears apart times that were measured side by side.":
         lambda a, b: median_and_range(b.sort().values / a.sort().values),
 })
@@ -508,18 +339,21 @@ PAIRS = Exercise(
 # 7.10 ---------------------------------------------------------------------------------------------
 
 def fold_inputs(generator):
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator)
+    def weights(d):
+        return randn(generator, 8 * d, d), randn(generator, d, 4 * d)
 
     def factors(n):
         return 0.5 + torch.rand(n, generator=generator)
 
-    ones = torch.ones(8)
-    yield "d = 4", draw(32, 4), draw(4, 16), factors(4), factors(16), factors(16), 3.0
-    yield "d = 3, negative factors too", draw(24, 3), draw(3, 12), draw(3), draw(12), draw(12), -0.5
-    yield "factors of z alone", draw(16, 2), draw(2, 8), torch.ones(2), ones, factors(8), 1.0
-    yield "factors of u alone", draw(16, 2), draw(2, 8), torch.ones(2), factors(8), ones, 1.0
-    yield "the gain alone", draw(16, 2), draw(2, 8), factors(2), ones, ones, 1.0
+    def any_sign(n):
+        return randn(generator, n)
+
+    two, ones = torch.ones(2), torch.ones(8)
+    yield "d = 4", *weights(4), factors(4), factors(16), factors(16), 3.0
+    yield "d = 3, negative factors too", *weights(3), any_sign(3), any_sign(12), any_sign(12), -0.5
+    yield "factors of z alone", *weights(2), two, ones, factors(8), 1.0
+    yield "factors of u alone", *weights(2), two, factors(8), ones, 1.0
+    yield "the gain alone", *weights(2), factors(2), ones, ones, 1.0
 
 
 def fold(w_up, w_down, gain, f_u, f_z, c):
@@ -527,89 +361,26 @@ def fold(w_up, w_down, gain, f_u, f_z, c):
     return rows[:, None] * w_up * gain, c * w_down
 
 
-def times(w_up, w_down, u, z, down):
-    """For wrong folds: factors of the rows that make u, of those that make z, and of w_down."""
-    rows_of_u, rows_of_z = w_up.chunk(2)
-    return torch.cat((rows_of_u * u, rows_of_z * z)), w_down * down
-
-
-def z_through_silu(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=f_u[:, None] * gain, z=gain, down=c * f_z)
-
-
-def both_through_silu(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=gain, z=gain, down=c * f_u * f_z)
-
-
-def halves_exchanged(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain, f_z, f_u, c)
-
-
-def gain_on_output(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=f_u[:, None], z=f_z[:, None], down=c * gain[:, None])
-
-
-def gain_on_u_alone(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=f_u[:, None] * gain, z=f_z[:, None], down=c)
-
-
-def gain_on_z_alone(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=f_u[:, None], z=f_z[:, None] * gain, down=c)
-
-
 def divided(w_up, w_down, gain, f_u, f_z, c):
     return fold(w_up, w_down, 1 / gain, 1 / f_u, 1 / f_z, 1 / c)
-
-
-def c_before_silu(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up * c, w_down, gain, f_u, f_z, 1)
-
-
-def u_behind_silu(w_up, w_down, gain, f_u, f_z, c):
-    return times(w_up, w_down, u=gain, z=f_z[:, None] * gain, down=c * f_u)
-
-
-def u_twice(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain, f_u, f_z, c * f_u)
-
-
-def gain_divided(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, 1 / gain, f_u, f_z, c)
-
-
-def gain_twice(w_up, w_down, gain, f_u, f_z, c):
-    return fold(w_up, w_down, gain * gain, f_u, f_z, c)
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions={
     "You moved z's factors into w_down: SiLU(f z) is not f SiLU(z). Stop in front of "
     "the nonlinearity.":
-        z_through_silu,
-    "You moved both halves' factors into w_down; z's would have to pass through SiLU, which "
-    "does not let them.":
-        both_through_silu,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_z * w_down, gain, f_u, 1 + 0 * f_z, c),
     "The halves are exchanged: the first 4d rows make u.":
-        halves_exchanged,
-    "The gain multiplies x, which w_up reads; you gave it to what w_down writes.":
-        gain_on_output,
-    "The gain is in u's rows alone; z's rows read the same x.":
-        gain_on_u_alone,
-    "The gain is in z's rows alone; u's rows read the same x.":
-        gain_on_z_alone,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
     "You divide. The new matrices have to do what the factors did, not undo it.":
         divided,
     "c stands behind the nonlinearity: through w_up it would change SiLU's argument. It "
     "belongs to w_down.":
-        c_before_silu,
+        lambda right, w_down, c: (c * right[0], w_down),
     "The model would give the same, with f_u in w_down. But the exercise wants both halves' "
     "factors in w_up.":
-        u_behind_silu,
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_u * w_down, gain, 1 + 0 * f_u, f_z, c),
     "w_up is right, f_u included; now it is in w_down a second time.":
-        u_twice,
-    "The gain multiplied x; the columns that read x have to do the same, and not divide by it.":
-        gain_divided,
-    "The gain is in there twice: u and z are different rows, and each of them reads it once.":
-        gain_twice,
+        lambda right, f_u: (right[0], f_u * right[1]),
 })
 
 
@@ -617,7 +388,7 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
 
 def attention_inputs(generator):
     def case(shape, sharpness=1):
-        q, k, v, g = [torch.randn(*shape, generator=generator) for _ in range(4)]
+        q, k, v, g = [randn(generator, *shape) for _ in range(4)]
         q = sharpness * q
         scores = q @ k.mT
         later = torch.ones_like(scores).triu(1) > 0
@@ -656,11 +427,6 @@ def ds_not_transposed(q, k, v, p, y, g):
     return ds @ k, ds @ q, p.mT @ g
 
 
-def p_not_transposed(q, k, v, p, y, g):
-    dq, dk, _ = attention_backward(q, k, v, p, y, g)
-    return dq, dk, p @ g
-
-
 GRADIENTS = ("dq", "dk", "dv")
 ATTENTION = Exercise(
     reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4,
@@ -689,7 +455,7 @@ ATTENTION = Exercise(
         ds_not_transposed,
     "dv: value j gathers from every query i that looked at it, with weight P[i, j]. Which "
     "axis is summed?":
-        p_not_transposed,
+        lambda dq, dk, p, g: (dq, dk, p @ g),
 })
 
 
@@ -701,20 +467,14 @@ def optimizer_inputs(generator):
     yield "laptop size, a core", 1.1e6, 2048, 1e11, 1e10
 
 
-def of_project(adamw, project):
-    return project
-
-
-def optimizer_share(params, tokens, peak, bandwidth, *, flops_each=6, tokens_of_step=plain,
-                    adamw_arrays=7, project_arrays=3, bytes_of_number=4, milliseconds=1e3,
-                    counted=of_project, whole=all_three, percent=100):
-    """flops_each: a parameter and token; arrays: read and written; the share is counted / whole."""
-    compute = milliseconds * flops_each * params * tokens_of_step(tokens) / peak
-    array = milliseconds * bytes_of_number * params / bandwidth
+def optimizer_share(params, tokens, peak, bandwidth, *, adamw_arrays=7, project_arrays=3,
+                    bytes_of_number=4):
+    """arrays: read and written."""
+    compute = 1e3 * 6 * params * tokens / peak
+    array = 1e3 * bytes_of_number * params / bandwidth
     adamw = adamw_arrays * array
     project = project_arrays * array
-    share = counted(adamw, project) / whole(compute, adamw, project)
-    return compute, adamw, project, percent * share
+    return compute, adamw, project, 100 * project / (compute + adamw + project)
 
 
 OPTIMIZER_PARTS = ("forward and backward", "AdamW", "project_", "the share")
@@ -722,8 +482,6 @@ OPTIMIZER = Exercise(
     reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions={
     "One array of AdamW's is missing; did you count the gradient, which it reads?":
         partial(optimizer_share, adamw_arrays=6),
-    "One array too many: AdamW does not write the gradient.":
-        partial(optimizer_share, adamw_arrays=8),
     "project_ reads a weight twice here: once for the norm, again to divide it.":
         partial(optimizer_share, project_arrays=2),
     "Master weights, gradients and moments are float32 here: four bytes.":
@@ -732,112 +490,27 @@ OPTIMIZER = Exercise(
         partial(optimizer_share, bytes_of_number=1),
     "The times are right. You take project_'s share of the optimizer; it is one of the whole "
     "step, forward and backward included.":
-        partial(optimizer_share, whole=lambda compute, adamw, project: adamw + project),
+        lambda right: (*right[:3], 100 * right[2] / (right[1] + right[2])),
 })
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
-def never(y, *arguments):
-    return False
 
-
-def matrices_right(y, *arguments):
-    return near(y[0], count_flops(*arguments)[0], 1e-6)
-
-
-def attention_right(y, *arguments):
-    return near(y[1], count_flops(*arguments)[1], 1e-6)
-
-
-def third_of_all(y, *arguments):
+def third_of_all(y):
     return near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-6)
-
-
-def data_arrived(y, flops, moved, peak, bandwidth):
-    return y[0] >= 0.999e6 * moved / bandwidth
-
-
-def work_done(y, flops, moved, peak, bandwidth):
-    return y[0] >= 0.999e6 * flops / peak
-
-
-def right_with_one_gpu(y, params, tokens_per_s, gpus, peak):
-    return gpus > 1 or near(y, mfu(params, tokens_per_s, gpus, peak))
-
-
-def no_difference(y, before, after):
-    if before != after:
-        return True
-    return near(y[0], 0) and near(y[1], 0)
-
-
-def faster_is_negative(y, before, after):
-    if after <= before:
-        return True
-    return y[0] < 0 and y[1] < 0
-
-
-def by_scalings_alone(y, gpt_plus, angpt, ngpt, n_layer):
-    return near(y[0], 1e3 * (angpt - gpt_plus))
-
-
-def norm_of_one_layer(y, gpt_plus, angpt, ngpt, n_layer):
-    return n_layer > 1 or near(y[1], 1e3 * (ngpt - angpt) / 2)
-
-
-def norms_make_the_saving(y, step, without_qk, overhead, n_layer):
-    return near(y[0] * 2 * n_layer, step - without_qk)
-
-
-def overhead_makes_the_step(y, step, without_qk, overhead, n_layer):
-    return near(y[1] * (1 + overhead), step)
-
-
-def gain_alone(y, w_up, w_down, gain, f_u, f_z, c):
-    if not near(f_u, 1) or not near(f_z, 1):
-        return True
-    return near(y[0], w_up * gain)
-
-
-def linear_in_v(y, q, k, v, p, out, g):
-    return near((v * y[2]).sum(), (g * out).sum(), 0.01)
-
-
-def by_products_alone(y, q, k, v, p, out, g):
-    return near((q * y[0]).sum(), (k * y[1]).sum(), 0.01)
-
-
-def none_with_one_token(y, q, k, v, p, out, g):
-    if q.shape[2] > 1:
-        return True
-    return near(y[0], 0) and near(y[1], 0)
-
-
-def compute_right(y, *arguments):
-    return near(y[0], optimizer_share(*arguments)[0], 1e-6)
-
-
-def adamw_right(y, params, tokens, peak, bandwidth):
-    array = 1e3 * 4 * params / bandwidth
-    return near(y[1] / array, 7, 1e-6)
-
-
-def project_right(y, params, tokens, peak, bandwidth):
-    array = 1e3 * 4 * params / bandwidth
-    return near(y[2] / array, 3, 1e-6)
 
 
 PROPERTIES = {
     "7.1": {
         "The matrices: list how many d x d squares a layer has, add the head, and count two "
         "FLOPs for an entry.":
-            matrices_right,
+            lambda y, right: near(y[0], right[0], 1e-6),
         "Attention: for one token, how many keys does it see on average, and what does one key "
         "cost, and one value?":
-            attention_right,
+            lambda y, right: near(y[1], right[1], 1e-6),
         "The norms, over 4 d: two a layer and one at the end make an odd number. Yours is none.":
-            lambda y, n_layer, d, T, V: near(y[2] / (4 * d) % 2, 1),
+            lambda y, d: near(y[2] / (4 * d) % 2, 1),
         "The share does not fit your three counts: the norms', over all three "
         "together, in percent.":
             third_of_all},
@@ -850,105 +523,106 @@ PROPERTIES = {
             lambda y, n, d, size: near(y[1] / (n * d * size), 2, 1e-6),
         "The intensity: 4 FLOPs an entry, over the bytes of the single pass. Yours does not fit "
         "your second number.":
-            lambda y, n, d, size: near(y[2] * y[1], 4 * n * d, 1e-6)},
+            lambda y, n, d: near(y[2] * y[1], 4 * n * d, 1e-6)},
     "7.3": {
         "Nothing works faster than its peak: at most 100%.":
-            lambda y, *arguments: y[1] < 100.1,
+            lambda y: y[1] < 100.1,
         "In your time the data cannot have arrived.":
-            data_arrived,
+            lambda y, moved, bandwidth: y[0] >= 0.999e6 * moved / bandwidth,
         "In your time the work cannot have been done.":
-            work_done,
+            lambda y, flops, peak: y[0] >= 0.999e6 * flops / peak,
         "Your time is longer than the longer of the two limits.":
-            lambda y, *arguments: near(y[0], roofline(*arguments)[0]),
+            lambda y, right: near(y[0], right[0]),
         "The percentage does not fit your time: FLOPs, over that time, over peak.":
             never},
     "7.4": {
         "No machine does more than its peak: below 100%. Yours is above.":
-            lambda y, *arguments: y < 100,
+            lambda y: y < 100,
         "Even with one GPU yours is off: what does a token cost, forward and backward, for "
         "each parameter?":
-            right_with_one_gpu,
+            lambda y, right, gpus: gpus > 1 or near(y, right),
         "With one GPU yours is right. What do several have together?":
             never},
     "7.5": {
         "No difference is 0% of both.":
-            no_difference,
+            lambda y, before, after: before != after or near(y[0], 0) and near(y[1], 0),
         "At half the speed there are 50% fewer tokens.":
-            lambda y, before, after: before != 100 or near(y[0], 50),
+            lambda y, before: before != 100 or near(y[0], 50),
         "At half the speed it takes 100% more time.":
-            lambda y, before, after: before != 100 or near(y[1], 100),
+            lambda y, before: before != 100 or near(y[1], 100),
         "What is faster has negative numbers. Yours has not.":
-            faster_is_negative,
+            lambda y, before, after: after <= before or y[0] < 0 and y[1] < 0,
         "At half the speed yours is right. Relative to which of the two rates is each?":
             never},
     "7.6": {
         "The scalings: which two of the three models differ by them alone?":
-            by_scalings_alone,
+            lambda y, right: near(y[0], right[0]),
         "Even with one layer the time of a norm is off: which two models differ by norms alone, "
         "and by how many a layer?":
-            norm_of_one_layer,
+            lambda y, right, n_layer: n_layer > 1 or near(y[1], right[1]),
         "With one layer yours is right. How many more norms have L layers?":
             never},
     "7.7": {
         "A norm: so many of them as were taken out, in all layers, should make up what was "
         "saved. Yours do not.":
-            norms_make_the_saving,
+            lambda y, right: near(y[0], right[0]),
         "GPT's step: yours and the overhead on it do not make nGPT's.":
-            overhead_makes_the_step,
+            lambda y, right: near(y[1], right[1]),
         "The share does not fit your other two numbers: six norms in each layer, over the extra "
         "time, in percent.":
-            lambda y, step, without_qk, overhead, n_layer: near(y[2], 100 * 6 * n_layer * y[0] / (step - y[1]))},
+            lambda y, step, n_layer: near(y[2], 600 * n_layer * y[0] / (step - y[1]))},
     "7.8": {
         "Yours is smaller than n: some tokens would have no row.":
-            lambda y, n, multiple: y[0] >= n,
+            lambda y, n: y[0] >= n,
         "Yours is no multiple of `multiple`.":
-            lambda y, n, multiple: y[0] % multiple == 0,
+            lambda y, multiple: y[0] % multiple == 0,
         "There is a smaller multiple that is enough.":
             lambda y, n, multiple: y[0] - n < multiple,
         "Power of two times rest should be the padded size. In yours it is not.":
-            lambda y, n, multiple: y[1] * y[2] == y[0],
+            lambda y: y[1] * y[2] == y[0],
         "Your rest can still be halved: the power of two is not the largest.":
-            lambda y, n, multiple: y[2] % 2 == 1},
+            lambda y: y[2] % 2 == 1},
     "7.9": {
         "Where all times are equal, b takes 1 time as long.":
-            lambda y, a, b: a.std() > 0 or near(torch.stack(y), 1),
+            lambda y, a: a.std() > 0 or near(torch.stack(y), 1),
         "The median lies between the 10% and the 90% quantile. Yours does not, or the three come "
         "in another order.":
-            lambda y, a, b: y[1] <= y[0] <= y[2],
+            lambda y: y[1] <= y[0] <= y[2],
         "First one ratio for each round, b over a; then three quantiles of these ratios, "
         "interpolated where one falls between two of them.":
             never},
     "7.10": {
-        "w_down: what is behind the nonlinearity, and has not been moved into w_up?":
-            lambda y, w_up, w_down, gain, f_u, f_z, c: near(y[1], c * w_down),
-        "w_up: even with the gain alone yours is off. Which axis of w_up meets x?":
-            gain_alone,
+        "w_down: which factor is behind the nonlinearity, and belongs neither to x nor to w_up?":
+            lambda y, right: near(y[1], right[1]),
+        "w_up: even with the gain alone yours is off. Which axis of w_up meets x, in which of "
+        "the rows, and does each number meet it once?":
+            lambda y, right, f_u, f_z: (f_u != 1).any() or (f_z != 1).any() or near(y[0], right[0]),
         "w_up: with the gain alone yours is right. Which rows make u, and which make z?":
             never},
     "7.11": {
         "dv: y is linear in v, so v dv should have the same sum as g y. Yours has not.":
-            linear_in_v,
+            lambda y, right, v: near((v * y[2]).sum(), (v * right[2]).sum(), 0.01),
         "dq and dk: q and k enter by their products alone, so q dq and k dk have the same sum. "
         "Yours have not.":
-            by_products_alone,
+            lambda y, q, k: near((q * y[0]).sum(), (k * y[1]).sum(), 0.01),
         "dq and dk: with one token the softmax gives 1 whatever the score is, so both are 0. "
         "Yours are not.":
-            none_with_one_token,
+            lambda y, q: q.shape[2] > 1 or near(y[0], 0) and near(y[1], 0),
         "dq: the first query sees one key, so its score changes nothing and its gradient is "
         "0. Yours is not.":
-            lambda y, q, k, v, p, out, g: near(y[0][:, :, 0], 0),
+            lambda y: near(y[0][:, :, 0], 0),
         "Check dS first: each of its rows sums to 0, as a softmax does not notice what all scores "
         "of a query have in common.":
             never},
     "7.12": {
         "Forward and backward: 6 N FLOPs a token, for all tokens of a step, at `peak`, "
         "in milliseconds.":
-            compute_right,
+            lambda y, right: near(y[0], right[0], 1e-6),
         "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?":
-            adamw_right,
+            lambda y, right: near(y[1], right[1], 1e-6),
         "project_: how many arrays of N float32 numbers does it read, and how many "
         "does it write?":
-            project_right,
+            lambda y, right: near(y[2], right[2], 1e-6),
         "The share does not fit your three times: project_'s over all three "
         "together, in percent.":
             third_of_all},

@@ -39,7 +39,7 @@ import torch
 
 from answers import answers, arguments, code_of, copy, largest_gap
 from explain import difference, yes_or_no
-from mistakes import general, known_mistakes, of_overwriting
+from mistakes import call, general, known_mistakes, of_overwriting, parameters
 
 AUTOGRAD = ("autograd", "backward", "grad", "jacobian", "jacrev", "jacfwd", "vjp", "jvp", "hessian")
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,11 +53,13 @@ class Exercise:
     inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown.
     misconceptions: helpful sentence -> wrong function; no two give the same answers, nor one those of
     the reference. What mistakes.general says as well by itself (a factor, an argument that is not looked
-    at, another order, a missing root) is none.
+    at, another order, a missing root) is none. The function takes what it needs by name: some of the
+    reference's arguments, `right`, what that gives, or one of its values that `parts` names.
     An output is right within tolerance * (1 + its size). A tuple or list of numbers only is one tensor.
     parts: names for the values of a tuple, such as ("dx", "dweight").
     properties: sentence -> check of what every right answer has. Where no misconception fits, the first
-    sentence is said whose check(answer, *arguments) does not hold; a last check may never hold.
+    sentence is said whose check does not hold; the last may be `never`. A check takes the answer first,
+    and then by name what it needs: some of the reference's arguments, and `right`.
     about: of questions answered by True or False, a sentence each, by input (or by place, where the
     answer is a list).
     without: names that may not stand in the function, nor in those of the notebook that it calls.
@@ -78,6 +80,24 @@ class Exercise:
         if isinstance(value, dict) and name in ("misconceptions", "properties"):
             value = [(function, sentence) for sentence, function in value.items()]
         super().__setattr__(name, value)
+
+    def __post_init__(self):
+        self.misconceptions = [(self.answering(wrong), sentence) for wrong, sentence in self.misconceptions]
+
+    def answering(self, wrong):
+        """The function that may name what it needs, as one of all arguments."""
+        names = parameters(self.reference)
+        wanted = parameters(wrong)
+        has_all = sorted(wanted) == sorted(names)
+        if has_all or not set(wanted) <= {*names, *self.parts, "right"}:
+            return wrong
+
+        def answer(*given):
+            right = None
+            if not set(wanted) <= set(names):
+                right = self.reference(*given)
+            return call(wrong, self, given, right=right)
+        return answer
 
 
 def find(number):

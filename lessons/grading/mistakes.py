@@ -30,6 +30,28 @@ def agree_at(label, part, ones, others, exercise):
     return len(a) == len(b) and all(same(x, y, exercise.tolerance) for x, y in zip(a, b))
 
 
+def parameters(function):
+    """The names of its arguments that have a place."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except ValueError:                                      # of torch's own, such as torch.ones_like
+        return ["unknown"]
+    return [x.name for x in found if x.kind in (x.POSITIONAL_OR_KEYWORD, x.VAR_POSITIONAL)]
+
+
+def call(function, exercise, given, first=(), right=None):
+    """function(*first, ...), and then what it names of an exercise's arguments, of the right answer and
+    of the values in it; all arguments, if it names something else."""
+    known = {"right": right}
+    if exercise.parts and right is not None:
+        known |= zip(exercise.parts, right)
+    known |= zip(parameters(exercise.reference), given)
+    names = parameters(function)[len(first):]
+    if set(names) <= known.keys():
+        given = [known[name] for name in names]
+    return function(*first, *given)
+
+
 def places_of(expected, exercise):
     """(label, number of the value) of all that is asked."""
     found = []
@@ -174,24 +196,28 @@ def broken_property(given, expected, exercise):
                 continue                                    # 0/0 keeps no property, whatever its cause
             if [x.shape for x in parts] != [x.shape for x in wanted]:
                 all_known = False
-            found = has(holds, [part.double() for part in parts], numbers)
+            found = has(holds, doubles(parts), doubles(wanted), numbers, exercise)
             if found is False and (all_known or not is_last):
                 return [sentence]
             all_known = all_known and found is not None
     return []
 
 
+def doubles(parts):
+    return [part.double() for part in parts]
+
+
 def not_finite(parts):
     return any(not part.isfinite().all() for part in parts)
 
 
-def has(holds, parts, numbers):
+def has(holds, parts, right, numbers, exercise):
     """True, False, or None where that cannot be told."""
-    answer = parts[0] if len(parts) == 1 else parts
+    answer, right = [x[0] if len(x) == 1 else x for x in (parts, right)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return bool(holds(answer, *copy(numbers)))
+            return bool(call(holds, exercise, copy(numbers), [answer], right))
     except Exception:                                       # another shape, or fewer values
         return None
 

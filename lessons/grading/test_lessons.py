@@ -442,6 +442,18 @@ def test_two_known_mistakes_at_once(monkeypatch, capsys):
     assert "twice" in out and "minus" in out and "three" not in out
 
 
+def test_known_mistakes_and_checks_take_what_they_name(monkeypatch, capsys):
+    known = [(lambda right, b: right + b, "b twice"), (lambda difference, total: (total + 1, difference), "one more")]
+    checks = [(lambda y, right, a: a.sum() != 0 or (y[1] == right[1]).all(), "a is 0, and yet"), (lambda y: False, "last")]
+    said = ask(monkeypatch, lambda a, b: (a + b, a - b), (M, 2 * M), (0 * M, M), mistakes=known, properties=checks,
+               parts=("total", "difference"))
+    assert "one more" in said(lambda a, b: (a + b + 1, a - b), capsys)
+    assert "a is 0, and yet" in said(lambda a, b: (a + b, a + b ** 3 + 1), capsys)
+    assert "last" in said(lambda a, b: (a + b, a * a - b), capsys)
+    said = ask(monkeypatch, lambda a, b: a + b, (M, 2 * M), mistakes=known[:1])
+    assert "b twice" in said(lambda a, b: a + 2 * b, capsys)
+
+
 def test_the_input_that_went_wrong_is_handed_out(monkeypatch, capsys):
     said = ask(monkeypatch, lambda x: x.abs(), (M.abs(),), (M,))
     assert 'inputs("1.1")' in said(lambda x: x, capsys) and torch.equal(grader.inputs("1.1")[0], M)
@@ -888,8 +900,8 @@ def holds(check, answers, number):
     expected = grader.answers(exercise.reference, exercise)[0]
     for label, found in answers.items():
         if not isinstance(found, Exception):
-            parts = aligned(found, expected[label], exercise.parts)[0]
-            if False is mistakes.has(check, [part.double() for part in parts], given[label]):
+            parts, wanted = map(mistakes.doubles, aligned(found, expected[label], exercise.parts))
+            if False is mistakes.has(check, parts, wanted, given[label], exercise):
                 return False
     return True
 

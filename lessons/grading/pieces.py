@@ -1,0 +1,94 @@
+"""
+What references, inputs and checks of several lessons' exercises share, in elementary operations.
+"""
+import math
+
+import torch
+
+
+def randn(generator, *shape):
+    return torch.randn(*shape, generator=generator)
+
+
+def randn64(generator, *shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def same(x):
+    return x
+
+
+def never(y):
+    """A last property: said where all before it hold."""
+    return False
+
+
+def unit_rows(x):
+    """x (..., n) with rows of length 1; a row of zeros stays."""
+    length = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(length == 0, 1.0, length)
+
+
+def silu(z):
+    return z * torch.sigmoid(z)
+
+
+# Of attention
+
+def neighbouring_channels(x, n_head):
+    """(B, T, d) -> (B, H, T, d_k)"""
+    return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
+
+
+def every_nth_channel(x, n_head):
+    """The same shapes, a head with other channels."""
+    return x.unflatten(-1, (-1, n_head)).permute(0, 3, 1, 2)
+
+
+def side_by_side(y):
+    """(B, H, T, d_k) -> (B, T, d), the heads of a token in one row"""
+    return y.transpose(1, 2).flatten(2)
+
+
+def heads_one_by_one(y):
+    """The same shapes, and H and T have not changed places."""
+    batch, n_head, length, d_k = y.shape
+    return y.reshape(batch, length, n_head * d_k)
+
+
+NO_TOKEN = 10 ** 6                                          # further ahead than any
+
+
+def attend(q, k, v, factor, hidden_from=1):
+    """hidden_from: how many tokens ahead of a query the mask begins."""
+    length = q.shape[-2]
+    mask = torch.full((length, length), -math.inf).triu(hidden_from)
+    scores = factor * q @ k.mT + mask
+    return scores.softmax(-1) @ v
+
+
+def rope_tables(length, d_k):
+    pairs = d_k // 2
+    angles = torch.arange(length)[:, None] * 10000 ** -(torch.arange(pairs) / pairs)
+    return angles.cos(), angles.sin()
+
+
+def turned(x, cos, sin):
+    """Channel i turned together with channel i + pairs; those behind 2 pairs are left."""
+    pairs = cos.shape[-1]
+    a = x[..., :pairs]
+    b = x[..., pairs:2 * pairs]
+    rest = x[..., 2 * pairs:]
+    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1)
+
+
+def block_inputs(case):
+    """case(n_head, d, length): h, a block's tensors, n_head and rope's tables. size: that of its alphas."""
+    h, p, *others = case(2, 8, 5)
+    yield "2 heads of 4", h, p, *others
+    yield "alpha_a of 0: the MLP alone", h, {**p, "alpha_a": torch.zeros(8)}, *others
+    yield "alpha_m of 0: attention alone", h, {**p, "alpha_m": torch.zeros(8)}, *others
+    yield "3 heads of 2", *case(3, 6, 4)
+    yield "one head and one token", *case(1, 4, 1)
+    yield "alphas near 1", *case(2, 4, 3, size=1.0)
+    yield "3 heads and one token", *case(3, 6, 1)
