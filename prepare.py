@@ -87,27 +87,25 @@ def add_options(parser, cls):
     comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
     hints = get_type_hints(cls)
     for field in fields(cls):
-        kind = hints[field.name]
-        if type(None) in get_args(kind):
-            kind = get_args(kind)[0]                     # int of int | None
+        hint = hints[field.name]
+        kinds = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]  # int of int | None
+        is_switch = kinds == [bool] or "true" in kinds
+        if get_origin(hint) is Literal:
+            option = dict(choices=kinds)
+        else:
+            option = dict(type=true_or_false if is_switch else kinds[0], metavar=kinds[0].__name__)
+        if is_switch:
+            option |= dict(nargs="?", const="true")          # --name alone
         about = comments.get(field.name, "").replace("%", "%%")
         if field.default is not None:
             about += f" [{field.default}]"
-        if get_origin(kind) is Literal:
-            option = dict(choices=get_args(kind))
-        elif kind is bool:
-            option = dict(type=true_or_false, metavar="true|false")
-        else:
-            option = dict(type=kind, metavar=kind.__name__)
-        if kind is bool or "true" in get_args(kind):
-            option |= dict(nargs="?", const="true")      # --name alone
         parser.add_argument(f"--{field.name}", help=about, **option)
 
 def typed(argv, description, *classes):
     """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
     --name value, or --name alone for true. Raises ConfigError; --help prints the options, and
     exits."""
-    parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+    parser = Parser(usage="%(prog)s [--name=value ...]", description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
                     formatter_class=argparse.RawDescriptionHelpFormatter, conflict_handler="resolve")
     for cls in reversed(classes):                        # of two options of one name the first class's stays
         add_options(parser, cls)
@@ -179,13 +177,11 @@ def only_one_in(folder, otherwise):
     """While it lasts no other process enters here for the same folder. Raises DataError."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False)
     try:
-        lock.acquire()
+        with FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False):
+            yield
     except Timeout:
         raise DataError(f"{folder}: {otherwise}") from None
-    with lock:
-        yield
 
 def write_json(path, value):
     with atomic(path) as file:
@@ -251,12 +247,11 @@ class PrepareConfig:
     tokens: int | None = None          # stop after that many to train on (all)
     val_tokens: int | None = None      # hold out at most that many (5% of the text, 10M)
     shard_tokens: int = 100_000_000    # in a file, about
-    workers: int = os.cpu_count()      # threads that encode
     seed: int = 1337                   # of the order of files
     force: bool = False                # start over, replacing what is there
 
     def __post_init__(self):
-        at_least(1, self, "tokens", "val_tokens", "shard_tokens", "workers")
+        at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         at_least(0, self, "seed")
         self.name = self.name or Path(self.source.split("*")[0]).stem or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
@@ -333,7 +328,7 @@ def write_shards(folder, options, tokenizer, paths, begun):
     if total and not options.val_tokens:
         held_out = min(held_out, math.ceil(total / 20))
     pieces = read_source(options, paths, begun["place"])
-    with ThreadPoolExecutor(options.workers) as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+    with ThreadPoolExecutor() as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
         while (left := (options.tokens or math.inf) - begun["tokens"]) > 0:
             number = begun["shards"]
             size = per_token * min(left, options.shard_tokens, 400_000_000) if number else held_out  # counts are int32
@@ -370,7 +365,7 @@ def begin(folder, options, files):
     """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with other
     options, or of files that have changed since."""
     made = {name: value for name, value in asdict(options).items()
-            if name not in ("data_dir", "workers", "force")}
+            if name not in ("data_dir", "force")}
     for path in (folder / "meta.json", folder / BEGUN):
         if path.exists():
             begun = read_json(path)

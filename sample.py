@@ -4,22 +4,21 @@ Text from checkpoints.
     python sample.py                                              # out/angpt, from nothing
     python sample.py --out_dir=out/ngpt --prompt="def "
     python sample.py --init_from=gpt2 --prompt="The capital of France is"
-    python sample.py --out_dir=out/ngpt,out/angpt --prompt=FILE:story.txt --num_samples=3 --temperature=0.7 --top_k=50
+    python sample.py --out_dir=out/ngpt,out/angpt --prompt="$(cat story.txt)" --num_samples=3 --temperature=0.7 --top_k=50
 """
 import codecs
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from train import find_device, load_model  # before torch: it sets how torch's threads wait
 import torch
 
-from prepare import at_least, blame, encode, run_script, typed
+from prepare import at_least, encode, run_script, typed
 
 @dataclass
 class SampleConfig:
     """Options."""
-    prompt: str = ""              # text to continue; FILE:path reads it from a file
+    prompt: str = ""              # text to continue
     out_dir: str = "out/angpt"    # run to sample from; several with commas between
     init_from: str | None = None  # instead: a .pt file, or GPT-2 (lessons/extras/gpt2.py)
     num_samples: int = 1          # samples of each run
@@ -35,11 +34,10 @@ class SampleConfig:
         at_least(0, self, "temperature", "seed")
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
-    """Yields the text that follows `prompt` (str or bytes), piece by piece, until end-of-text or
+    """Yields the text that follows `prompt`, piece by piece, until end-of-text or
     max_new_tokens."""
-    data = prompt.encode() if isinstance(prompt, str) else prompt
     device = next(model.parameters()).device
-    ids = encode(tokenizer, data).astype("int64")     # end-of-text first
+    ids = encode(tokenizer, prompt.encode()).astype("int64")  # end-of-text first
     idx = torch.from_numpy(ids)[None].to(device)      # (1, T)
     generator = torch.Generator(device).manual_seed(seed)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be cut by a token's end
@@ -59,18 +57,14 @@ def write(model, tokenizer, prompt="", **options):
 
 def main(argv):
     config = SampleConfig(**typed(argv, __doc__, SampleConfig))
-    prompt = config.prompt
-    if prompt.startswith("FILE:"):
-        with blame(f"prompt={prompt}: cannot be read as text"):
-            prompt = Path(prompt.removeprefix("FILE:")).read_bytes().decode()
     device = find_device(config.device)
     folders = [config.init_from] if config.init_from else config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(folder, device, config.arch)
         for seed in range(config.seed, config.seed + config.num_samples):
-            if len(folders) > 1 or config.num_samples > 1:
+            if len(folders) * config.num_samples > 1:
                 print(f"--- {folder}, step {state['step']}, seed {seed}")
-            write(model, tokenizer, prompt, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
+            write(model, tokenizer, config.prompt, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
                   top_k=config.top_k, seed=seed)
 
 if __name__ == "__main__":

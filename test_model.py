@@ -800,10 +800,10 @@ def test_files_folders_and_globs_give_their_texts(texts, small_gpt2, tokenizer, 
         assert val + train == expected                                           # rows whole and in their order
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_as_many_tokens_as_asked_for_whatever_the_workers(texts, small_gpt2, tokenizer, monkeypatch):
-    def made(tokens, workers):
+def test_as_many_tokens_as_asked_for(texts, small_gpt2, tokenizer, monkeypatch):
+    def made(tokens):
         folder = prepare(f"{texts}/all.txt", data_dir=str(texts), name=f"{tokens}", tokenizer=tokenizer, tokens=tokens,
-                         val_tokens=1500, shard_tokens=500, workers=workers)
+                         val_tokens=1500, shard_tokens=500)
         meta = read_meta(folder)
         assert meta["val_tokens"] == 1500
         assert len(meta["shards"]) > 2
@@ -811,9 +811,9 @@ def test_as_many_tokens_as_asked_for_whatever_the_workers(texts, small_gpt2, tok
 
     monkeypatch.setattr(prep, "PIECE", 300)
     (texts / "all.txt").write_text("".join(TEXTS))
-    every = made(None, workers=1)
-    assert np.array_equal(made(10 ** 9, workers=3), every)
-    assert np.array_equal(made(3001, workers=2), every[:3001])
+    every = made(None)
+    assert np.array_equal(made(10 ** 9), every)
+    assert np.array_equal(made(3001), every[:3001])
 
 @pytest.fixture
 def fineweb(texts, monkeypatch):
@@ -963,7 +963,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """No picture is drawn."""
-    monkeypatch.setattr(train_py, "draw_losses", lambda records, path: path.touch())
+    monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
 
 @pytest.fixture
 def tiny(corpus, tmp_path, quick):
@@ -1527,17 +1527,11 @@ def test_sample_streams_what_the_model_writes(folders, monkeypatch):
     start = torch.tensor([[256, *"1+1é".encode()]])
     tokens = [token.item() for token in model.generate(start, 20, temperature=0)]
     assert text(temperature=0) == bytes(tokens).decode(errors="replace")
-    assert text() == text("1+1é".encode())
     assert text(seed=1) != text(seed=2)
     padding, end = 299, 256
     wrote = [65, 0xC3, 0xA9, padding, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3, end, 67]
     monkeypatch.setattr(model, "generate", lambda *_: map(torch.tensor, wrote))
     assert text() == "Aé\ufffd日B\ufffd"
-
-def test_a_prompt_may_stand_in_a_file(folders, say, tmp_path):
-    (tmp_path / "story.txt").write_bytes("3+4=é".encode())
-    one = f"--out_dir={folders[0]}"
-    assert say(one, f"--prompt=FILE:{tmp_path}/story.txt") == say(one, "--prompt=3+4=é")
 
 def test_sample_writes_of_several_runs_and_several_seeds(folders, say):
     both = say(f"--out_dir={','.join(folders)}", "--prompt=ab", "--num_samples=2")

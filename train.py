@@ -445,14 +445,15 @@ def read_log(folder):
             records.append(json.loads(line))
     return records
 
-def draw_losses(records, path):
+def draw_losses(folder):
     axes = Figure().subplots()
+    records = read_log(folder)
     for key, style in (("loss", "-"), ("val_loss", "o-")):
         shown = [(record["tokens"], record[key]) for record in records if key in record]
         axes.plot(*zip(*shown), style, label=key)
     axes.set(xlabel="tokens", ylabel="nats/token")
     axes.legend()
-    axes.figure.savefig(path, dpi=120)
+    axes.figure.savefig(folder / "loss.png", dpi=120)
 
 @contextlib.contextmanager
 def signals_noted():
@@ -496,8 +497,8 @@ def begin(config, machine, say):
     return config, corpus, model, optimizer, state
 
 def open_log(folder, step):
-    """The log up to a step. At step 0, what an earlier run left in the folder is moved to folder.1,
-    .2, ..."""
+    """Cuts the log behind a step; returns the last step that it has, -1 for none. At step 0, what an
+    earlier run left in the folder is moved to folder.1, .2, ..."""
     if step == 0 and (folder / "log.jsonl").exists():
         free = next(n for n in itertools.count(1) if not Path(f"{folder}.{n}").exists())
         folder.rename(f"{folder}.{free}")
@@ -505,11 +506,10 @@ def open_log(folder, step):
     records = [record for record in read_log(folder) if record["step"] <= step]
     with atomic(folder / "log.jsonl") as file:
         file.writelines(json.dumps(record).encode() + b"\n" for record in records)
-    return records
+    return records[-1]["step"] if records else -1
 
-def log(records, folder, say):
-    """Writes and tells the last record; draws all where it has a validation."""
-    record = records[-1]
+def log(record, folder, say):
+    """Writes and tells a record; draws the log where it has a validation."""
     with open(folder / "log.jsonl", "a") as file:
         file.write(json.dumps(record, default=float) + "\n")
     line = f"step {record['step']}"
@@ -517,7 +517,7 @@ def log(records, folder, say):
         line += "   loss {loss:.3f}   {tokens_per_s:,.0f} tokens/s".format(**record)
     if "val_loss" in record:
         line += "   held out: {val_loss:.3f} nats/token, {val_bpb:.3f} bits/byte".format(**record)
-        draw_losses(records, folder / "loss.png")
+        draw_losses(folder)
     say(line)
 
 def validate(model, optimizer, step, corpus, config, machine, watch):
@@ -528,11 +528,6 @@ def validate(model, optimizer, step, corpus, config, machine, watch):
                        "guessing's; a lower --learning_rate may help")
     seen = watch(model, optimizer, step) if watch else None
     return (seen or {}) | found
-
-def save(path, **state):
-    """A checkpoint, replaced in one step: a crash leaves the old one or the new one."""
-    with blame(f"{path}: cannot be written"), atomic(path) as file:
-        torch.save(state, file)
 
 def train(config, watch=None, say=functools.partial(print, flush=True)):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl
@@ -564,31 +559,31 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
     measured = {}
-    records = open_log(folder, step) if is_first else []
+    logged = open_log(folder, step) if is_first else step
     code = source_code(config.arch)                # now: a longer run may outlive an edit
     while True:
         is_last = step == config.max_steps
         validates = is_last or step % config.eval_interval == 0
-        record = measured
+        record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
         if validates:
-            record = validate(model, optimizer, step, corpus, config, machine, watch) | measured
-        is_logged = records and records[-1]["step"] == step  # in a run that goes on
-        if is_first and not is_logged and (validates or step % config.log_interval == 0):
-            tokens = step * config.total_batch_size
-            records.append(record | {"step": step, "tokens": tokens, "seconds": seconds})
-            log(records, folder, say)
+            record = validate(model, optimizer, step, corpus, config, machine, watch) | record
+        if is_first and step > logged and (validates or step % config.log_interval == 0):
+            log(record, folder, say)
         stops = machine.any(signals)
         if is_first and (stops or is_last or step % config.checkpoint_interval == 0):
-            save(folder / "ckpt.pt", model=model.state_dict(), optimizer=optimizer.state_dict(),
-                 step=step, seconds=seconds, config=asdict(config), given=config.given, source=code,
-                 tokenizer=corpus.tokenizer)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
+                     "seconds": seconds, "config": asdict(config), "given": config.given,
+                     "source": code, "tokenizer": corpus.tokenizer}
+            with blame(f"{folder}: no checkpoint"), atomic(folder / "ckpt.pt") as file:
+                torch.save(state, file)
         if stops:
-            start = "python" if machine.world_size == 1 else f"torchrun --nproc_per_node={machine.world_size}"
-            go_on = f"{start} train.py --resume=true --out_dir={folder}"
-            say(f"\nStopped and saved at step {step}. To go on: {go_on}")
+            ranks = machine.world_size
+            start = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
+            say(f"\nStopped and saved at step {step}. To go on: {start} train.py --resume=true "
+                f"--out_dir={folder}")
             raise SystemExit(128 + signal.SIGTERM) if signal.SIGTERM in signals else KeyboardInterrupt
         if is_last:
-            return records
+            return read_log(folder)
         began = time.perf_counter()
         micro_batches = batches(corpus.train, step, config, machine)
         measured = optimizer_step(step, model, optimizer, micro_batches, config, machine)
