@@ -12,8 +12,8 @@ batch leaves a tenth of a card free. A race makes complete runs of so many token
 of the first arch. At every length it searches with one seed for each arch's best: half and twice the
 rate, in pre-norm families a third and three times the embed_std, on from there while that is better;
 then all seeds there. Fewer tokens: those of the longest runs over those with which an arch reaches
-the baseline's loss there, and a bootstrap over seeds, which of three holds the truth three times in
-four. The same command goes on from --results, a row for every run.
+the baseline's loss there; beside it, where Welch's 95% t interval of the difference of these losses
+puts it. The same command goes on from --results, a row for every run.
 """
 import json
 import math
@@ -36,6 +36,7 @@ import pandas as pd
 import torch
 from filelock import FileLock
 from matplotlib.figure import Figure
+from scipy.stats import ttest_ind
 from torch._subclasses.fake_tensor import FakeTensorMode
 from tqdm import tqdm
 
@@ -306,7 +307,8 @@ def train_once(options):
 # Options of train.py that a benchmark sets itself, or that have no meaning in one
 NOT_HERE = {"arch", "qk_norm", "resume", "init_from", "eval_only", "max_steps", "eval_interval", "checkpoint_interval"}
 # What differs between the runs of a race, or decides no loss
-VARIES = NOT_HERE | {"learning_rate", "embed_std", "seed", "checkpoint_blocks", "size", "data", "out_dir", "device"}
+VARIES = NOT_HERE | {"learning_rate", "embed_std", "seed", "checkpoint_blocks", "size", "data", "out_dir", "device",
+                      "log_interval"}
 BY_RECIPE = {"weight_decay", "warmup_ratio", "pn_warmup"}
 
 def common_options(config, corpus, machine):
@@ -427,10 +429,10 @@ def fewer_tokens(tokens, baseline, losses):
     return tokens[last] / tokens[i] * (tokens[i] / tokens[i + 1]) ** share
 
 def interval_of_factor(tokens, baseline, losses):
-    """95% of the factors of means over seeds drawn with replacement, the same for both."""
-    draws = np.random.default_rng(0).choice(losses.shape[1], (5000, losses.shape[1]))
-    factors = [fewer_tokens(tokens, baseline[:, seeds], losses[:, seeds]) for seeds in draws]
-    return np.quantile(factors, (0.025, 0.975))
+    """The factors at the ends of Welch's 95% t interval of the difference of the longest runs."""
+    difference = losses[-1].mean() - baseline[-1].mean()
+    ends = ttest_ind(losses[-1], baseline[-1], equal_var=False).confidence_interval()
+    return sorted(fewer_tokens(tokens, baseline + difference - end, losses) for end in ends)
 
 def report(options, names, ratios, lengths, batch):
     """Prints and draws a race: best rate (embed_std): mean of the seeds (lowest-highest)."""
@@ -449,7 +451,7 @@ def report(options, names, ratios, lengths, batch):
             line[f"{ratio:g} ({n:,})"] = f"{rate:g} ({std:g}): {seen}"
         both = tokens, losses[names[0]], losses[name]
         line["fewer tokens"] = fewer_tokens(*both)
-        if options.seeds > 2:
+        if options.seeds > 1:
             line["2.5%"], line["97.5%"] = interval_of_factor(*both)
         lines.append(line)
     print_table(lines)

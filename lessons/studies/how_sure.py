@@ -13,6 +13,7 @@ from bench import label, print_table           # before torch: it sets how torch
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from scipy.stats import t as student
 
 from prepare import expect
 from seeds import EVERY, ROOT, USUAL, read
@@ -106,7 +107,7 @@ def paired(found):
         if variant != "built-in" and n:
             sd = np.std(differences, ddof=1) if n > 1 else np.nan
             mean = np.mean(differences)
-            half = sd * t_quantiles(n - 1) / n ** 0.5 if n > 1 else np.nan
+            half = sd * student.ppf(0.975, n - 1) / n ** 0.5 if n > 1 else np.nan
             lines.append([label(arch), variant, str(n), f"{mean:.4f}", f"{mean - half:.4f} to {mean + half:.4f}",
                           f"{sd:.4f}"])
     print_table(lines)
@@ -147,23 +148,13 @@ def details(name, rows):
 
 # ---- How sure --------------------------------------------------------------------------------------------------------
 
-def t_quantiles(freedom):
-    """Where Student's t has 2.5% above it, by summing its density."""
-    x = np.linspace(0, 300, 300_001)
-    table = []
-    degrees = np.linspace(1, 40, 118)
-    for n in degrees:
-        upper = np.cumsum((1 + x ** 2 / n) ** (-(n + 1) / 2))
-        table.append(np.interp(0.95, upper / upper[-1], x))
-    return np.interp(freedom, degrees, table)
-
 def halves(a, b):
     """Half of Welch's 95% t interval for the difference of means of a and b, each (trials, seeds)."""
     n = a.shape[1]
     of_a = a.var(1, ddof=1) / n
     of_b = b.var(1, ddof=1) / n
     freedom = (of_a + of_b) ** 2 * (n - 1) / (of_a ** 2 + of_b ** 2).clip(min=1e-30)   # a run drawn n times: spread 0
-    return np.sqrt(of_a + of_b) * t_quantiles(freedom)
+    return np.sqrt(of_a + of_b) * student.ppf(0.975, freedom)
 
 def holds(a, b, truth, kind, generator, draws=400):
     """How often an interval of that kind holds the difference of means."""
