@@ -25,6 +25,11 @@ def groups():
         found.setdefault((row["arch"], row["variant"]), []).append(row)
     return found
 
+def show(lines):
+    """Prints rows of words, the first of which names the columns."""
+    names, *rows = lines
+    print_table([dict(zip(names, row)) for row in rows])
+
 def column(rows, name):
     return np.array([row[name] for row in rows])
 
@@ -86,7 +91,7 @@ def of_files(rows):
     return weight, weight * covariance / mean.var(ddof=1)
 
 def overview(found):
-    lines = [["arch", "variant", "runs", "mean", "sd", "lowest", "highest", "sd, all tokens", "averaged weights", "sd"]]
+    lines = [["arch", "variant", "runs", "mean", "sd", "lowest", "highest", "sd, all tokens", "averaged weights", "its sd"]]
     for (arch, variant), rows in found.items():
         loss = column(rows, "loss")
         averaged = column(rows, "loss_averaged")
@@ -94,7 +99,7 @@ def overview(found):
         numbers = [loss.mean(), several and loss.std(ddof=1), loss.min(), loss.max(),
                    several and column(rows, "loss_all").std(ddof=1), averaged.mean(), several and averaged.std(ddof=1)]
         lines.append([label(arch), variant, str(len(rows)), *(f"{x:.4f}" if x else "-" for x in numbers)])
-    print_table(lines)
+    show(lines)
 
 def paired(found):
     """Variants less the built-in recipe with the same two seeds, and a 95% t interval."""
@@ -110,7 +115,7 @@ def paired(found):
             half = sd * student.ppf(0.975, n - 1) / n ** 0.5 if n > 1 else np.nan
             lines.append([label(arch), variant, str(n), f"{mean:.4f}", f"{mean - half:.4f} to {mean + half:.4f}",
                           f"{sd:.4f}"])
-    print_table(lines)
+    show(lines)
 
 def table():
     found = groups()
@@ -196,11 +201,11 @@ def trial(trials=4000):
             samples = [drawn(x, trials, n, generator, normal) for x in (a, b)]
             shares = [holds(*samples, a.mean() - b.mean(), kind, generator) for kind in ("t", "bootstrap")]
             lines.append([str(n), "normal law" if normal else "stored runs", *(f"{x:.3f}" for x in shares)])
-    print_table(lines)
+    show(lines)
     lines = [["true difference", *(f"{n} seeds" for n in (1, 2, 3, 4, 8, 16))]]
     for true in (0.005, 0.01, 0.02):
         lines.append([str(true), *(f"{wrong(a, b, n, true, generator):.2f}" for n in (1, 2, 3, 4, 8, 16))])
-    print_table(lines)
+    show(lines)
 
 def draw_runs(axes, rows, of_row, title):
     """Each of nGPT's runs along the steps, blue the lowest loss at the end, red the highest."""
