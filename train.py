@@ -6,9 +6,10 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
     python train.py --init_from=out/angpt --data=data/mine       # from weights, a run's or GPT-2's
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
-It writes out/<arch>/ckpt.pt, log.jsonl and loss.png, and ends with a sample. An earlier run in that
-folder is moved to out/<arch>.1, .2, ... What is not given comes from the arch's recipe, else from
-the size, else from the default; in a run that goes on, from its checkpoint.
+It writes ckpt.pt, log.jsonl and loss.png to out/<arch>, and a sample of text to the screen (not
+under torchrun). An earlier run in that folder is moved to out/<arch>.1, .2, ... What is not given
+comes from the arch's recipe, else from the size, else from the default; in a run that goes on, from
+its checkpoint.
 """
 import contextlib
 import copy
@@ -59,7 +60,7 @@ RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,                          # and GPT+
     "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
-    "normformer": dict(PRE_NORM, embed_std=1.0),  # beside its LayerNorms smaller tokens would drown
+    "normformer": dict(PRE_NORM, embed_std=1.0),  # its branches end in LayerNorms, of that size
     "ngpt": dict(SPHERE, learning_rate=8e-3),
     "angpt": SPHERE,
 }
@@ -67,12 +68,12 @@ RECIPES = {
 def recipe(config):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
-    # From width 64 to 256 the best rate of GPT+, nGPT and anGPT was 0.7 to 3.8 times this
+    # The best rates found at widths from 64 to 256 were 0.7 to 3.8 times this, NormFormer's more
     found["learning_rate"] *= (128 / config.n_embd) ** 0.5
     if config.init_from:
         found["learning_rate"] /= 10
     if config.tie:
-        found["embed_std"] = 0.02                 # README, choice 8
+        found["embed_std"] = 0.02                 # the embedding is the head, too
     return found
 
 def load_arch(arch):
@@ -101,7 +102,7 @@ class TrainConfig(GPTConfig):
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     seed: int = 1337                  # of weights, order of the data, and dropout
     vocab_size: int | None = None     # tokens in the vocabulary (by size, or the corpus's)
-    pn_warmup: int | None = None      # powernorm: steps with the batch's own statistics (warm-up's)
+    pn_warmup: int | None = None      # powernorm: steps that use the batch's moment (warm-up's)
     max_steps: int | None = None      # optimizer steps (by size; there 20 tokens a parameter)
     batch_size: int = 8               # sequences in a process's micro-step (by size, or what fits)
     total_batch_size: int = 2048      # tokens in an optimizer step of all processes (by size)
@@ -113,7 +114,7 @@ class TrainConfig(GPTConfig):
     beta2: float = 0.95               # of Adam
     eps: float = 1e-9                 # of Adam
     grad_clip: float = 1.0            # largest norm of the gradient; 0 for no limit
-    eval_tokens: int | None = None    # held out, in a validation (0.5% of those trained on, 4,096)
+    eval_tokens: int | None = None    # held out, in a validation (0.5% of all, at least 4,096)
     eval_interval: int | None = None  # steps between validations (ten a run, or more)
     log_interval: int = 10            # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval)
@@ -126,11 +127,18 @@ class TrainConfig(GPTConfig):
         if given.get("arch"):
             given["arch"] = load_arch(given["arch"])
         self.given = {name: value for name, value in given.items() if value is not None}
-        vars(self).update(defaults | self.given)
+        vars(self).update(defaults | self.given)  # in these lines what comes later wins
         choose("arch", self.arch, ARCHS,
                "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
         choose("size", self.size, SIZES)
         vars(self).update(SIZES[self.size] | self.given)
+        at_least(0, self, *defaults)
+        at_least(1, self, "n_embd", "max_steps", "batch_size", "total_batch_size", "eval_tokens",
+                 "eval_interval", "log_interval", "checkpoint_interval")
+        for name in ("min_lr_ratio", "warmup_ratio"):
+            self.expect(name, getattr(self, name) <= 1, "at most 1")
+        for name in ("beta1", "beta2"):
+            self.expect(name, getattr(self, name) < 1, "less than 1")
         vars(self).update(recipe(self) | self.given)
         name = self.arch + "+qk_norm" * self.qk_norm
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{name}")
@@ -138,12 +146,7 @@ class TrainConfig(GPTConfig):
         self.resume = str(self.resume).lower()
         if self.resume == "auto":
             self.resume = str(Path(self.out_dir, "ckpt.pt").exists()).lower()
-        at_least(0, self, *defaults)
-        at_least(1, self, "max_steps", "batch_size", "total_batch_size", "eval_tokens",
-                 "eval_interval", "log_interval", "checkpoint_interval")
-        for name in ("min_lr_ratio", "warmup_ratio", "beta1", "beta2"):
-            self.expect(name, getattr(self, name) <= 1, "at most 1")
-        if source_of(self) is None:               # else the model is the checkpoint's
+        if source_of(self) is None:               # with a checkpoint, the model's options are in it
             GPTConfig.__post_init__(self)         # raises where options do not fit
 
 def resolve(config, corpus_vocab=257, world_size=1):
@@ -231,13 +234,14 @@ def batches(tokens, step, config, machine):
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine):
-    """Held-out loss in nats per token, its standard error by how this process's micro-batches
-    differ, and bits per byte: over the same tokens whatever the ranks or the arch."""
+    """Held-out loss in nats per token, its standard error, and bits per byte. The tokens are the same
+    whatever the ranks or the arch; the error is by how this process's micro-batches differ."""
     model.eval()
     windows = range(max(1, min(corpus.val.windows, config.eval_tokens // config.block_size)))
+    starts = windows[::config.batch_size]
     sums = torch.zeros(3, dtype=torch.float64)
     losses = []
-    for i in windows[::config.batch_size][machine.rank::machine.world_size]:
+    for i in starts[machine.rank::machine.world_size]:
         x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
             losses.append(model(x, y, loss_only=True)[1].item())
@@ -245,7 +249,8 @@ def evaluate(model, corpus, config, machine):
         sums += torch.tensor([losses[-1] * y.numel(), y.numel(), n_bytes])
     model.train()
     nats, tokens, n_bytes = machine.sum(sums).tolist()
-    return {"val_loss": nats / tokens, "val_error": np.std(losses) / max(1, len(losses) - 1) ** 0.5,
+    error = np.std(losses) / max(1, len(losses) - 1) ** 0.5
+    return {"val_loss": nats / tokens, "val_error": error,
             "val_bpb": nats / math.log(2) / max(1, n_bytes)}
 
 # ---- The machine ---------------------------------------------------------------------------------
@@ -307,8 +312,8 @@ def join_machine(config):
 # ---- A step --------------------------------------------------------------------------------------
 
 def make_model(config, device, state=None):
-    """A GPT with new weights or, if there is a checkpoint, with its: of learned positions as many as
-    the model has. Raises DataError."""
+    """A GPT with new weights, or with a checkpoint's, whose learned positions are cut to block_size.
+    Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
     if state:
@@ -330,11 +335,11 @@ def make_optimizer(model, config):
     return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
 def compile_blocks(model, config, machine):
-    """Compiles where --compile says so: a quarter of a minute, and a third of the time after it
-    saved."""
+    """Compiles if --compile says so. It takes a quarter of a minute and saves a third of each step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     is_long = work > 2e12 and shutil.which("g++")
-    pays = {"cuda": True, "cpu": is_long}.get(machine.device.type)
+    on_gpu = machine.device.type == "cuda"
+    pays = on_gpu or machine.device.type == "cpu" and is_long
     torch.compiler.reset()                     # earlier models would count towards torch's limit
     if config.compile == "true" or config.compile == "auto" and pays:
         for block in model.blocks:
@@ -375,7 +380,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
                        "a lower --learning_rate may help")
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    model.project_()
+    model.project_()                                # nGPT's and anGPT's constraint on the weights
     return {"loss": machine.sum(loss).item(), "grad_norm": norm, "lr": rate}
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
@@ -408,21 +413,23 @@ def source_of(config):
     return config.init_from
 
 def with_checkpoint(config, state):
-    """config, in which a checkpoint's options stand for those that were not given: all of a run that
-    goes on, of others the model's. What was given wins, but the model and the data's order stay."""
-    saved = state["config"] | {"arch": state["config"]["arch"].split(":")[-1]}  # runs nobody's file
-    model = {f.name for f in fields(GPTConfig)} & set(saved)
-    options = {name: saved[name] for name in model}
-    fixed = model - {"block_size", "dropout"}
-    if source_of(config) != config.init_from:    # the run's own
-        given = state.get("given", saved)        # what it was begun with; the rest is derived anew
-        options = {name: given[name] for name in given if name in vars(config)} | options
-        fixed = model | {"seed", "total_batch_size"}
+    """config, filled with a checkpoint's options where none were given: in a run that goes on with all
+    that it was begun with, in a new one with the model's. Raises DataError where what was given would
+    change the model or the order of the data."""
+    saved = state["config"] | {"arch": state["config"]["arch"].split(":")[-1]}  # no file is run
+    of_model = {f.name for f in fields(GPTConfig)} & set(saved)
+    options = {name: saved[name] for name in of_model}
+    fixed = of_model - {"block_size", "dropout"}
+    if config.resume == "true" or not config.init_from:  # the run's own checkpoint
+        begun = state.get("given", saved)                # the rest is derived anew
+        options = {name: begun[name] for name in begun if name in vars(config)} | options
+        fixed = of_model | {"seed", "total_batch_size"}
     for name, now in config.given.items():
         was = saved.get(name)
         expect(name not in fixed or was == now,
                f"{source_of(config)}: made with {name}={was}, now {name}={now}")
-    joined = TrainConfig(**options | config.given | {"out_dir": config.out_dir, "resume": config.resume})
+    options |= config.given | {"out_dir": config.out_dir, "resume": config.resume}
+    joined = TrainConfig(**options)
     GPTConfig.__post_init__(joined)
     return joined
 
@@ -448,9 +455,9 @@ def read_log(folder):
 def draw_losses(folder):
     axes = Figure().subplots()
     records = read_log(folder)
-    for key, style in (("loss", "-"), ("val_loss", "o-")):
+    for key, marker in (("loss", ""), ("val_loss", "o")):
         shown = [(record["tokens"], record[key]) for record in records if key in record]
-        axes.plot(*zip(*shown), style, label=key)
+        axes.plot(*zip(*shown), marker=marker, label=key)
     axes.set(xlabel="tokens", ylabel="nats/token")
     axes.legend()
     axes.figure.savefig(folder / "loss.png", dpi=120)
@@ -473,9 +480,9 @@ def signals_noted():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-def begin(config, machine, say):
-    """What a run has before its first step: (config, corpus, model, optimizer, its checkpoint, of a
-    new run a blank one)."""
+def begin(config, machine):
+    """What a run has before its first step: (config, corpus, model, optimizer, checkpoint). Of a new
+    run the checkpoint only says step 0."""
     source = source_of(config)
     state = read_checkpoint(source) if source else {}
     if state:
@@ -486,20 +493,21 @@ def begin(config, machine, say):
     expect(made == now, f"{source}: made with tokenizer={made}, now {config.data} has {now}")
     code = source_code(config.arch)
     if state.get("source", code) != code:
-        say(f"{source}: the code of {config.arch} has changed since; it may be another function now")
+        print(f"{source}: the code of {config.arch} has changed since", file=sys.stderr)
     model = make_model(config, machine.device, state)
     optimizer = make_optimizer(model, config)
     if config.resume != "true":
         return config, corpus, model, optimizer, {"step": 0, "seconds": 0.0}
-    optimizer.load_state_dict(state["optimizer"])
+    groups = optimizer.state_dict()["param_groups"]  # with the options of now
+    optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
     warmup_steps = state["config"]["warmup_ratio"] * state["config"]["max_steps"]
-    config.warmup_ratio = warmup_steps / config.max_steps  # no second one in a longer run
+    config.warmup_ratio = warmup_steps / config.max_steps  # a longer run has no second one
     return config, corpus, model, optimizer, state
 
-def open_log(folder, step):
-    """Cuts the log behind a step; returns the last step that it has, -1 for none. At step 0, what an
-    earlier run left in the folder is moved to folder.1, .2, ..."""
-    if step == 0 and (folder / "log.jsonl").exists():
+def open_log(folder, step, goes_on):
+    """Cuts the log behind a step; returns the last step that it has, -1 for none. What another run
+    left in the folder is moved to folder.1, .2, ..."""
+    if not goes_on and (folder / "log.jsonl").exists():
         free = next(n for n in itertools.count(1) if not Path(f"{folder}.{n}").exists())
         folder.rename(f"{folder}.{free}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -539,18 +547,19 @@ def train(config, watch=None, say=functools.partial(print, flush=True)):
     if say is None or machine.rank > 0:
         say = lambda text: None
     if config.eval_only:
-        c, corpus, model, _, _ = begin(config, machine, say)
+        c, corpus, model, _, _ = begin(config, machine)
         found = {"weights": source_of(config), "data": c.data} | evaluate(model, corpus, c, machine)
         say(json.dumps(found))
         return [found]
     alone = only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-    with alone if machine.rank == 0 else contextlib.nullcontext(), signals_noted() as signals:
-        config, corpus, model, optimizer, state = begin(config, machine, say)
+    with alone if machine.rank == 0 else contextlib.nullcontext():
+        config, corpus, model, optimizer, state = begin(config, machine)
         parameters = sum(p.numel() for p in model.parameters())
         say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, peak learning rate "
             f"{config.learning_rate:.2g}; {config.max_steps} steps on {machine.device}, {machine.dtype}")
         compile_blocks(model, config, machine)
-        return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
+        with signals_noted() as signals:
+            return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
 
 def take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals):
     """The loop: what is due at a step, then the next one."""
@@ -559,10 +568,10 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
     measured = {}
-    logged = open_log(folder, step) if is_first else step
+    logged = open_log(folder, step, config.resume == "true") if is_first else step
     code = source_code(config.arch)                # now: a longer run may outlive an edit
     while True:
-        is_last = step == config.max_steps
+        is_last = step >= config.max_steps
         validates = is_last or step % config.eval_interval == 0
         record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
         if validates:
@@ -581,7 +590,8 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             start = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
             say(f"\nStopped and saved at step {step}. To go on: {start} train.py --resume=true "
                 f"--out_dir={folder}")
-            raise SystemExit(128 + signal.SIGTERM) if signal.SIGTERM in signals else KeyboardInterrupt
+            is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
+            raise SystemExit(128 + signal.SIGTERM) if is_term else KeyboardInterrupt
         if is_last:
             return read_log(folder)
         began = time.perf_counter()
