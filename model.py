@@ -1,16 +1,17 @@
 """
 Six ways to normalize a GPT, each written out as its paper's equations.
 
-  --arch       one block, h the residual stream                                    paper
-  layernorm    h <- h + Attn(LN(h));        h <- h + MLP(LN(h))                    GPT-2's form, Pre-LN
-  rmsnorm      h <- h + Attn(RMS(h));       h <- h + MLP(RMS(h))                   nGPT eq. 4, 5; with qk_norm: GPT+
-  powernorm    h <- h + Attn(PN(h));        h <- h + MLP(PN(h))                    PowerNorm (Shen et al. 2020)
-  normformer   h <- h + LN(Attn(LN(h)));    h <- h + W_down LN(f(W_up LN(h)))      NormFormer 2.1; HeadScale in Attn
-  ngpt         h <- unit(h + a (unit(Attn(h)) - h));     the same with the MLP     nGPT eq. 10, 11, 15, 16, 20, 21
-  angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));   the same with the MLP     anGPT Table 1
+  --arch       one block, h the residual stream                                paper
+  layernorm    h <- h + Attn(LN(h));      h <- h + MLP(LN(h))                  GPT-2's Pre-LN
+  rmsnorm      h <- h + Attn(RMS(h));     h <- h + MLP(RMS(h))                 nGPT eq. 4, 5
+  powernorm    h <- h + Attn(PN(h));      h <- h + MLP(PN(h))                  Shen et al. 2020
+  normformer   h <- h + LN(Attn(LN(h)));  h <- h + W_down LN(f(W_up LN(h)))    NormFormer 2.1
+  ngpt         h <- unit(h + a (unit(Attn(h)) - h));    the same with the MLP  nGPT eq. 10-21
+  angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));  the same with the MLP  anGPT Table 1
 
-a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). ngpt, angpt and GPT+ make q and k unit, too.
-Shapes: B sequences, T tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
+a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). ngpt, angpt, and rmsnorm with
+qk_norm, which is GPT+, make q and k unit, too. NormFormer also scales heads. Shapes: B sequences, T
+tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
 """
 import math
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class ConfigError(ValueError):
 @dataclass
 class GPTConfig:
     """What a model is. Raises ConfigError where options do not fit together."""
-    arch: str = "angpt"         # normalization: layernorm | rmsnorm | powernorm | normformer | ngpt | angpt
+    arch: str = "angpt"         # layernorm | rmsnorm | powernorm | normformer | ngpt | angpt
     vocab_size: int = 257       # tokens in the vocabulary (257: bytes and an end of text)
     block_size: int = 256       # context length in tokens
     n_layer: int = 4            # blocks
@@ -44,12 +45,12 @@ class GPTConfig:
     rope_fraction: float = 1.0  # share of each head's channels that rope turns, in whole pairs
     dropout: float = 0.0        # on embeddings, attention weights and what w_o and w_down give
     qk_norm: bool = False       # unit q and k with a learned gain; ngpt and angpt always do this
-    mlp: Literal["swiglu", "gelu"] = "swiglu"   # gelu is the tanh form, as in GPT-2; not for ngpt and angpt
-    bias: bool = False          # biases in linear maps, LayerNorm and PowerNorm; not for ngpt and angpt
-    tie: bool = False           # one matrix for token embedding and output head; not for ngpt and angpt
-    embed_std: float = 0.02     # embeddings' standard deviation at the start; ngpt and angpt have rows of norm 1
+    mlp: Literal["swiglu", "gelu"] = "swiglu"   # gelu: GPT-2's tanh form; not for ngpt, angpt
+    bias: bool = False          # biases in linear maps, LayerNorm, PowerNorm; not for ngpt, angpt
+    tie: bool = False           # one matrix for embedding and output head; not for ngpt, angpt
+    embed_std: float = 0.02     # embeddings' standard deviation at the start; not for ngpt, angpt
     resid_scale: bool = False   # normformer: a learned scale on the second residual
-    checkpoint_blocks: bool = False  # keep no block's activations: the backward computes them anew; not for powernorm
+    checkpoint_blocks: bool = False  # computes activations anew, keeps none; not for powernorm
     pn_warmup: int = 4000       # powernorm: steps that normalize with the batch's own statistics
 
     def __post_init__(self):
@@ -69,7 +70,8 @@ class GPTConfig:
 
     def expect(self, name, holds, expected):
         if not holds:
-            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected} with arch={self.arch}")
+            given = getattr(self, name)
+            raise ConfigError(f"{name}={given}: expected {expected} with arch={self.arch}")
 
 def wide(x):
     return x if x.dtype.itemsize >= 4 else x.float()  # float32 or better
@@ -102,19 +104,20 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values
     come first. Three ways to the same result: the formula itself, flash_attn's kernel, torch's
     own."""
-    q, k = (scale * q).type_as(v), k.type_as(v)            # under autocast float32 gains have widened them
+    q, k = (scale * q).type_as(v), k.type_as(v)  # under autocast float32 gains have widened them
     if cache is not None:
         k, v = cache.extend(k, v)
-    T, S = q.shape[2], k.shape[2]                          # the T queries are the last of S positions
-    # The formula: behind a cache, where torch's is_causal would take the queries for the first of S positions, and
-    # for short sequences on a CPU, where a step with torch's own takes a quarter longer.
+    T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
+    # The formula: behind a cache, where torch's is_causal would take the queries for the first of S
+    # positions, and for short sequences on a CPU, where a step with torch's takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
-        place = torch.arange(S, device=v.device, dtype=torch.int32)  # with int64 a step takes a tenth longer
+        place = torch.arange(S, device=v.device, dtype=torch.int32)  # int64: a tenth slower a step
         scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
-        return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True).transpose(1, 2)
+        y = flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True)
+        return y.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
 class Cache:
@@ -173,14 +176,14 @@ class PowerNorm(nn.Module):
     def __init__(self, n, config):
         super().__init__()
         if n % self.groups:
-            raise ConfigError(f"n_embd={n}: expected a multiple of {self.groups} with arch={config.arch}")
+            raise ConfigError(f"n_embd={n}: expected a multiple of {self.groups} with arch=powernorm")
         self.warmup = config.pn_warmup
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
         self.register_buffer("psi2", torch.ones(n))
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # its gradient: mean(g xhat)
         self.register_buffer("steps", torch.zeros(()))
-        for name in ("moment", "gamma", "micro_steps"):                 # sums over a step's micro-batches
+        for name in ("moment", "gamma", "micro_steps"):      # sums over a step's micro-batches
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
     def group_scale(self, x):
@@ -201,7 +204,7 @@ class PowerNorm(nn.Module):
         y = xhat * self.weight
         return y if self.bias is None else y + self.bias
 
-    def _apply(self, fn, recurse=True):  # .to() and .double() leave nu a buffer that gathers no gradient
+    def _apply(self, fn, recurse=True):  # behind .to() and .double() nu would gather no gradient
         super()._apply(fn, recurse)
         self.nu = self.nu.detach().requires_grad_()
         return self
@@ -237,9 +240,10 @@ class PowerScale(torch.autograd.Function):
 def mean_over_ranks(x):
     if not dist.is_initialized():
         return x
-    return all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()  # dist's would not compile
+    total = all_reduce(x, "sum", dist.group.WORLD)  # dist.all_reduce would not compile
+    return total / dist.get_world_size()
 
-# ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None -----------------------
+# ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None ----
 
 class Block(nn.Module):
     """The linear maps of all. What others must know of a class of blocks: family, whose recipe
@@ -287,7 +291,7 @@ class PreNormBlock(Block):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)              # (12)
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)     # (13): softmax(g q k^T) v
+        y = attend(q, k, v, self.g, cache, self.dropout * self.training)     # (13)
         h = h + self.drop(self.w_o(y.transpose(1, 2).flatten(2)))            # (14, 4): (B, T, d)
         return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))  # (17, 18, 19, 5)
 
@@ -301,7 +305,7 @@ class RMSNormBlock(PreNormBlock):
 class PowerNormBlock(PreNormBlock):
     family = "powernorm"
     Norm = PowerNorm
-    refuses = ("resid_scale", "checkpoint_blocks")  # made anew, a batch would count twice
+    refuses = ("resid_scale", "checkpoint_blocks")  # made anew, a batch counts twice
 
 class NormFormerBlock(PreNormBlock):
     """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as
@@ -312,24 +316,26 @@ class NormFormerBlock(PreNormBlock):
 
     def __init__(self, config):
         super().__init__(config)
-        self.head_scale = nn.Parameter(torch.ones(self.n_head))                   # gamma_i
+        self.head_scale = nn.Parameter(torch.ones(self.n_head))  # gamma_i
         self.norm_attn = LayerNorm(self.d, config)
         self.norm_ffn = LayerNorm(4 * self.d, config)
-        self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0  # lambda_resid, section 3
+        self.resid_scale = 1.0                                   # lambda_resid, section 3
+        if config.resid_scale:
+            self.resid_scale = nn.Parameter(torch.ones(self.d))
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)          # h_i: (B, H, T, d_k)
-        y = self.head_scale.view(-1, 1, 1) * y                                    # HeadScaleMHA, before W_o
-        h = h + self.norm_attn(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))  # NormScaledMHA
+        y = attend(q, k, v, self.g, cache, self.dropout * self.training)               # h_i
+        y = self.head_scale.view(-1, 1, 1) * y                                         # HeadScaleMHA
+        h = h + self.norm_attn(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))      # NormScaledMHA
         h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))  # NormFFN
-        return self.resid_scale * h + h_m                                         # ResScale
+        return self.resid_scale * h + h_m                                              # ResScale
 
 class NGPTBlock(Block):
     """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its
-    equation numbers)."""
+    equation numbers; z is its v)."""
     family = "ngpt"
     sphere = True
     refuses = ("bias", "tie", "resid_scale")
@@ -359,17 +365,17 @@ class NGPTBlock(Block):
 
     def forward(self, h, cos, sin, cache=None):
         s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
-        q, k, v = heads(self.w_qkv(h), self.n_head)                               # (12)
-        q = unit(rope(q, cos, sin)) * s_qk                                        # (15)
-        k = unit(rope(k, cos, sin)) * s_qk                                        # (16)
-        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13); times sqrt(d_k): 2.3.2
-        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))             # (14): (B, T, d)
-        h = unit(h + self.alpha_a().abs() * (h_a - h))                            # (10)
-        u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
-        u = u * self.s_u()                                                        # (20)
-        z = z * self.s_v() * self.d ** 0.5                                        # (21): z is the paper's v
-        h_m = unit(self.drop(self.w_down(u * F.silu(z))))                         # (18, 19)
-        return unit(h + self.alpha_m().abs() * (h_m - h))                         # (11)
+        q, k, v = heads(self.w_qkv(h), self.n_head)                                # (12)
+        q = unit(rope(q, cos, sin)) * s_qk                                         # (15)
+        k = unit(rope(k, cos, sin)) * s_qk                                         # (16)
+        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13), 2.3.2
+        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))              # (14)
+        h = unit(h + self.alpha_a().abs() * (h_a - h))                             # (10)
+        u, z = self.w_up(h).chunk(2, dim=-1)                                       # (17): (B, T, 4d)
+        u = u * self.s_u()                                                         # (20)
+        z = z * self.s_v() * self.d ** 0.5                                         # (21)
+        h_m = unit(self.drop(self.w_down(u * F.silu(z))))                          # (18, 19)
+        return unit(h + self.alpha_m().abs() * (h_m - h))                          # (11)
 
 class ANGPTBlock(Block):
     """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and
@@ -384,7 +390,7 @@ class ANGPTBlock(Block):
         self.nu_p = (self.d_k / self.d) ** 0.5
         self.nu_uz = 0.5                                      # sqrt(d / 4d)
         self.nu_d = 2.0                                       # sqrt(4d / d)
-        self.nu_acf = 3.72035                      # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; section 4.3 has 3.74
+        self.nu_acf = 3.72035             # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; 4.3 has 3.74
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))  # shape and start: see README
         self.alpha_a = Scale(self.d, init=0.05, scale=0.01)   # Table F.2
         self.alpha_m = Scale(self.d, init=0.05, scale=0.01)
@@ -412,11 +418,11 @@ class ANGPTBlock(Block):
         k = unit(rope(k, cos, sin))
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
         h_a = unit(self.nu_p * self.drop(self.w_o(y.transpose(1, 2).flatten(2))))  # (B, T, d)
-        h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))                          # Table 1, Residual
-        u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)                         # Table 1, MLP: (B, T, 4d) each
-        z = z * self.d ** 0.5                      # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
+        h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
+        u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)          # Table 1, MLP: (B, T, 4d)
+        z = z * self.d ** 0.5  # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
-        return self.nu(alpha_m) * (h + alpha_m * (h_m - h))                       # Table 1, Residual
+        return self.nu(alpha_m) * (h + alpha_m * (h_m - h))        # Table 1, Residual
 
 # A seventh is one assignment: ARCHS["mine"] = MyBlock
 ARCHS = {
@@ -461,7 +467,7 @@ class GPT(nn.Module):
             if name.endswith(("w_o.weight", "w_down.weight")):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                nn.init.normal_(p, std=100.0 if self.sphere else std)  # far above 1: project_ makes norms 1
+                nn.init.normal_(p, std=100.0 if self.sphere else std)  # project_ makes norms 1
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
         for layer, block in enumerate(self.blocks, start=1):
@@ -510,15 +516,14 @@ class GPT(nn.Module):
         start = caches[0].length if caches else 0
         stop = start + idx.shape[1]
         if stop > self.config.block_size:
-            raise ValueError(f"{stop} tokens given to a model whose block_size is {self.config.block_size}")
+            raise ValueError(f"{stop} tokens given, block_size is {self.config.block_size}")
         h = self.wte(idx)  # (B, T, d)
         if self.config.pos == "learned":
             h = h + self.wpe.weight[start:stop]
         h = F.dropout(h, self.config.dropout, self.training)
         cos = self.cos[start:stop]
         sin = self.sin[start:stop]
-        for i, block in enumerate(self.blocks):
-            cache = caches[i] if caches else None
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks)):
             if self.config.checkpoint_blocks:
                 h = checkpoint(block, h, cos, sin, cache, use_reentrant=False)
             else:
@@ -533,17 +538,16 @@ class GPT(nn.Module):
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
         """Continues idx (B, T): yields (B,) token ids, at temperature 0 the likeliest, else drawn,
         among the top_k. When block_size tokens are there, the older half is dropped."""
-        size = self.config.block_size
+        size = kept = self.config.block_size
         was_training = self.training
-        new = idx[:, -size:]
-        caches = [Cache() for _ in self.blocks]
+        caches = []
         self.eval()
         try:
             for _ in range(max_new_tokens):
-                if caches[0].length == size:
-                    kept = max(1, size // 2)
-                    new = idx[:, -kept:]
+                if not caches or caches[0].length == size:
                     caches = [Cache() for _ in self.blocks]
+                    new = idx[:, -kept:]
+                    kept = max(1, size // 2)
                 logits, _ = self(new, caches=caches)  # (B, 1, V)
                 logits = wide(logits[:, -1])          # (B, V)
                 if top_k is not None:

@@ -1,13 +1,14 @@
 """Turn text into shards of tokens for train.py; and the reader of every script's options.
 
-    python prepare.py                                                    # the Python standard library's source
-    python prepare.py --source="books/*.txt" --tokenizer=gpt2            # your own .txt, .jsonl or .parquet
-    python prepare.py --source=fineweb --tokens=1_000_000_000            # FineWeb, streamed
-    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb, tokenized by others
+    python prepare.py                                             # Python's standard library
+    python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
+    python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb, streamed
+    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
 
-A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out, <name>_train_000001.bin
-and so on to train on, and of meta.json, written last. Files come in a seeded order; what comes first is held out, 5% of
-the text, at most 10M tokens. Stopped, it goes on from the last whole shard.
+A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out,
+<name>_train_000001.bin and so on to train on, and of meta.json, written last. Files come in a seeded
+order; what comes first is held out, 5% of the text, at most 10M tokens. Stopped, it goes on from the
+last whole shard.
 """
 import argparse
 import contextlib
@@ -35,7 +36,7 @@ from tqdm import tqdm
 
 from model import ConfigError
 
-# ---- Options and errors of every script: here, since all other scripts import this one ------------------------------
+# ---- Options and errors of every script: here, since all others import this one ------------------
 
 class DataError(Exception):
     """A fault of files or of what they hold, told in one line."""
@@ -63,7 +64,8 @@ def nearest(word, names):
 def choose(option, given, valid, hint=""):
     """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
     if given not in valid:
-        raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}{hint}{nearest(given, valid)}")
+        raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}{hint}"
+                          f"{nearest(given, valid)}")
 
 def at_least(least, config, *names):
     """Raises ConfigError where an option of these names is a number and below `least`."""
@@ -88,7 +90,7 @@ def add_options(parser, cls):
     hints = get_type_hints(cls)
     for field in fields(cls):
         hint = hints[field.name]
-        kinds = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]  # int of int | None
+        kinds = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]
         is_switch = kinds == [bool] or "true" in kinds
         if get_origin(hint) is Literal:
             option = dict(choices=kinds)
@@ -105,9 +107,10 @@ def typed(argv, description, *classes):
     """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
     --name value, or --name alone for true. Raises ConfigError; --help prints the options, and
     exits."""
-    parser = Parser(usage="%(prog)s [--name=value ...]", description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                    formatter_class=argparse.RawDescriptionHelpFormatter, conflict_handler="resolve")
-    for cls in reversed(classes):                        # of two options of one name the first class's stays
+    parser = Parser(usage="%(prog)s [--name=value ...]", description=description,
+                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                    argument_default=argparse.SUPPRESS, conflict_handler="resolve")
+    for cls in reversed(classes):                            # of one name the first class's stays
         add_options(parser, cls)
     given, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -129,24 +132,27 @@ def run_script(main):
         print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
 
-# ---- Tokens ---------------------------------------------------------------------------------------------------------
+# ---- Tokens --------------------------------------------------------------------------------------
 
 MAGIC, VERSION = 20240520, 1
 HEADER = 256                         # int32 numbers before the tokens
-TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # tiktoken's others do not fit in uint16
+TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # those that fit in uint16
 
 def get_tokenizer(name):
     """The tiktoken.Encoding of that name; "bytes" is a token for each byte, and end-of-text =
     256."""
     if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
-        return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}", special_tokens={"<|endoftext|>": 256},
-                                 mergeable_ranks={bytes([i]): i for i in range(256)})
-    with blame(f"tokenizer={name}: unknown, or not to be downloaded; TIKTOKEN_CACHE_DIR may point at a local copy"):
+        return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}",
+                                 mergeable_ranks={bytes([i]): i for i in range(256)},
+                                 special_tokens={"<|endoftext|>": 256})
+    with blame(f"tokenizer={name}: unknown, or not to be downloaded; TIKTOKEN_CACHE_DIR may point at "
+               "a local copy"):
         return tiktoken.get_encoding(name)
 
 def bytes_per_token(tokenizer):
     """(n_vocab,) length of each token's text; end-of-text has none."""
-    lengths = [len(tokenizer.decode_single_token_bytes(token)) for token in range(tokenizer.n_vocab)]
+    tokens = range(tokenizer.n_vocab)
+    lengths = [len(tokenizer.decode_single_token_bytes(token)) for token in tokens]
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
 
@@ -156,7 +162,8 @@ def encode(tokenizer, data, new=True):
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
-        tokens = tokenizer.encode_to_numpy(data.decode("utf-8", errors="replace"), disallowed_special=())
+        text = data.decode("utf-8", errors="replace")
+        tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
     tokens = tokens.astype(np.uint16)
     return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
 
@@ -205,8 +212,8 @@ def read_shard(path):
     size = os.path.getsize(path)
     count = (size - 4 * HEADER) // 2
     expect(header == [MAGIC, VERSION, count] and count > 0 and size % 2 == 0,
-           f"{path}: begins with {header} and has {size} bytes, expected magic number {MAGIC}, version {VERSION}, "
-           f"a count of tokens, and {4 * HEADER} bytes + 2 for each")
+           f"{path}: begins with {header} and has {size} bytes, expected {MAGIC}, {VERSION}, a count of "
+           f"tokens, and {4 * HEADER} bytes + 2 for each")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
@@ -215,11 +222,12 @@ def read_meta(folder):
     folder = Path(folder)
     hint = "python prepare.py --source=... makes a corpus"
     if folder.is_file():
-        hint = f"that is a text: python prepare.py --source={folder}, then --data=data/{folder.stem}"
+        hint = f"a text: python prepare.py --source={folder}, then --data=data/{folder.stem}"
     expect(folder.is_dir(), f"data={folder}: no such corpus; {hint}")
     if not (folder / "meta.json").exists():
         expect(shards_of(folder) and not (folder / BEGUN).exists(),
-               f"data={folder}: no whole corpus; the command that began it goes on: python prepare.py --source=...")
+               f"data={folder}: no whole corpus; the command that began it goes on: "
+               "python prepare.py --source=...")
         return {"tokenizer": "gpt2", "vocab_size": 50257}
     return read_json(folder / "meta.json")
 
@@ -229,20 +237,20 @@ def token_lengths(meta):
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     return bytes_per_token(get_tokenizer(meta["tokenizer"]))
 
-# ---- Corpora --------------------------------------------------------------------------------------------------------
+# ---- Corpora -------------------------------------------------------------------------------------
 
 BEGUN = "begun.json"                 # what a corpus is made of and with, and how far it has come
-PIECE = 900_000                      # bytes of a text that are encoded at a time; tiktoken can't take a million spaces
+PIECE = 900_000                      # bytes encoded at a time; tiktoken can't take 1M spaces
 STREAMED = "fineweb", "fineweb10B-gpt2"
 KINDS = ".txt", ".jsonl", ".parquet"
 
 @dataclass
 class PrepareConfig:
     """Options."""
-    source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, or a file, a folder or a glob
+    source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
     name: str | None = None            # of the corpus (from the source)
     data_dir: str = "data"             # folder of all corpora
-    tokenizer: str | None = None       # bytes | gpt2 | r50k_base | p50k_base | p50k_edit (bytes; for fineweb gpt2)
+    tokenizer: str | None = None       # bytes, gpt2, or another of tiktoken's (fineweb: gpt2)
     subset: str = "sample-10BT"        # of fineweb
     tokens: int | None = None          # stop after that many to train on (all)
     val_tokens: int | None = None      # hold out at most that many (5% of the text, 10M)
@@ -255,20 +263,24 @@ class PrepareConfig:
         at_least(0, self, "seed")
         self.name = self.name or Path(self.source.split("*")[0]).stem or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
-        choose("tokenizer", self.tokenizer, ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
+        fitting = ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS
+        choose("tokenizer", self.tokenizer, fitting)
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
     if source == "stdlib":  # without test folders, which some installations lack
         root = Path(os.__file__).parent
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-        found = [path for path in sorted(root.rglob("*.py")) if left_out.isdisjoint(path.relative_to(root).parts)]
+        found = [path for path in sorted(root.rglob("*.py"))
+                 if left_out.isdisjoint(path.relative_to(root).parts)]
         found = {path.read_bytes(): path for path in found}.values()  # each text once
     else:
-        found = [Path(source), *Path(source).rglob("*"), *map(Path, glob.glob(source, recursive=True))]
+        matching = map(Path, glob.glob(source, recursive=True))
+        found = [Path(source), *Path(source).rglob("*"), *matching]
         found = [path for path in found if path.suffix.lower() in KINDS and path.is_file()]
     paths = sorted({path for path in found if path.stat().st_size})
-    expect(paths, f"--source={source}: no {', '.join(KINDS)} file that holds anything, nor stdlib or fineweb")
+    expect(paths, f"--source={source}: no {', '.join(KINDS)} file that holds anything, nor stdlib or "
+           "fineweb")
     random.Random(seed).shuffle(paths)
     return paths
 
@@ -312,7 +324,8 @@ def read_source(options, paths, place):
         return
     import datasets
     with blame(f"--source={options.source}: failed; the same command goes on from the last whole shard"):
-        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train", streaming=True)
+        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train",
+                                     streaming=True)
         if place:
             rows.load_state_dict(place)
         for row in rows:
@@ -328,10 +341,13 @@ def write_shards(folder, options, tokenizer, paths, begun):
     if total and not options.val_tokens:
         held_out = min(held_out, math.ceil(total / 20))
     pieces = read_source(options, paths, begun["place"])
-    with ThreadPoolExecutor() as pool, tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+    bar = tqdm(total=total, unit="B", unit_scale=True, disable=None)
+    with ThreadPoolExecutor() as pool, bar:
         while (left := (options.tokens or math.inf) - begun["tokens"]) > 0:
             number = begun["shards"]
-            size = per_token * min(left, options.shard_tokens, 400_000_000) if number else held_out  # counts are int32
+            size = held_out
+            if number:
+                size = per_token * min(left, options.shard_tokens, 400_000_000)  # counts are int32
             encoding = []  # by threads, which suffice as tiktoken releases Python's lock
             while size > 0 and (piece := next(pieces, None)):
                 data, begins, begun["place"] = piece
@@ -342,11 +358,12 @@ def write_shards(folder, options, tokenizer, paths, begun):
                 break
             tokens = np.concatenate([future.result() for future in encoding])
             tokens = tokens[:min(left if number else most, len(tokens))]
-            write_shard(folder / f"{options.name}_{'train' if number else 'val'}_{number:06d}.bin", tokens)
+            split = "train" if number else "val"
+            write_shard(folder / f"{options.name}_{split}_{number:06d}.bin", tokens)
             begun["tokens"] += len(tokens) if number else 0
             begun["shards"] += 1
             write_json(folder / BEGUN, begun)
-    expect(begun["tokens"], f"{options.source}: all was held out; give it more text, or fewer --val_tokens")
+    expect(begun["tokens"], f"{options.source}: all was held out; give more text, or fewer --val_tokens")
 
 def fetch_shards(folder, options):
     """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
@@ -371,11 +388,13 @@ def begin(folder, options, files):
             begun = read_json(path)
             earlier = begun.get("options", {}) | {"files": begun.get("files")}
             other = [f"{name}={earlier.get(name)}, now {value}"
-                     for name, value in (made | {"files": files}).items() if earlier.get(name) != value]
+                     for name, value in (made | {"files": files}).items()
+                     if earlier.get(name) != value]
             expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another "
                    "--name, or --force")
             return begun
-    begun = {"source": options.source, "options": made, "files": files, "shards": 0, "tokens": 0, "place": None}
+    begun = {"source": options.source, "options": made, "files": files,
+             "shards": 0, "tokens": 0, "place": None}
     write_json(folder / BEGUN, begun)
     return begun
 
@@ -398,7 +417,8 @@ def prepare(source="stdlib", **options):
             else:
                 write_shards(folder, options, tokenizer, paths, begun)
             write_meta(folder, tokenizer, begun)
-    print("{}: {train_tokens:,} tokens to train on, {val_tokens:,} held out".format(folder, **read_meta(folder)))
+    meta = read_meta(folder)
+    print(f"{folder}: {meta['train_tokens']:,} tokens to train on, {meta['val_tokens']:,} held out")
     return folder
 
 def write_meta(folder, tokenizer, begun):
@@ -409,11 +429,12 @@ def write_meta(folder, tokenizer, begun):
         shards = [read_shard(path) for path in shards_of(folder) if f"_{split}_" in path.name]
         counts[f"{split}_tokens"] = sum(len(shard) for shard in shards)
         counts[f"{split}_bytes"] = sum(int(lengths[shard].sum(dtype=np.int64)) for shard in shards)
-    versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__, "numpy": np.__version__}
-    write_json(folder / "meta.json", {"tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
-                                      **{key: begun[key] for key in ("source", "options", "files")},
-                                      "shards": [path.name for path in shards_of(folder)],
-                                      "versions": versions, "token_bytes": lengths.tobytes().hex()})
+    versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__}
+    write_json(folder / "meta.json", {
+        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
+        **{key: begun[key] for key in ("source", "options", "files")},
+        "shards": [path.name for path in shards_of(folder)],
+        "versions": versions, "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 
 if __name__ == "__main__":

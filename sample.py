@@ -4,7 +4,7 @@ Text from checkpoints.
     python sample.py                                              # out/angpt, from nothing
     python sample.py --out_dir=out/ngpt --prompt="def "
     python sample.py --init_from=gpt2 --prompt="The capital of France is"
-    python sample.py --out_dir=out/ngpt,out/angpt --prompt="$(cat story.txt)" --num_samples=3 --temperature=0.7 --top_k=50
+    python sample.py --out_dir=out/ngpt,out/angpt --prompt="$(cat story.txt)" --temperature=0.7
 """
 import codecs
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     ids = encode(tokenizer, prompt.encode()).astype("int64")  # end-of-text first
     idx = torch.from_numpy(ids)[None].to(device)      # (1, T)
     generator = torch.Generator(device).manual_seed(seed)
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be cut by a token's end
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end in a character
     for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
         if token.item() == tokenizer.eot_token:
             break
@@ -64,8 +64,8 @@ def main(argv):
         for seed in range(config.seed, config.seed + config.num_samples):
             if len(folders) * config.num_samples > 1:
                 print(f"--- {folder}, step {state['step']}, seed {seed}")
-            write(model, tokenizer, config.prompt, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
-                  top_k=config.top_k, seed=seed)
+            write(model, tokenizer, config.prompt, max_new_tokens=config.max_new_tokens,
+                  temperature=config.temperature, top_k=config.top_k, seed=seed)
 
 if __name__ == "__main__":
     run_script(main)
