@@ -277,7 +277,8 @@ def source_files(source, seed):
     else:
         matching = map(Path, glob.glob(source, recursive=True))
         found = [Path(source), *Path(source).rglob("*"), *matching]
-        found = [path for path in found if path.suffix.lower() in KINDS and path.is_file()]
+        found = [path for path in found if path.is_file()
+                 and (path.suffix.lower() in KINDS or path == Path(source))]
     paths = sorted({path for path in found if path.stat().st_size})
     expect(paths, f"--source={source}: no {', '.join(KINDS)} file that holds anything, nor stdlib or "
            "fineweb")

@@ -911,7 +911,7 @@ def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, 
         prep.token_lengths({"tokenizer": "gpt2"})
 
 @pytest.mark.parametrize("name, content, says", [
-    ("a.csv", b"x", "a.csv: no .txt"),
+    ("a.csv", None, "a.csv: no .txt"),
     ("a.txt", b"", "file that holds anything"),
     ("finweb", None, "nor stdlib or fineweb"),
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
@@ -1081,9 +1081,9 @@ fast  no such option
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no such corpus; python prepare.py --source=... makes a corpus
 --data=FILE  python prepare.py --source=FILE, then --data=data/mine
---resume=true  run/ckpt.pt: cannot be read as a checkpoint of train.py (FileNotFoundError
---init_from=nowhere  nowhere/ckpt.pt: cannot be read
---init_from=gpt2-mine  gpt2-mine/ckpt.pt: cannot be read
+--resume=true  run/ckpt.pt: no such checkpoint
+--init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
+--init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"
@@ -1435,7 +1435,7 @@ ARCHS["mine"] = Mine
     train(config, say=None)
     path.write_text(path.read_text().replace("a comment", "another") + "class Other(Mine): slope = 3")
     train(go_on(config, arch=arch, max_steps=7), say=None)
-    assert "the code of mine has changed" in capsys.readouterr().err
+    assert "The code of mine has changed" in capsys.readouterr().err
     working = path.read_text()
     path.write_text("a typo, saved while the run goes on")
     load_model(config.out_dir)
@@ -1475,7 +1475,8 @@ def test_a_stopped_command_says_how_to_go_on(tiny, command, tmp_path, monkeypatc
     assert code == 128 + signal.SIGTERM
     assert "A sample" not in out
     again = re.search("Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
-    code, out, _ = command(*again.split())
+    assert again.endswith("--init_from=run --resume=true")
+    code, out, _ = command(*shlex.split(again))
     assert code == 0
     assert "step 6 " in out
     assert read_checkpoint("out/tuned")["step"] == 6

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sys
@@ -311,6 +312,14 @@ def join_machine(config):
 
 # ---- A step --------------------------------------------------------------------------------------
 
+def source_code(model):
+    """Of all classes that a model is made of, but torch's; "" in a notebook."""
+    owners = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__)
+    with contextlib.suppress(OSError, TypeError, SyntaxError):
+        own = [owner for owner in owners if owner.__module__.split(".")[0] not in ("torch", "builtins")]
+        return "".join(map(inspect.getsource, own))
+    return ""
+
 def make_model(config, device, state=None):
     """A GPT with new weights, or with a checkpoint's, whose learned positions are cut to block_size.
     Raises DataError."""
@@ -322,6 +331,8 @@ def make_model(config, device, state=None):
             weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
             model.load_state_dict(weights)
+        if state.get("source", "") not in ("", source_code(model)):
+            print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
 def make_optimizer(model, config):
@@ -385,12 +396,6 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
-def source_code(arch):
-    """Of an arch's block and of the classes that it is made of; "" in a notebook."""
-    with contextlib.suppress(OSError, TypeError):
-        return "".join(map(inspect.getsource, ARCHS[arch].__mro__[:-2]))  # up to nn.Module
-    return ""
-
 def read_checkpoint(source, device="cpu"):
     """The dict that `train` saves to a run's folder or a .pt file; of GPT-2 one like it. Raises
     DataError."""
@@ -401,6 +406,7 @@ def read_checkpoint(source, device="cpu"):
         return read_gpt2(source)
     if path.suffix != ".pt":
         path = path / "ckpt.pt"
+    expect(path.is_file(), f"{path}: no such checkpoint")
     with blame(f"{path}: cannot be read as a checkpoint of train.py"):
         state = torch.load(path, map_location=device, weights_only=True, mmap=True)
         expect({"model", "config", "step", "tokenizer"} <= set(state), f"{path}: no whole checkpoint")
@@ -491,9 +497,6 @@ def begin(config, machine):
     config = resolve(config, corpus.vocab_size, machine.world_size)
     made, now = state.get("tokenizer", corpus.tokenizer), corpus.tokenizer
     expect(made == now, f"{source}: made with tokenizer={made}, now {config.data} has {now}")
-    code = source_code(config.arch)
-    if state.get("source", code) != code:
-        print(f"{source}: the code of {config.arch} has changed since", file=sys.stderr)
     model = make_model(config, machine.device, state)
     optimizer = make_optimizer(model, config)
     if config.resume != "true":
@@ -569,7 +572,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     seconds = state["seconds"]                     # in steps alone
     measured = {}
     logged = open_log(folder, step, config.resume == "true") if is_first else step
-    code = source_code(config.arch)                # now: a longer run may outlive an edit
+    code = source_code(model)                      # now: a run may outlive an edit
     while True:
         is_last = step >= config.max_steps
         validates = is_last or step % config.eval_interval == 0
@@ -588,8 +591,8 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
         if stops:
             ranks = machine.world_size
             start = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
-            say(f"\nStopped and saved at step {step}. To go on: {start} train.py --resume=true "
-                f"--out_dir={folder}")
+            say(f"\nStopped and saved at step {step}. To go on: {start} "
+                f"{shlex.join(sys.argv)} --resume=true")
             is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
             raise SystemExit(128 + signal.SIGTERM) if is_term else KeyboardInterrupt
         if is_last:

@@ -153,11 +153,8 @@ class Watch:
             logits = model(self.twice, self.twice)[0][:, 64:-1]
         found["copying"] = F.cross_entropy(logits.flatten(0, 1), self.twice[:, 65:].flatten()).item()
         for name, module in model.named_modules():
-            if isinstance(module, Scale):
+            if isinstance(module, Scale) and not name.endswith(("s_u", "s_v")):
                 found[name.removeprefix("blocks.")] = module().abs().mean().item()
-                if name.endswith("s_qk"):
-                    for head, s_qk in enumerate(module().unflatten(0, (model.config.n_head, -1))):
-                        found[f"{name.removeprefix('blocks.')}.{head}"] = s_qk.square().mean().item()
             elif isinstance(getattr(module, "g", None), torch.Tensor):
                 found[name.removeprefix("blocks.") + ".g"] = module.g.item()
         for name, value in found.items():
