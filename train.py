@@ -425,11 +425,11 @@ def with_checkpoint(config, state):
     saved = state["config"] | {"arch": state["config"]["arch"].split(":")[-1]}  # no file is run
     of_model = {f.name for f in fields(GPTConfig)} & set(saved)
     options = {name: saved[name] for name in of_model}
-    fixed = of_model - {"block_size", "dropout"}
+    fixed = of_model - {"block_size", "dropout", "checkpoint_blocks"}
     if config.resume == "true" or not config.init_from:  # the run's own checkpoint
         begun = state.get("given", saved)                # the rest is derived anew
         options = {name: begun[name] for name in begun if name in vars(config)} | options
-        fixed = of_model | {"seed", "total_batch_size"}
+        fixed |= {"block_size", "seed", "total_batch_size"}
     for name, now in config.given.items():
         was = saved.get(name)
         expect(name not in fixed or was == now,
@@ -608,10 +608,14 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
 def main(argv):
     config = TrainConfig(**typed(argv, __doc__, TrainConfig))
     train(config)
-    if "RANK" in os.environ or config.eval_only:
-        return
-    print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n")
-    model, tokenizer, _ = load_model(config.out_dir)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # else one of its threads may abort the exit
+    elif not config.eval_only:
+        print_sample(config.out_dir)
+
+def print_sample(folder):
+    print(f"\n{folder} is written. A sample (more: sample.py --out_dir={folder}):\n")
+    model, tokenizer, _ = load_model(folder)
     start = torch.tensor([[tokenizer.eot_token]])
     tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
     print(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
