@@ -113,7 +113,7 @@ def ref_nu_acf():
     return torch.trapezoid(ref_silu(t) ** 2 * density, t) ** -0.5
 
 def ref_turn(x, pairs):
-    """Channels i, i + pairs of (B, T, d_k) are a point in the plane, turned by t 10000^(-i/pairs)."""
+    """Channels i, i + pairs of (B, T, d_k) are a point in a plane, turned by t 10000^(-i/pairs)."""
     angle = torch.arange(x.shape[1])[:, None] * 10000.0 ** -(torch.arange(pairs).double() / pairs)
     z = torch.complex(x[..., :pairs], x[..., pairs:2 * pairs]) * torch.exp(1j * angle)
     return torch.cat((z.real, z.imag, x[..., 2 * pairs:]), dim=-1)
@@ -375,7 +375,8 @@ def test_powernorm_moves_by_means_over_a_step_s_micro_batches(micro_batches):
 # ---- The whole model: causality, loss, generation ------------------------------------------------
 
 @eval_and_train
-@pytest.mark.parametrize("arch, pn_warmup", [*((arch, 0) for arch in SEVEN), ("powernorm", 1)])
+@pytest.mark.parametrize("arch, pn_warmup", [
+    *((arch, 0) for arch in SEVEN), ("powernorm", 1)])
 def test_no_logit_sees_the_future_but_in_powernorms_warm_up(arch, pn_warmup, training):
     model = roughened(tiny_gpt(arch, pn_warmup=pn_warmup)).train(training)
     other = IDX.clone()
@@ -512,8 +513,10 @@ NAMES = {                                          # of a block besides its matr
     "layernorm": "norm1.weight norm2.weight",
     "rmsnorm": "norm1.weight norm2.weight",
     "gpt+": "norm1.weight norm2.weight g",
-    "powernorm": "norm1.weight norm1.psi2 norm1.nu norm1.steps norm2.weight norm2.psi2 norm2.nu norm2.steps",
-    "normformer": "norm1.weight norm2.weight norm_attn.weight norm_ffn.weight head_scale resid_scale",
+    "powernorm": "norm1.weight norm1.psi2 norm1.nu norm1.steps "
+                 "norm2.weight norm2.psi2 norm2.nu norm2.steps",
+    "normformer": "norm1.weight norm2.weight norm_attn.weight norm_ffn.weight "
+                  "head_scale resid_scale",
     "ngpt": "s_qk.weight s_u.weight s_v.weight alpha_a.weight alpha_m.weight",
     "angpt": "g alpha_a.weight alpha_m.weight",
 }
@@ -711,7 +714,8 @@ def test_of_the_default_corpus_each_text_comes_once_in_a_seeded_order(tmp_path, 
     with pytest.raises(DataError, match="seed=5, now 1337; go back"):
         prepare(data_dir=str(tmp_path))
 
-@pytest.mark.parametrize("sizes", [[50], [5000] * 9, [10, 9000, 9000], [100_000, 410]])
+@pytest.mark.parametrize("sizes", [
+    [50], [5000] * 9, [10, 9000, 9000], [100_000, 410]])
 def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(tmp_path, sizes):
     for i, size in enumerate(sizes):
         (tmp_path / f"{i}.txt").write_text((f"line of {i}\n" * size)[:size])
@@ -812,7 +816,8 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
     source.write_text("\n".join([*rows, ""]))
     options = dict(source=str(source), shard_tokens=1500)
     whole = prepare(**options, data_dir=f"{tmp_path}/whole")
-    words = [f"--source={source}", "--shard_tokens=1_500", f"--data_dir={tmp_path}"]
+    words = [f"--source={source}", "--shard_tokens=1_500",
+             f"--data_dir={tmp_path}"]
     with subprocess.Popen([sys.executable, prep.__file__, *words]) as process:
         while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
             time.sleep(0.001)
@@ -1126,7 +1131,8 @@ def test_each_step_of_each_rank_has_its_own_dropout(tiny):
     model = GPT(c)
     optimizer = make_optimizer(model, c)
     seeds = set()
-    for step, rank, seed in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 2)):
+    for step, rank, seed in (
+            (0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 2)):
         c.seed = seed
         machine = Alone(CPU, rank=rank, world_size=2)
         optimizer_step(step, model, optimizer, [(IDX, IDX)], c, machine)
