@@ -1,8 +1,5 @@
-"""Every block against its formula written out, then the properties of everything else: python -m pytest"""
-import ast
-import contextlib
+"""Every block against its formula written out, then all else: python -m pytest"""
 import copy
-import inspect
 import json
 import math
 import os
@@ -13,10 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
-from dataclasses import asdict, replace
-from functools import partial, partialmethod
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -35,16 +30,17 @@ import model as model_py
 import prepare as prep
 import sample as sampler
 import train as train_py
-from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, NGPTBlock, PowerNorm, PreNormBlock, unit
+from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, PowerNorm, PreNormBlock, unit
 from bench import fewer_tokens
-from prepare import DataError, prepare, PrepareConfig, read_meta, read_shard, run_script, write_json, write_shard
-from train import (batches, Diverged, evaluate, learning_rate, load_model, Machine, make_optimizer, optimizer_step,
-                   read_checkpoint, read_log, RECIPES, resolve, Tokens, train, TrainConfig)
+from prepare import DataError, prepare, read_meta, read_shard, run_script, write_json, write_shard
+from train import (batches, Diverged, evaluate, learning_rate, load_model, Machine, make_optimizer,
+                   optimizer_step, read_checkpoint, read_log, RECIPES, resolve, Tokens, train,
+                   TrainConfig)
 
-# =====================================================================================================================
+# ==================================================================================================
 # model.py
 
-torch.set_num_threads(1)                           # the models are tiny: threads would only wait for each other
+torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
 PRE_NORM = ["layernorm", "rmsnorm", "powernorm", "normformer"]
 SPHERE = ["ngpt", "angpt"]
@@ -74,7 +70,7 @@ TARGETS = some_tokens(3, 12, seed=5)
 
 @torch.no_grad()
 def roughened(model):
-    """Every number moved away from its first value, so that a forgotten gain or a swapped axis shows."""
+    """Every number moved from its first value, so that a forgotten gain or a swapped axis shows."""
     for seed, (name, p) in enumerate(model.state_dict().items()):
         noise = gaussian(*p.shape, seed=seed)
         if p.dim() == 2:
@@ -91,9 +87,10 @@ def assert_close(got, want, tol=1e-11):
     assert got.shape == want.shape
     assert (got - want).abs().max() <= tol * want.abs().max()
 
-def assert_same_state(model, state, tol=0.0):
-    for name, tensor in model.state_dict().items():
-        assert_close(tensor, state[name], tol)
+def assert_same_state(state, want, tol=0.0):
+    assert state.keys() == want.keys()
+    for name, tensor in state.items():
+        assert_close(tensor, want[name], tol)
 
 def assert_same_gradients(model, other):
     for p, q in zip(model.parameters(), other.parameters()):
@@ -102,7 +99,7 @@ def assert_same_gradients(model, other):
 def generated(model, idx, n, **options):
     return torch.stack(list(model.generate(idx, n, **options)), dim=1)
 
-# ---- The equations once more: elementary operations, one head at a time, nothing of model.py -------------------------
+# ---- The equations once more: elementary operations, one head at a time, nothing of model.py -----
 
 def ref_unit(x):
     return x / (x * x).sum(-1, keepdim=True).sqrt()
@@ -111,19 +108,19 @@ def ref_silu(x):
     return x / (1 + (-x).exp())
 
 def ref_nu_acf():
-    """1 / sqrt(E[SiLU(t)^2]) where t = sqrt(d) z has variance 1/4, as z is on the unit sphere in 4d dimensions."""
+    """1 / sqrt(E[SiLU(t)^2]) where t = sqrt(d) z has variance 1/4: z is on a unit sphere in 4d."""
     t = torch.linspace(-8, 8, 4001, dtype=torch.float64)
     density = (-2 * t ** 2).exp() / math.sqrt(math.pi / 2)
     return torch.trapezoid(ref_silu(t) ** 2 * density, t) ** -0.5
 
 def ref_turn(x, pairs):
-    """Channels i and i + pairs of (B, T, d_k) are a point in the plane that turns by t 10000^(-i/pairs)."""
+    """Channels i, i + pairs of (B, T, d_k) are a point in a plane, turned by t 10000^(-i/pairs)."""
     angle = torch.arange(x.shape[1])[:, None] * 10000.0 ** -(torch.arange(pairs).double() / pairs)
     z = torch.complex(x[..., :pairs], x[..., pairs:2 * pairs]) * torch.exp(1j * angle)
     return torch.cat((z.real, z.imag, x[..., 2 * pairs:]), dim=-1)
 
 def plain_attention(q, k, v, scale):
-    """softmax(scale q k^T + M) v of (..., T, d_k), whose scores here are moderate; the queries are the last ones."""
+    """softmax(scale q k^T + M) v of (..., T, d_k), with moderate scores; queries are the last."""
     weights = (scale * q @ k.transpose(-2, -1)).exp().tril(k.shape[-2] - q.shape[-2])
     return (weights / weights.sum(-1, keepdim=True)).type_as(v) @ v
 
@@ -140,7 +137,7 @@ def ref_norm(arch, x, weight, bias=0, psi2=None, nu=None, steps=0, warmup=None):
         if warmup is not None and steps < warmup:
             psi2 = (x.detach() ** 2).mean((0, 1))
         xhat = x / (psi2 + 1e-5).sqrt()
-        if warmup is not None:                     # the published backward: (g - nu xhat) / psi, psi a constant
+        if warmup is not None:  # the published backward: (g - nu xhat) / psi, psi a constant
             xhat.register_hook(lambda g: g - nu * xhat.detach())
     else:
         x = x - x.mean(-1, keepdim=True)
@@ -149,7 +146,8 @@ def ref_norm(arch, x, weight, bias=0, psi2=None, nu=None, steps=0, warmup=None):
 
 def under(p, name):
     """Of parameters by name those of one module."""
-    return {key.removeprefix(name + "."): tensor for key, tensor in p.items() if key.startswith(name + ".")}
+    own = [key for key in p if key.startswith(name + ".")]
+    return {key.removeprefix(name + "."): p[key] for key in own}
 
 def linear(p, name, x):
     return x @ p[name + ".weight"].T + p.get(name + ".bias", 0)
@@ -198,7 +196,7 @@ class Written:
         h = h + linear(p, "w_o", self.pre_norm_heads(p, h))
         return h + linear(p, "w_down", self.pre_norm_inner(p, h))
 
-    def normformer(self, p, h):                                                   # sections 2.1 and 3
+    def normformer(self, p, h):  # sections 2.1 and 3
         y = self.pre_norm_heads(p, h) * p["head_scale"].repeat_interleave(self.d_k)
         h = h + self.norm(p, "norm_attn", linear(p, "w_o", y))
         inner = self.norm(p, "norm_ffn", self.pre_norm_inner(p, h))
@@ -206,11 +204,11 @@ class Written:
 
     def ngpt(self, p, h):
         root_d = math.sqrt(self.d)
-        s_qk = p["s_qk.weight"] * root_d                                          # stored at 1 / sqrt(d): section 2.6
+        s_qk = p["s_qk.weight"] * root_d  # stored at 1 / sqrt(d): section 2.6
         alpha_a = abs(p["alpha_a.weight"] * 0.05 * root_d)
         alpha_m = abs(p["alpha_m.weight"] * 0.05 * root_d)
         of_qk = lambda x, own: self.unit(x) * s_qk[own]                           # (15), (16)
-        y = self.attention(linear(p, "w_qkv", h), of_qk, math.sqrt(self.d_k))     # (12), (13), section 2.3.2
+        y = self.attention(linear(p, "w_qkv", h), of_qk, math.sqrt(self.d_k))  # (12), (13), 2.3.2
         h_a = self.unit(linear(p, "w_o", y))                                      # (14)
         h = self.unit(h + alpha_a * (h_a - h))                                    # (10)
         u, v = linear(p, "w_up", h).split(4 * self.d, dim=-1)                     # (17)
@@ -219,7 +217,7 @@ class Written:
         h_m = self.unit(linear(p, "w_down", u * ref_silu(v)))                     # (18), (19)
         return self.unit(h + alpha_m * (h_m - h))                                 # (11)
 
-    def angpt(self, p, h):                                                        # Table 1, sections 4.2 and 4.3
+    def angpt(self, p, h):  # Table 1, sections 4.2 and 4.3
         d = self.d
         d_h = self.d_k
         alpha_a = abs(p["alpha_a.weight"] * 0.05 / 0.01)
@@ -240,17 +238,17 @@ class Written:
         for i in range(self.c.n_layer):
             h = self.block(under(self.p, f"blocks.{i}"), h)
         if self.c.arch in PRE_NORM:
-            return linear(self.p, "wte" if self.c.tie else "lm_head", self.norm(self.p, "norm_f", h))
+            head = "wte" if self.c.tie else "lm_head"
+            return linear(self.p, head, self.norm(self.p, "norm_f", h))
         stored = 1 / math.sqrt(self.d) if self.c.arch == "ngpt" else 0.01
         return linear(self.p, "lm_head", h) * self.p["s_z.weight"] / stored       # nGPT eq. 3
 
 OPTIONS = [(arch, {}) for arch in SEVEN] + [
     ("layernorm", GPT2),
     ("rmsnorm", dict(rope_fraction=0.7, bias=True)),
-    ("powernorm", dict(pn_warmup=0)),
     ("powernorm", dict(GPT2, pn_warmup=0)),
     ("normformer", dict(resid_scale=True)),
-    ("normformer", dict(GPT2, qk_norm=True)),
+    ("normformer", dict(GPT2, qk_norm=True, checkpoint_blocks=True)),
     ("ngpt", dict(pos="learned")),
     ("angpt", dict(rope_fraction=0.5)),
 ]
@@ -261,7 +259,8 @@ def test_block_gpt_loss_and_gradients_equal_the_papers_equations(arch, options, 
     model = roughened(tiny_gpt(arch, **options)).train(training)
     written = Written(model)
     h = gaussian(3, 7, 16).requires_grad_()
-    assert_close(model.blocks[1](h, model.cos[:7], model.sin[:7]), written.block(under(written.p, "blocks.1"), h))
+    got = model.blocks[1](h, model.cos[:7], model.sin[:7])
+    assert_close(got, written.block(under(written.p, "blocks.1"), h))
     logits, loss = model(IDX, TARGETS.masked_fill(TARGETS == 3, -1))
     want = written.logits(IDX)
     nats = want.exp().sum(-1).log() - want.gather(-1, TARGETS[..., None])[..., 0]
@@ -282,17 +281,16 @@ def test_angpt_has_the_factors_that_its_norms_undo(monkeypatch):
     assert abs(model.blocks[0].nu_acf - ref_nu_acf()) < 1e-5
     assert_close(model(IDX, TARGETS)[0], written.logits(IDX), 1e-5)
 
-# ---- The pieces ------------------------------------------------------------------------------------------------------
+# ---- The pieces ----------------------------------------------------------------------------------
 
 def test_unit_has_norm_one_and_survives_zero():
     x = gaussian(5, 16)
     for factor in (1e-30, 1, 1e10):
         assert_close(unit(x * factor), ref_unit(x), 1e-14)
-    assert_close(unit(x, dim=0), ref_unit(x.T).T, 1e-14)
     zero = torch.zeros(3, 16, requires_grad=True)
     unit(zero).sum().backward()
     assert torch.equal(unit(zero), zero)
-    assert torch.equal(zero.grad, torch.zeros(3, 16))
+    assert torch.equal(zero.grad, zero)
     half = unit(gaussian(64, 3000).bfloat16())     # a norm rounded to bfloat16 would be off by 2e-3
     assert half.dtype == torch.bfloat16
     assert (half.double().norm(dim=-1) - 1).abs().max() < 1e-3
@@ -300,36 +298,45 @@ def test_unit_has_norm_one_and_survives_zero():
 def test_rope_is_exact_at_far_places():
     far = GPT(GPTConfig(**TINY | dict(block_size=5000)))
     angle = torch.arange(5000)[:, None] * 10000.0 ** -(torch.arange(4).double() / 4)
-    assert far.cos.dtype == torch.float32
     assert_close(far.cos, angle.cos(), 1e-7)
     assert_close(far.sin, angle.sin(), 1e-7)
 
 def queries_keys_values(B, T, d_k=4):
     return [gaussian(B, 3, T, d_k, seed=seed) for seed in range(3)]
 
-@pytest.mark.parametrize("T", [1, 2, 129, 300, 600])                              # above 512 torch's kernel does it
+@pytest.mark.parametrize("T", [1, 2, 300, 600])  # above 512 torch's kernel does it
 def test_attend_is_causal_softmax_attention(T):
     inputs = [x.requires_grad_() for x in queries_keys_values(2, T) + [gaussian()]]
     got = attend(*inputs)
     want = plain_attention(*inputs)
     assert_close(got, want)
     w = want.detach().cos()
-    for pair in zip(torch.autograd.grad((got * w).sum(), inputs), torch.autograd.grad((want * w).sum(), inputs)):
+    gradients = [torch.autograd.grad((y * w).sum(), inputs) for y in (got, want)]
+    for pair in zip(*gradients):
         assert torch.allclose(*pair, rtol=1e-10, atol=1e-12)
 
-@pytest.mark.parametrize("T", [6, 200, 600])
+def test_attend_behind_a_cache_is_the_last_of_all_queries():
+    q, k, v = queries_keys_values(2, 9)
+    want = plain_attention(q, k, v, 0.5)
+    cache = Cache()
+    for part in (slice(0, 4), slice(4, 8), slice(8, 9)):
+        own = [x[:, :, part] for x in (q, k, v)]
+        y = attend(*own, 0.5, cache)
+        assert_close(y, want[:, :, part])
+
+@pytest.mark.parametrize("T", [6, 600])
 def test_attend_drops_weights_and_keeps_their_average(T):
     q, k, v = queries_keys_values(1200 // T, T, 1)
     torch.manual_seed(0)
-    y = attend(q, k, torch.ones_like(v), 0.1, dropout=0.25)                       # sums of kept weights, over 3/4
+    y = attend(q, k, torch.ones_like(v), 0.1, dropout=0.25)  # sums of kept weights, over 3/4
     assert abs(y.mean() - 1) < 0.02
     assert len(y.unique()) > 1000
 
 def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
     def flash(q, k, v, dropout_p, softmax_scale, causal):                         # (B, T, H, d_k)
         calls.append((q.shape[1], dropout_p, causal))
-        y = plain_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale)
-        return y.transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return plain_attention(q, k, v, softmax_scale).transpose(1, 2)
 
     calls = []
     monkeypatch.setattr(model_py, "flash_attn_func", flash)
@@ -346,7 +353,8 @@ def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_powernorm_moves_by_means_over_a_step_s_micro_batches(micro_batches):
-    layer = roughened(PowerNorm(8, GPTConfig(arch="powernorm", bias=True, pn_warmup=2))).double().train()
+    config = GPTConfig(arch="powernorm", bias=True, pn_warmup=2)
+    layer = roughened(PowerNorm(8, config)).double().train()
     for step in range(5):
         p = copy.deepcopy(layer.state_dict())
         means = 0.0
@@ -358,45 +366,39 @@ def test_powernorm_moves_by_means_over_a_step_s_micro_batches(micro_batches):
             y.backward(g)
             z = ref_group_scale(x)
             xhat = (y - p["bias"]) / p["weight"]
-            means += torch.stack((z ** 2, xhat ** 2, g * p["weight"] * xhat)).mean((1, 2)) / micro_batches
+            squares = torch.stack((z ** 2, xhat ** 2, g * p["weight"] * xhat))
+            means += squares.mean((1, 2)) / micro_batches
         layer.update_()
         assert_close(layer.psi2, 0.9 * p["psi2"] + 0.1 * means[0])
         assert_close(layer.nu, p["nu"] * (1 - 0.1 * means[1]) + 0.1 * means[2])
         assert layer.steps == step + 1
 
-def gradients_of(model, idx):
-    model.zero_grad()
-    model(idx, idx)[1].backward()
+# ---- The whole model: causality, loss, generation ------------------------------------------------
 
-# ---- The whole model: causality, loss, generation --------------------------------------------------------------------
-
-@every_arch
 @eval_and_train
-@pytest.mark.parametrize("pn_warmup", [0, 1])
-def test_no_logit_sees_the_future_but_in_powernorms_warm_up(arch, training, pn_warmup):
+@pytest.mark.parametrize("arch, pn_warmup", [
+    *((arch, 0) for arch in SEVEN), ("powernorm", 1)])
+def test_no_logit_sees_the_future_but_in_powernorms_warm_up(arch, pn_warmup, training):
     model = roughened(tiny_gpt(arch, pn_warmup=pn_warmup)).train(training)
     other = IDX.clone()
     other[:, 6] = (other[:, 6] + 1) % 17
-    change = (model(IDX, IDX)[0] - model(other, other)[0]).abs().amax((0, 2))     # position by position
+    change = model(IDX, IDX)[0] - model(other, other)[0]
+    change = change.abs().amax((0, 2))             # position by position
     assert change[6:].min() > 1e-9
-    if arch == "powernorm" and training and pn_warmup > 0:
-        assert change[:6].max() > 1e-9
-    else:
-        assert change[:6].max() < 1e-12
+    assert (change[:6].max() > 1e-12) == (training and pn_warmup > 0)
 
-@every_arch
+@pytest.mark.parametrize("arch", ["normformer", "angpt"])
 @pytest.mark.parametrize("at_once", [12, 11, 0])
-def test_loss_in_pieces_is_the_whole_loss_and_powernorm_counts_once(arch, at_once, monkeypatch):
+def test_loss_in_pieces_is_the_whole_loss(arch, at_once, monkeypatch):
     def counted(self, h, targets, nats=GPT.nats):
         sizes.append(h.shape[1])
         return nats(self, h, targets)
 
     targets = TARGETS.masked_fill(TARGETS == 3, -1)
-    whole = roughened(tiny_gpt(arch)).train()
+    whole = roughened(tiny_gpt(arch))
     pieces = copy.deepcopy(whole)
     want = whole(IDX, targets)[1]
     want.backward()
-    whole.project_()
     sizes = []
     monkeypatch.setattr(GPT, "nats", counted)
     monkeypatch.setattr(GPT, "logits_at_once", 3 * 17 * at_once)
@@ -405,23 +407,15 @@ def test_loss_in_pieces_is_the_whole_loss_and_powernorm_counts_once(arch, at_onc
     assert (max(sizes), sum(sizes)) == (max(1, at_once), 12)
     assert_close(loss, want)
     loss.backward()
-    assert sum(sizes) == (12 if at_once == 12 else 24)                            # the backward makes the logits anew
+    assert sum(sizes) == (12 if at_once == 12 else 24)   # the backward makes the logits anew
     assert_same_gradients(pieces, whole)
-    pieces.project_()
-    assert_same_state(pieces, whole.state_dict(), 1e-11)
 
-@pytest.mark.parametrize("arch", [arch for arch in SEVEN if arch != "powernorm"])
-def test_checkpointed_blocks_run_twice_and_change_nothing(arch, monkeypatch):
+def test_checkpointed_blocks_run_twice():
     runs = []
-    plain = roughened(tiny_gpt(arch, dropout=0.3)).train()
-    anew = tiny_gpt(arch, dropout=0.3, checkpoint_blocks=True).train()
-    anew.load_state_dict(plain.state_dict())
-    for model in (plain, anew):
-        torch.manual_seed(7)                       # of dropout
-        model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(model))
-        model(IDX, TARGETS)[1].backward()
-    assert runs == [plain, anew, anew]
-    assert_same_gradients(plain, anew)
+    model = tiny_gpt("angpt", checkpoint_blocks=True).train()
+    model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(block))
+    model(IDX, TARGETS)[1].backward()
+    assert len(runs) == 2
 
 @torch.no_grad()
 @pytest.mark.parametrize("arch, options", [
@@ -432,20 +426,17 @@ def test_checkpointed_blocks_run_twice_and_change_nothing(arch, monkeypatch):
 def test_cached_generation_equals_recomputation_past_a_full_window(arch, options):
     model = roughened(tiny_gpt(arch, **options))
     size = model.config.block_size
-    prompt = some_tokens(2, max(1, size - 7))
-    window = prompt
+    prompt = some_tokens(2, size + 5)
+    window = prompt[:, -size:]                     # of a longer prompt the last block_size tokens
     for token in model.generate(prompt, 23, temperature=0):
         if window.shape[1] > size:                 # of a full window the second half is kept
             window = window[:, -max(1, size // 2):]
         assert torch.equal(token, model(window)[0][:, -1].argmax(-1))
         window = torch.cat((window, token[:, None]), dim=1)
-    long = some_tokens(2, 2 * size)                # of a longer prompt, the last block_size tokens
-    assert torch.equal(generated(model, long, 3, temperature=0), generated(model, long[:, -size:], 3, temperature=0))
 
-@every_arch
 @eval_and_train
-def test_generation_is_in_eval_mode_and_restores_the_mode(arch, training):
-    model = roughened(tiny_gpt(arch, dropout=0.5))
+def test_generation_is_in_eval_mode_and_restores_the_mode(training):
+    model = roughened(tiny_gpt("powernorm", dropout=0.5))
     before = copy.deepcopy(model.state_dict())
     want = generated(model, IDX[:, :5], 6, temperature=0)
     model.train(training)
@@ -454,27 +445,25 @@ def test_generation_is_in_eval_mode_and_restores_the_mode(arch, training):
     next(stream)
     stream.close()                                 # the reader may leave early
     assert all(module.training == training for module in model.modules())
-    assert_same_state(model, before)
+    assert_same_state(model.state_dict(), before)
 
-@pytest.mark.parametrize("temperature, top_k", [(1.0, None), (0.5, None), (2.0, 3), (2.0, 99), (1e-5, None), (0, 3)])
+@pytest.mark.parametrize("temperature, top_k", [
+    (1.0, None), (0.5, None), (1e-5, None),
+    (2.0, 3), (2.0, 99), (0, 3)])
 def test_samples_follow_the_softmax_of_the_top_k(temperature, top_k):
     model = roughened(tiny_gpt("layernorm", vocab_size=6))
     prompt = some_tokens(1, 5, vocab=6)
     logits = model(prompt)[0][0, -1].detach()
-    lowest = logits.sort(descending=True)[0][min(top_k or 6, 6) - 1]
-    want = ((logits - logits.max()) / (temperature or 1e-5)).exp() * (logits >= lowest)
+    lowest = logits.topk(min(top_k or 6, 6)).values[-1]
+    want = (logits / (temperature or 1e-5)).softmax(-1) * (logits >= lowest)
     seeded = torch.Generator().manual_seed(7)
-    drawn = generated(model, prompt.expand(4000, 5), 1, temperature=temperature, top_k=top_k, generator=seeded)
+    drawn = generated(model, prompt.expand(4000, 5), 1, temperature=temperature, top_k=top_k,
+                      generator=seeded)
     frequency = drawn[:, 0].bincount(minlength=6) / 4000
     assert (frequency - want / want.sum()).abs().max() < 0.03
     assert torch.equal(frequency > 0, want > 1e-9)
 
-# ---- Projection, initialization, names, counts -----------------------------------------------------------------------
-
-def norms(arch, name, matrix):
-    """Along the side that the paper constrains."""
-    dim = 0 if arch == "ngpt" and name.endswith(("w_o.weight", "w_down.weight")) else 1
-    return matrix.norm(dim=dim, keepdim=True)
+# ---- Projection, initialization, names, counts ---------------------------------------------------
 
 @every_arch
 @torch.no_grad()
@@ -487,13 +476,14 @@ def test_projection_is_the_papers_constraint_and_leaves_all_else(arch):
         p[:, 5] = 0.0
     want = copy.deepcopy(model.state_dict())
     for name in matrices:
-        norm = norms(arch, name, want[name])
+        of_columns = arch == "ngpt" and name.endswith(("w_o.weight", "w_down.weight"))
+        norm = want[name].norm(dim=0 if of_columns else 1, keepdim=True)
         if arch == "ngpt":
             want[name] /= norm.masked_fill(norm == 0, 1)
         elif arch == "angpt":
             want[name] /= norm.clamp(min=1)
     model.project_()
-    assert_same_state(model, want, 1e-15)
+    assert_same_state(model.state_dict(), want, 1e-15)
 
 @pytest.mark.parametrize("arch", ["layernorm", "gpt+", "powernorm", "normformer"])
 @pytest.mark.parametrize("tie", [False, True])
@@ -505,59 +495,56 @@ def test_pre_norm_initialization(arch, tie):
         layer, _, kind = name.rpartition(".")
         if p.dim() == 2:
             std = stds.get(layer.split(".")[-1], 0.02)
-            assert abs(p.std() / std - 1) < 0.05 and abs(p.mean()) < 0.1 * std, name
+            assert abs(p.std() / std - 1) < 0.05, name
         else:
             assert (p == {"bias": 0, "g": 8}.get(kind, 1)).all(), name
     assert (model.lm_head.weight is model.wte.weight) == tie
 
-@pytest.mark.parametrize("arch, name, value, stored", [                           # 1 / sqrt(16) = 0.25
-    ("ngpt", "blocks.1.s_qk", 1, 0.25),
-    ("ngpt", "blocks.1.s_u", 1, 1),
-    ("ngpt", "blocks.1.s_v", 1, 1),
-    ("ngpt", "blocks.1.alpha_a", 0.05, 0.25),
-    ("ngpt", "blocks.1.alpha_m", 0.05, 0.25),
-    ("ngpt", "s_z", 1, 0.25),
-    ("angpt", "blocks.1.alpha_a", 0.05, 0.01),
-    ("angpt", "blocks.1.alpha_m", 0.05, 0.01),
-    ("angpt", "s_z", 1, 0.01)])
-def test_scales_start_at_the_papers_values_and_stored_sizes(arch, name, value, stored):
-    scale = tiny_gpt(arch).get_submodule(name)
-    assert (scale.weight == stored).all()
-    assert_close(scale(), torch.full_like(scale.weight, value), 1e-15)
-
-def test_angpt_s_gain_starts_at_the_root_of_d_k():
-    assert tiny_gpt("angpt").blocks[1].g == 8 ** 0.5
+@pytest.mark.parametrize("arch, starts", [  # 1 / sqrt(16) = 0.25
+    ("ngpt", dict(s_qk=0.25, alpha_a=0.25, alpha_m=0.25, s_z=0.25,
+                  s_u=1, s_v=1)),
+    ("angpt", dict(g=8 ** 0.5, alpha_a=0.01, alpha_m=0.01, s_z=0.01))])
+def test_scales_start_at_the_papers_stored_sizes(arch, starts):
+    for name, p in tiny_gpt(arch).named_parameters():
+        if p.dim() < 2:
+            kind = name.removesuffix(".weight").split(".")[-1]
+            assert (p == starts[kind]).all(), name
 
 NAMES = {                                          # of a block besides its matrices
     "layernorm": "norm1.weight norm2.weight",
     "rmsnorm": "norm1.weight norm2.weight",
     "gpt+": "norm1.weight norm2.weight g",
-    "powernorm": "norm1.weight norm1.psi2 norm1.nu norm1.steps norm2.weight norm2.psi2 norm2.nu norm2.steps",
-    "normformer": "norm1.weight norm2.weight norm_attn.weight norm_ffn.weight head_scale resid_scale",
+    "powernorm": "norm1.weight norm1.psi2 norm1.nu norm1.steps "
+                 "norm2.weight norm2.psi2 norm2.nu norm2.steps",
+    "normformer": "norm1.weight norm2.weight norm_attn.weight norm_ffn.weight "
+                  "head_scale resid_scale",
     "ngpt": "s_qk.weight s_u.weight s_v.weight alpha_a.weight alpha_m.weight",
     "angpt": "g alpha_a.weight alpha_m.weight",
 }
 
 @every_arch
 def test_names_are_those_of_older_checkpoints(arch):
-    own = ["w_qkv.weight", "w_o.weight", "w_up.weight", "w_down.weight", *NAMES[arch].split()]
+    own = "w_qkv.weight w_o.weight w_up.weight w_down.weight " + NAMES[arch]
     want = {"wte.weight", "wpe.weight", "lm_head.weight"}
-    for name in own:
+    for name in own.split():
         want |= {f"blocks.0.{name}", f"blocks.1.{name}"}
         if name.startswith("norm1"):
             want.add(name.replace("norm1", "norm_f"))
     if arch in SPHERE:
         want.add("s_z.weight")
-    assert set(tiny_gpt(arch, pos="learned", resid_scale=arch == "normformer").state_dict()) == want
+    model = tiny_gpt(arch, pos="learned", resid_scale=arch == "normformer")
+    assert model.state_dict().keys() == want
 
 def parameters_of(arch, **options):
     with torch.device("meta"):
         return sum(p.numel() for p in GPT(GPTConfig(**SEVEN[arch] | options)).parameters())
 
-WIDTHS = [(256, 6, 4), (384, 10, 6), (512, 18, 8), (768, 18, 12), (1024, 24, 16), (1280, 36, 20)]  # d, layers, heads
+WIDTHS = [                                         # d, layers, heads
+    (256, 6, 4), (384, 10, 6), (512, 18, 8),
+    (768, 18, 12), (1024, 24, 16), (1280, 36, 20)]
 
 @pytest.mark.parametrize("arch, printed", [
-    ("gpt+", [32.05, 62.23, 127.03, 247.16, 505.73, 1073]),                       # the paper has 62.24 and 247.17
+    ("gpt+", [32.05, 62.23, 127.03, 247.16, 505.73, 1073]),  # the paper has 62.24 and 247.17
     ("ngpt", [32.11, 62.32, 127.16, 247.34, 506.00, 1073]),                       # and 62.33
     ("angpt", [32.10, 62.28, 127.08, 247.21, 505.78, 1073])])
 def test_parameters_of_angpt_table_f1(arch, printed):
@@ -576,110 +563,66 @@ def test_parameters_of_ngpt_table_2_which_truncates(arch, d, layers, printed):
 
 @pytest.mark.parametrize("bias, added", [(False, 46_224), (True, 92_304)])
 def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
-    gpt2 = GPT2 | dict(bias=bias, vocab_size=50257, block_size=1024, n_embd=768, n_layer=12, n_head=12)
+    gpt2 = GPT2 | dict(bias=bias, vocab_size=50257, block_size=1024,
+                       n_embd=768, n_layer=12, n_head=12)
     plain = parameters_of("layernorm", **gpt2)
     assert plain == 124_439_808 or not bias
     assert parameters_of("normformer", **gpt2) - plain == added
     assert parameters_of("normformer", **gpt2, resid_scale=True) - plain == added + 12 * 768
 
-# ---- Options, a seventh arch, the compiler, the form of the code -----------------------------------------------------
+# ---- Options, dropout, a seventh arch, the compiler ----------------------------------------------
 
 @pytest.mark.parametrize("options, says", [
-    (dict(arch="rmsnrom"), "arch=rmsnrom: expected layernorm or rmsnorm or powernorm or normformer or ngpt or angpt"),
+    (dict(arch="rmsnrom"), "arch=rmsnrom: expected layernorm or rmsnorm or powernorm or"),
     (dict(mlp="swigloo"), "mlp=swigloo: expected swiglu or gelu"),
-    (dict(pos="ropes"), "pos=ropes: expected rope or learned"),
-    (dict(n_head=0), "n_head=0: expected at least 1"),
-    (dict(dropout=1.5), "dropout=1.5: expected from 0 to 1"),
-    (dict(rope_fraction=-1), "rope_fraction=-1: expected from 0 to 1"),
-    (dict(n_embd=130, n_head=4), "n_embd=130: expected a multiple of n_head=4"),
-    (dict(resid_scale=True), "resid_scale=True: expected False with arch=rmsnorm"),
-    (dict(arch="powernorm", checkpoint_blocks=True), "checkpoint_blocks=True: expected False with arch=powernorm"),
-    (dict(arch="ngpt", mlp="gelu"), "mlp=gelu: expected swiglu with arch=ngpt"),
-    (dict(arch="angpt", bias=True), "bias=True: expected False with arch=angpt"),
-    (dict(arch="ngpt", tie=True), "tie=True: expected False with arch=ngpt")])
+    (dict(pos="ropes"), "pos=ropes: expected rope or learned")])
 def test_options_that_do_not_fit_are_one_line_with_what_was_expected(options, says):
-    with pytest.raises(ValueError) as error:       # ConfigError is one
+    with pytest.raises(ConfigError, match=rf"^{says}[^\n]*$"):
         GPTConfig(**TINY | dict(arch="rmsnorm") | options)
-    assert error.type is ConfigError
-    assert str(error.value).startswith(says)
-    assert "\n" not in str(error.value)
-
-def test_powernorm_wants_four_equal_groups():
-    with pytest.raises(ConfigError, match="n_embd=6: expected a multiple of 4 with arch=powernorm"):
-        tiny_gpt("powernorm", n_embd=6)
 
 @every_arch
-def test_dropout_acts_in_training_alone_on_embeddings_attention_and_branches(arch):
+def test_dropout_acts_in_training_alone_on_embeddings_attention_and_branches(arch, monkeypatch):
+    def dropout(x, p, training=True, inplace=False):
+        if p and training:
+            places.append((*x.shape, p))
+        return x
+
+    places = []
+    monkeypatch.setattr(F, "dropout", dropout)
     model = tiny_gpt(arch, dropout=0.4)
-    assert torch.equal(model(IDX)[0], tiny_gpt(arch)(IDX)[0])
-    seen = {}
-    block = model.train().blocks[0]
-    block.register_forward_pre_hook(lambda block, args: seen.update(embedding=args[0]))
-    block.w_o.register_forward_pre_hook(lambda map, args: seen.update(weight=args[0][:, 0, ::8]))  # one a head, at 0
-    block.drop.register_forward_hook(lambda drop, args, y: branches.append(y))
-    branches = []
-    model(some_tokens(40, 12))
-    seen.update(attention=branches[0], mlp=branches[1])
-    for place, x in seen.items():
-        assert abs((x == 0).double().mean() - 0.4) < 0.15, place
+    for training in (False, True):
+        model.train(training)(IDX)
+    channels, weights = (3, 12, 16, 0.4), (3, 2, 12, 12, 0.4)
+    assert places == [channels] + 2 * [weights, channels, channels]
 
-class BlockOfOnesOwn(NGPTBlock):
-    def forward(self, h, *args, **options):
-        return -super().forward(h, *args, **options)
+def test_a_seventh_arch_is_one_assignment_and_its_norm_the_last_one(monkeypatch):
+    class Norm(torch.nn.RMSNorm):
+        def __init__(self, n, config):
+            super().__init__(n, eps=0.1)
 
-class NormOfOnesOwn(torch.nn.RMSNorm):
-    def __init__(self, n, config):
-        super().__init__(n, eps=0.1)
-
-class BlockWithNormOfOnesOwn(PreNormBlock):
-    Norm = NormOfOnesOwn
-
-@pytest.mark.parametrize("block", [BlockOfOnesOwn, BlockWithNormOfOnesOwn])
-def test_a_seventh_arch_is_one_assignment(block, monkeypatch):
-    monkeypatch.setitem(ARCHS, "mine", block)
-    model = tiny_gpt("mine").train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(5):
-        loss = model(IDX, TARGETS)[1]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        model.project_()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.01
+    monkeypatch.setitem(ARCHS, "mine", type("Mine", (PreNormBlock,), dict(Norm=Norm)))
+    model = tiny_gpt("mine")
+    assert type(model.norm_f) is type(model.blocks[1].norm2) is Norm
     assert generated(model, IDX, 3).shape == (3, 3)
-    if block is BlockOfOnesOwn:
-        assert_close(model.blocks[1].w_o.weight.norm(dim=0), torch.ones(16))
-    else:
-        assert type(model.norm_f) is NormOfOnesOwn
 
 @every_arch
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")                         # in torch's compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's compiler
 def test_compiled_blocks_are_one_graph_with_eagers_loss_and_gradients(arch):
     torch.compiler.reset()
-    eager = roughened(tiny_gpt(arch, pn_warmup=1)).train()
+    eager = roughened(tiny_gpt(arch, pn_warmup=1, n_layer=1)).train()
     compiled = copy.deepcopy(eager)
-    for block in compiled.blocks:
-        block.compile(fullgraph=True, backend="inductor" if arch == "angpt" else "aot_eager")
+    backend = "inductor" if arch == "angpt" else "aot_eager"
+    compiled.blocks[0].compile(fullgraph=True, backend=backend)
     for _ in range(2):
-        gradients_of(eager, IDX)
-        gradients_of(compiled, IDX)
+        for model in (eager, compiled):
+            model.zero_grad()
+            model(IDX, IDX)[1].backward()
         assert_same_gradients(compiled, eager)
         eager.project_()
         compiled.project_()
-        assert_same_state(compiled, eager.state_dict(), 1e-11)
+        assert_same_state(compiled.state_dict(), eager.state_dict(), 1e-11)
 
-def test_model_imports_nothing_of_the_project():
-    imported = re.findall(r"^ *(?:import|from) (\w+)", inspect.getsource(model_py), re.MULTILINE)
-    assert set(imported) == {"math", "dataclasses", "typing", "torch", "flash_attn"}
-
-@pytest.mark.parametrize("block", [ARCHS[arch] for arch in PRE_NORM + SPHERE])
-def test_a_forward_reads_as_equations_without_branches(block):
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(block.forward)))):
-        assert not isinstance(node, (ast.If, ast.IfExp)), ast.unparse(node)
-
-# =====================================================================================================================
+# ==================================================================================================
 # prepare.py
 
 TEXTS = [f"the {i} in an thé\n<|endoftext|>" * (1 + i % 9) for i in range(300)]
@@ -688,15 +631,17 @@ TEXT_BYTES = [text.encode() for text in TEXTS]
 @pytest.fixture
 def small_gpt2(monkeypatch):
     """A small BPE under GPT-2's name: all bytes and a few merges."""
-    words = [bytes([i]) for i in range(256)] + [b"th", b"the", b"in", b"an", b" t"]
+    words = [bytes([i]) for i in range(256)]
+    words += [b"th", b"the", b"in", b"an", b" t"]
     ranks = {word: i for i, word in enumerate(words)}
-    bpe = tiktoken.Encoding("gpt2", pat_str=r"\s?\S+|\s+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 261})
+    bpe = tiktoken.Encoding("gpt2", pat_str=r"\s?\S+|\s+", mergeable_ranks=ranks,
+                            special_tokens={"<|endoftext|>": 261})
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"gpt2": bpe}[name])
     return bpe
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder: TEXTS in a.jsonl and a.parquet, whose rows hold more than these, and the first 40 as files of many/."""
+    """A folder: TEXTS among more in a.jsonl and a.parquet, the first 40 as files of many/."""
     rows = [{"id": i, "url": "x" * 999, "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -715,7 +660,8 @@ def read_corpus(folder):
     tokenizer = prep.get_tokenizer(meta["tokenizer"])
     splits = []
     for split in ("val", "train"):
-        tokens = np.concatenate([read_shard(folder / name) for name in meta["shards"] if f"_{split}_" in name])
+        names = [name for name in meta["shards"] if f"_{split}_" in name]
+        tokens = np.concatenate([read_shard(folder / name) for name in names])
         starts = [i for i in np.flatnonzero(tokens == tokenizer.eot_token) if i > 0]
         documents = []
         for part in np.split(tokens, starts):
@@ -726,103 +672,100 @@ def read_corpus(folder):
     return splits
 
 def files_of(folder):
-    return {path.name: path.read_bytes() for path in folder.glob("*.*") if path.suffix in (".bin", ".json")}
+    paths = [*folder.glob("*.bin"), *folder.glob("*.json")]
+    return {path.name: path.read_bytes() for path in paths}
 
-def test_byte_tokens_are_the_bytes():
-    tokenizer = prep.get_tokenizer("bytes")
-    assert isinstance(tokenizer, tiktoken.Encoding)
-    assert (tokenizer.n_vocab, tokenizer.eot_token) == (257, 256)
-    assert bytes(tokenizer.encode_ordinary("añ日")) == "añ日".encode()
-    for data in (b"", "é\r\n<|endoftext|>".encode() + bytes(range(256))):
-        tokens = prep.encode(tokenizer, data)
+@pytest.mark.parametrize("name, end, of_bad", [
+    ("bytes", 256, b"\xff"),
+    ("gpt2", 261, "\ufffd".encode())])
+def test_tokens_are_the_text_and_an_end_of_text_in_it_is_text(small_gpt2, name, end, of_bad):
+    tokenizer = prep.get_tokenizer(name)
+    for text in ("", "the añ日\r\n<|endoftext|> é\n"):
+        tokens = prep.encode(tokenizer, text.encode())
         assert tokens.dtype == np.uint16
-        assert tokens[0] == 256
-        assert tokenizer.decode_bytes(tokens[1:].tolist()) == data
-
-def test_an_end_of_text_in_a_text_is_text(small_gpt2):
-    tokens = prep.encode(small_gpt2, "the <|endoftext|> é\n".encode()).tolist()
-    assert tokens == [261, *small_gpt2.encode_ordinary("the <|endoftext|> é\n")]
-    assert 261 not in tokens[1:]
-    assert prep.encode(small_gpt2, b"in a\xff", new=False).tolist() == small_gpt2.encode_ordinary("in a\ufffd")
+        assert tokens.tolist() == [end, *tokenizer.encode_ordinary(text)]
+        assert end not in tokens[1:]
+        assert tokenizer.decode_bytes(tokens[1:].tolist()) == text.encode()
+    bad = prep.encode(tokenizer, b"\xff", new=False)
+    assert tokenizer.decode_bytes(bad.tolist()) == of_bad
 
 def test_shards_are_llm_c_s(tmp_path):
+    path = tmp_path / "a.bin"
     tokens = np.random.default_rng(0).integers(0, 65536, 1000).astype(np.uint16)
-    write_shard(tmp_path / "a.bin", tokens)
-    assert np.fromfile(tmp_path / "a.bin", "<i4", 256).tolist() == [20240520, 1, 1000] + [0] * 253
-    assert np.array_equal(np.fromfile(tmp_path / "a.bin", "<u2", offset=1024), tokens)
-    assert np.array_equal(read_shard(tmp_path / "a.bin"), tokens)
-    assert not read_shard(tmp_path / "a.bin").flags.writeable
+    write_shard(path, tokens)
+    assert np.fromfile(path, "<i4", 256).tolist() == [20240520, 1, 1000] + [0] * 253
+    assert np.array_equal(np.fromfile(path, "<u2", offset=1024), tokens)
+    assert not read_shard(path).flags.writeable
 
 # ---- Corpora
 
-def test_of_the_default_corpus_whole_files_in_order_are_held_out(tmp_path):
-    root = Path(os.__file__).parent
-    found = {}
-    for path in sorted(root.rglob("*.py")):
-        if not {"site-packages", "dist-packages", "test", "tests"} & set(path.relative_to(root).parts):
-            found[path.read_bytes()] = path                                       # each text once
-    paths = sorted(path for text, path in found.items() if text)
+def test_of_the_default_corpus_each_text_comes_once_in_a_seeded_order(tmp_path, monkeypatch):
+    library = tmp_path / "lib"
+    monkeypatch.setattr(os, "__file__", str(library / "os.py"))
+    paths = sorted(library / f"{i}.py" for i in range(40))
+    for path in [*paths, library / "site-packages" / "a.py", library / "b" / "tests" / "c.py"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {path}\n" * 9)
+    shutil.copy(library / "9.py", library / "1.py")
+    paths.remove(library / "1.py")
     random.Random(5).shuffle(paths)
-    folder = prepare(data_dir=str(tmp_path), seed=5)
-    val, train = read_corpus(folder)
-    assert folder == tmp_path / "stdlib"
+    val, train = read_corpus(prepare(data_dir=str(tmp_path), seed=5))
     assert val + train == [path.read_bytes() for path in paths]
-    total = sum(map(len, val + train))
-    assert sum(map(len, val[:-1])) < total / 20 <= sum(map(len, val)) <= total / 10
-    before = files_of(folder)
-    prepare(data_dir=str(tmp_path), seed=5)
-    assert files_of(folder) == before
     with pytest.raises(DataError, match="seed=5, now 1337; go back"):
         prepare(data_dir=str(tmp_path))
 
-@pytest.mark.parametrize("sizes", [[50], [5000], [5000] * 9, [10, 9000, 9000], [100_000, 400]])
+@pytest.mark.parametrize("sizes", [
+    [50], [5000] * 9, [10, 9000, 9000], [100_000, 410]])
 def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(tmp_path, sizes):
     for i, size in enumerate(sizes):
         (tmp_path / f"{i}.txt").write_text((f"line of {i}\n" * size)[:size])
     val, train = read_corpus(prepare(str(tmp_path), data_dir=f"{tmp_path}/data"))
-    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1                 # one may be cut, where all is
+    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1   # one may be cut, where all is
     held = sum(map(len, val))
     assert held + sum(map(len, train)) == sum(sizes)
     assert sum(sizes) / 20 <= held <= sum(sizes) / 10
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 @pytest.mark.parametrize("source, name, expected", [
-    ("a.jsonl", "a", TEXT_BYTES), ("a.parquet", "a", TEXT_BYTES), ("many/", "many", TEXT_BYTES[:40]),
+    ("a.jsonl", "a", TEXT_BYTES),
+    ("a.parquet", "a", TEXT_BYTES),
+    ("many/", "many", TEXT_BYTES[:40]),
     ("many/**/[1-3]*.TXT", "many", TEXT_BYTES[1:4] + TEXT_BYTES[10:40])])
-def test_files_folders_and_globs_give_their_texts(texts, small_gpt2, tokenizer, source, name, expected):
+def test_files_folders_and_globs_give_their_texts(
+        texts, small_gpt2, tokenizer, source, name, expected):
     folder = prepare(f"{texts}/{source}", data_dir=f"{texts}/data", tokenizer=tokenizer)
     val, train = read_corpus(folder)
     assert folder == texts / "data" / name
     assert sorted(b"".join(val + train)) == sorted(b"".join(expected))
-    total = sum(map(len, expected))
-    assert total / 20 <= sum(map(len, val)) < total / 20 + max(map(len, expected))
+    least = sum(map(len, expected)) / 20
+    assert least <= sum(map(len, val)) < least + max(map(len, expected))
     if source.startswith("a."):
-        assert val + train == expected                                           # rows whole and in their order
+        assert val + train == expected  # rows whole and in their order
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 def test_as_many_tokens_as_asked_for(texts, small_gpt2, tokenizer, monkeypatch):
     def made(tokens):
-        folder = prepare(f"{texts}/all.txt", data_dir=str(texts), name=f"{tokens}", tokenizer=tokenizer, tokens=tokens,
-                         val_tokens=1500, shard_tokens=500)
+        folder = prepare(f"{texts}/all.txt", data_dir=str(texts), name=f"{tokens}", tokens=tokens,
+                         tokenizer=tokenizer, val_tokens=1500, shard_tokens=500)
         meta = read_meta(folder)
         assert meta["val_tokens"] == 1500
         assert len(meta["shards"]) > 2
         return np.concatenate([read_shard(path) for path in sorted(folder.glob("*_train_*"))])
 
     monkeypatch.setattr(prep, "PIECE", 300)
-    (texts / "all.txt").write_text("".join(TEXTS))
+    (texts / "all.txt").write_text("".join(TEXTS[:150]))
     every = made(None)
-    assert np.array_equal(made(10 ** 9), every)
     assert np.array_equal(made(3001), every[:3001])
 
 @pytest.fixture
 def fineweb(texts, monkeypatch):
-    """TEXTS in FineWeb's place, read by datasets' own stream: its rows in the order in which they were read, and the
-    number of one before which the network fails."""
+    """TEXTS in FineWeb's place, read by datasets' own stream: its rows in the order in which they
+    were read, and the number of one before which the network fails."""
     from datasets import load_dataset
 
     def stream(repo, name, split, streaming):
-        assert (repo, name, split, streaming) == ("HuggingFaceFW/fineweb", "sample-10BT", "train", True)
+        assert (repo, name) == ("HuggingFaceFW/fineweb", "sample-10BT")
+        assert (split, streaming) == ("train", True)
         rows = load_dataset("parquet", data_files=f"{texts}/a.parquet", split=split, streaming=True)
         return rows.map(read)
 
@@ -836,70 +779,65 @@ def fineweb(texts, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", stream)
     return web
 
-def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb, monkeypatch):
+def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb):
     options = dict(source="fineweb", data_dir=str(tmp_path), val_tokens=900, shard_tokens=400)
     whole = prepare(**options, name="whole")
     assert read_meta(whole)["tokenizer"] == "gpt2"
     assert read_corpus(whole)[1][-1] == TEXT_BYTES[-1]
     begins = []
-    for fineweb.fails_at in (1, 151, 210):
+    for fineweb.fails_at in (151, 210):
         fineweb.rows_read.clear()
-        with pytest.raises(DataError, match="goes on from the last whole shard .ConnectionError: no network"):
+        with pytest.raises(DataError, match="last whole shard .ConnectionError: no network"):
             prepare(**options)
         begins.append(fineweb.rows_read[0])
-    with pytest.raises(DataError, match="shard_tokens=400, now 399"):
-        prepare(**options | dict(shard_tokens=399))
     fineweb.rows_read.clear()
     fineweb.fails_at = None
     assert read_corpus(prepare(**options)) == read_corpus(whole)
     begins.append(fineweb.rows_read[0])
-    assert begins[:2] == [0, 0]
-    assert 100 < begins[2] < 151 < begins[3] < 210           # the rows of whole shards are not read again
+    assert begins[0] == 0                          # the rows of whole shards are not read again
+    assert 100 < begins[1] < 151 < begins[2] < 210
 
 def test_fineweb_tokenized_by_others(tmp_path, small_gpt2, monkeypatch):
     def snapshot_download(repo, repo_type, local_dir, allow_patterns):
         assert (repo, repo_type) == ("kjj0/fineweb10B-gpt2", "dataset")
-        asked.append(allow_patterns)
         for name in allow_patterns:
             write_shard(Path(local_dir, name), prep.encode(small_gpt2, b"the inn"))
 
-    asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     folder = prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
     assert read_corpus(folder) == [[b"the inn"], [b"the inn"] * 2]
-    assert asked == [["fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin"]]
+    names = ["train_000001", "train_000002", "val_000000"]
+    assert read_meta(folder)["shards"] == [f"fineweb_{name}.bin" for name in names]
 
 def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
     source = tmp_path / "long.jsonl"
-    source.write_text("".join(json.dumps({"text": f"{i} " * 20}) + "\n" for i in range(3000)))
-    whole = prepare(str(source), data_dir=f"{tmp_path}/whole", shard_tokens=1500)
-    words = [f"--source={source}", "--shard_tokens=1_500", f"--data_dir={tmp_path}"]
+    rows = [json.dumps({"text": f"{i} " * 20}) for i in range(1000)]
+    source.write_text("\n".join([*rows, ""]))
+    options = dict(source=str(source), shard_tokens=1500)
+    whole = prepare(**options, data_dir=f"{tmp_path}/whole")
+    words = [f"--source={source}", "--shard_tokens=1_500",
+             f"--data_dir={tmp_path}"]
     with subprocess.Popen([sys.executable, prep.__file__, *words]) as process:
         while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
             time.sleep(0.001)
         process.kill()
-    with pytest.raises(DataError, match="long: no whole corpus; the command that began it goes on: python prepare.py"):
+    with pytest.raises(DataError, match="no whole corpus; .* goes on: python prepare.py"):
         read_meta(tmp_path / "long")
     shutil.copytree(tmp_path / "long", tmp_path / "kept" / "long")
-    assert files_of(prepare(str(source), data_dir=str(tmp_path), shard_tokens=1500)) == files_of(whole)
+    again = prepare(**options, data_dir=str(tmp_path))
+    assert files_of(again) == files_of(whole)
     with source.open("a") as file:
         file.write(json.dumps({"text": "more"}))
     for data_dir in (tmp_path, tmp_path / "kept"):
-        with pytest.raises(DataError, match="long: made with files=1 with .*, now 1 with .*--force"):
-            prepare(str(source), data_dir=str(data_dir), shard_tokens=1500)
-    assert read_corpus(prepare(str(source), data_dir=str(tmp_path), force=True))[1][-1] == b"more"
+        with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*--force"):
+            prepare(**options, data_dir=str(data_dir))
+    new = prepare(**options, data_dir=str(tmp_path), force=True)
+    assert read_corpus(new)[1][-1] == b"more"
 
 def test_a_second_at_work_is_refused(texts):
-    with FileLock(texts / ".a.lock"), pytest.raises(DataError, match="a: another prepare.py is at work"):
+    refused = pytest.raises(DataError, match="a: another prepare.py is at work")
+    with FileLock(texts / ".a.lock"), refused:
         prepare(f"{texts}/a.jsonl", data_dir=str(texts))
-
-def test_a_corpus_that_is_not_there_names_the_command_that_makes_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="data=nope: no such corpus; python prepare.py --source=... makes a corpus$"):
-        read_meta("nope")
-    Path("mine.txt").write_text("a text")
-    with pytest.raises(DataError, match="text: python prepare.py --source=mine.txt, then --data=data/mine$"):
-        read_meta("mine.txt")
 
 def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, monkeypatch):
     meta = read_meta(prepare(f"{texts}/a.jsonl", data_dir=str(texts), tokenizer="gpt2"))
@@ -915,34 +853,24 @@ def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, 
     ("a.txt", b"", "file that holds anything"),
     ("finweb", None, "nor stdlib or fineweb"),
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
-    ("a.jsonl", b'{"txt": "a"}', "KeyError: 'text'"),
     ("a.jsonl", b'{"text": 5}\n', "a.jsonl: expected .*'int'"),
     ("a.jsonl", b'{"text": "only one"}\n', "all was held out"),
-    ("a.parquet", b"PAR1 no", "a.parquet: expected"),
-    ("a.parquet", {"text": ["a", None]}, "a.parquet: expected"),
-    ("a.parquet", {"body": ["a"]}, "a.parquet: expected rows with a string `text`")])
+    ("a.parquet", b"PAR1 no", "a.parquet: expected rows with a string `text`")])
 def test_bad_sources_are_one_line(tmp_path, name, content, says):
-    if isinstance(content, dict):
-        pq.write_table(pa.table(content), tmp_path / name)
-    elif content is not None:
+    if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*$"):
         prepare(f"{tmp_path}/{name}", data_dir=f"{tmp_path}/data")
 
-# ---- Options of every script
-
-def test_run_script_shows_bugs():
-    with pytest.raises(ZeroDivisionError):
-        run_script(lambda words: 1 / 0)
-
-# =====================================================================================================================
+# ==================================================================================================
 # train.py
 
 HERE = Path(train_py.__file__).resolve().parent
 CPU = torch.device("cpu")
-SMALL_RUN = dict(n_layer=2, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=128, max_steps=6,
-                 eval_tokens=128, eval_interval=3, checkpoint_interval=3, log_interval=1, dtype="float32",
-                 compile="false", device="cpu")
+TINY_RUN = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=64,
+                device="cpu", dtype="float32", compile="false")
+SMALL_RUN = dict(TINY_RUN, n_layer=2, total_batch_size=128, max_steps=6, eval_tokens=128,
+                 eval_interval=3, checkpoint_interval=3, log_interval=1)
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
@@ -950,32 +878,38 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "tiny"
     folder.mkdir()
     random = np.random.default_rng(0)
-    text = np.where(random.random(9000) < 0.1, random.integers(97, 123, 9000), 97 + np.arange(9000) % 26)
+    noise = random.random(9000) < 0.1
+    letters = 97 + np.arange(9000) % 26
+    text = np.where(noise, random.integers(97, 123, 9000), letters)
     text[::500] = 256
     write_shard(folder / "tiny_val_000000.bin", text[:1000])
     write_shard(folder / "tiny_train_000001.bin", text[1000:4000])
-    write_shard(folder / "tiny_train_000002.bin", text[4000:4100])
-    write_shard(folder / "tiny_train_000003.bin", text[4100:])
-    write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257,
-                                          train_tokens=8000, val_tokens=1000))
+    write_shard(folder / "tiny_train_000002.bin", text[4000:4096])  # ends with a window
+    write_shard(folder / "tiny_train_000003.bin", text[4096:])
+    counts = dict(train_tokens=8000, val_tokens=1000)
+    write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257, **counts))
     return folder
 
 @pytest.fixture
-def quick(monkeypatch):
-    """No picture is drawn."""
+def tiny(corpus, tmp_path, monkeypatch):
+    """A function that makes a TrainConfig of a tiny run in tmp_path/run; no picture is drawn."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
-
-@pytest.fixture
-def tiny(corpus, tmp_path, quick):
-    """A function that makes a TrainConfig of a tiny run in tmp_path/run."""
     places = dict(data=str(corpus), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
 
+@pytest.fixture(scope="session")
+def trained(corpus, tmp_path_factory):
+    """The folders of two short runs, of layernorm and of ngpt, whose vocabulary is padded."""
+    folders = [tmp_path_factory.mktemp("trained") / arch for arch in ("layernorm", "ngpt")]
+    for folder in folders:
+        train(TrainConfig(**SMALL_RUN, arch=folder.name, pos="learned", vocab_size=300,
+                          data=str(corpus), out_dir=str(folder)), say=None)
+    return folders
+
 @pytest.fixture
-def archs():
-    """ARCHS, to which a test may add."""
-    with patch.dict(ARCHS):
-        yield ARCHS
+def old(trained, tmp_path):
+    """A copy of the first in tmp_path/run."""
+    return shutil.copytree(trained[0], tmp_path / "run")
 
 @pytest.fixture
 def command(monkeypatch, capsys):
@@ -1003,11 +937,6 @@ def checkpoint(config):
 def weights(config):
     return checkpoint(config)["model"]
 
-def same_state(a, b):
-    if a.keys() != b.keys():
-        return False
-    return all(torch.equal(a[name], b[name]) for name in a)
-
 def column(log, name):
     """[(step, value)] of the records that hold one."""
     return [(record["step"], record[name]) for record in log if name in record]
@@ -1018,23 +947,16 @@ def test_given_options_win_over_recipe_and_that_over_size():
     c = TrainConfig(arch="ngpt", size="125m", n_layer=3, weight_decay=0.5)
     assert (c.n_layer, c.weight_decay) == (3, 0.5)
     assert (c.n_embd, c.vocab_size) == (512, 50304)
-    assert c.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)        # of width 128
+    assert c.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)  # of width 128
     assert TrainConfig(arch="normformer", tie=True).embed_std == 0.02
-    assert TrainConfig(arch="rmsnorm").out_dir == "out/rmsnorm"
     assert TrainConfig(arch="rmsnorm", qk_norm=True).out_dir == "out/rmsnorm+qk_norm"
-    unknown = [name for name, value in asdict(resolve(TrainConfig())).items() if value is None]
-    assert unknown == ["init_from"]
 
-@pytest.mark.parametrize("size, layers, heads, width", [
-    ("32m", 6, 4, 256), ("62m", 10, 6, 384), ("125m", 18, 8, 512), ("250m", 18, 12, 768), ("0.5b", 24, 16, 1024),
-    ("1b", 36, 20, 1280)])
-def test_sizes_are_table_f1(size, layers, heads, width):
-    c = resolve(TrainConfig(arch="rmsnorm", size=size))
-    assert (c.n_layer, c.n_head, c.n_embd) == (layers, heads, width)
-    assert (c.block_size, c.rope_fraction) == (2048, 0.5)
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in GPT(c).parameters())
-    assert c.max_steps == math.ceil(20 * parameters / 2 ** 19)
+def test_sizes_are_table_f1():
+    for size, (d, layers, n_head) in zip(list(train_py.SIZES)[1:], WIDTHS, strict=True):
+        c = resolve(TrainConfig(arch="rmsnorm", size=size))
+        assert (c.n_embd, c.n_layer, c.n_head) == (d, layers, n_head)
+        assert (c.block_size, c.rope_fraction) == (2048, 0.5)
+        assert c.max_steps == math.ceil(20 * bench.count_parameters(c) / 2 ** 19)
 
 @pytest.mark.parametrize("options, says", [line.split("  ") for line in """
 --arch=ngtp  did you mean ngpt?
@@ -1053,21 +975,18 @@ def test_sizes_are_table_f1(size, layers, heads, width):
 --eval_tokens=0  at least 1
 --eval_interval=0  at least 1
 --checkpoint_interval=0  at least 1
---embed_std=-1  at least 0
 --learning_rate=-1  at least 0
 --learning_rate=nan  at least 0
 --learning_rate=inf  at least 0
---weight_decay=-1  at least 0
---grad_clip=-1  at least 0
---pn_warmup=-1  at least 0
 --dropout=1.5  from 0 to 1
+--rope_fraction=-1  at least 0
 --min_lr_ratio=2  at most 1
---warmup_ratio=-1  at least 0
---beta1=-1  at least 0
 --beta2=1  less than 1
---seed=-1  at least 0
 --resid_scale  resid_scale=True: expected False with arch=angpt
+--arch=angpt --bias  bias=True: expected False with arch=angpt
+--arch=ngpt --mlp=gelu  mlp=gelu: expected swiglu with arch=ngpt
 --arch=ngpt --tie  tie=True: expected False with arch=ngpt
+--arch=powernorm --checkpoint_blocks  checkpoint_blocks=True: expected False with arch=powernorm
 --n_embd=130 --n_head=4  n_embd=130: expected a multiple of n_head=4
 --arch=powernorm --n_embd=18  multiple of 4
 --vocab_size=100  vocab_size=100: expected at least 257
@@ -1101,15 +1020,16 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
     shards = [read_shard(path) for path in sorted(corpus.glob("*_train_*.bin"))]
     windows = [shard[i:i + 17] for shard in shards for i in range(0, len(shard) - 16, 16)]
     assert tokens.windows == len(windows)
-    for i in (0, 186, 187, 192, 193, len(windows) - 1):
-        assert (tokens.window(i) == windows[i]).all()
+    for i, window in enumerate(windows):
+        assert tokens.window(i).tolist() == window.tolist()
     x, y = tokens.batch([3, 193], CPU)
-    assert (x.numpy() == [windows[3][:-1], windows[193][:-1]]).all()
-    assert (y.numpy() == [windows[3][1:], windows[193][1:]]).all()
+    rows = np.stack([windows[3], windows[193]])
+    assert np.array_equal(x, rows[:, :-1])
+    assert np.array_equal(y, rows[:, 1:])
 
 def test_tokens_that_are_too_few_or_too_large_are_said(corpus):
     with pytest.raises(DataError, match="000003.bin: token 256 of 256"):
-        Tokens(corpus, "train", 16, 256).window(218)
+        Tokens(corpus, "train", 16, 256).window(217)
     with pytest.raises(DataError, match="expected more than block_size=2000"):
         Tokens(corpus, "val", 2000, 257)
 
@@ -1125,7 +1045,8 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
         config = tiny(**options)
         rows = []
         for rank in range(world_size):
-            for x, _ in batches(tokens, step, config, Alone(CPU, rank=rank, world_size=world_size)):
+            machine = Alone(CPU, rank=rank, world_size=world_size)
+            for x, _ in batches(tokens, step, config, machine):
                 assert len(x) == config.batch_size
                 rows += x.tolist()
         return rows
@@ -1133,32 +1054,33 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
     assert sorted(windows(5)) == sorted(windows(5, 2)) == sorted(windows(5, 4, batch_size=1))
     assert windows(5) == windows(5, batch_size=8) != windows(6)
     assert windows(5) != windows(5, seed=1)
-    seen = []
-    for step in range(125):
-        seen += windows(step)
-    first, second = seen[:499], seen[499:998]                                            # each ends within a step
-    every = [tokens.window(i)[:-1].tolist() for i in range(tokens.windows)]
+    seen = sum((windows(step) for step in range(125)), [])
+    n = tokens.windows                             # an epoch ends within a step
+    first, second = seen[:n], seen[n:2 * n]
     assert first != second
+    every = [tokens.window(i)[:-1].tolist() for i in range(n)]
     assert sorted(first) == sorted(second) == sorted(every)
 
 def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
     held_out = train_py.Corpus(corpus, 16)
     torch.manual_seed(0)
-    model = GPT(resolve(tiny()))
+    model = GPT(resolve(tiny())).double()
 
     def found(batch_size, eval_tokens):
-        return evaluate(model, held_out, tiny(batch_size=batch_size, eval_tokens=eval_tokens), Machine(CPU))
+        config = tiny(batch_size=batch_size, eval_tokens=eval_tokens)
+        return evaluate(model, held_out, config, Machine(CPU))
 
     x, y = held_out.val.batch(range(10), CPU)
-    loss = F.cross_entropy(model(x, y)[0].flatten(0, 1), y.flatten()).item()
-    bits = loss * 160 / math.log(2) / (y != 256).sum().item()                            # an end of text has no bytes
+    nats = F.cross_entropy(model(x, y)[0].mT, y, reduction="none").detach()
+    bits = nats.sum().item() / math.log(2)
+    n_bytes = (y != 256).sum().item()              # an end of text has none
     for batch_size in (1, 3, 10):
         measured = found(batch_size, 160)
-        assert measured["val_loss"] == pytest.approx(loss)
-        assert measured["val_bpb"] == pytest.approx(bits)
-    parts = [F.cross_entropy(model(x[i:i + 1], y[i:i + 1])[0].flatten(0, 1), y[i]).item() for i in range(10)]
-    assert found(1, 160)["val_error"] == pytest.approx(np.std(parts, ddof=1) / 10 ** 0.5)
-    assert found(3, 9)["val_loss"] > 1                                                   # one window at least
+        assert measured["val_loss"] == pytest.approx(nats.mean().item())
+        assert measured["val_bpb"] == pytest.approx(bits / n_bytes)
+    error = nats.mean(1).std().item() / 10 ** 0.5
+    assert found(1, 160)["val_error"] == pytest.approx(error)
+    assert found(3, 9)["val_loss"] > 1             # one window at least
     assert found(3, 992) == found(3, 9999)
     assert model.training
 
@@ -1167,13 +1089,12 @@ def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, 
 def test_learning_rate_is_a_line_and_a_cosine():
     config = TrainConfig(max_steps=100, warmup_ratio=0.2, learning_rate=2.0, min_lr_ratio=0.1)
     rates = [learning_rate(config, step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert rates[9] == pytest.approx(1.0)
+    assert [rates[0], rates[9], rates[99]] == pytest.approx([0.1, 1.0, 0.2])
     assert rates[19] == rates[20] == 2.0
-    assert rates[99] == pytest.approx(0.2)
-    assert (rates[59] + rates[60]) / 2 == pytest.approx(1.1, rel=1e-2)                   # halfway
+    assert (rates[59] + rates[60]) / 2 == pytest.approx(1.1, rel=1e-2)   # halfway
 
-@pytest.mark.parametrize("arch, batch_size, grad_clip", [("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
+@pytest.mark.parametrize("arch, batch_size, grad_clip", [
+    ("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
 def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip):
     config = tiny(arch=arch, batch_size=batch_size, grad_clip=grad_clip, weight_decay=0.3)
     log = train(config, say=None)
@@ -1181,17 +1102,16 @@ def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip
     tokens = Tokens(corpus, "train", 16, 257)
     torch.manual_seed(c.seed)
     model = GPT(c)
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=matrices, weight_decay=0.3), dict(params=others, weight_decay=0.0)]
+    groups = []
+    for p in model.parameters():
+        groups.append(dict(params=[p], weight_decay=0.3 * (p.dim() == 2)))
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-9)
     order = np.random.default_rng((c.seed, 0)).permutation(tokens.windows)
     losses = []
     for step in range(6):
         losses.append(0.0)
         for part in order[8 * step:8 * step + 8].reshape(-1, batch_size):
-            rows = torch.stack([torch.from_numpy(tokens.window(i)) for i in part])
-            loss = model(rows[:, :-1], rows[:, 1:])[1] * batch_size / 8
+            loss = model(*tokens.batch(part, CPU))[1] * batch_size / 8
             loss.backward()
             losses[-1] += loss.item()
         if grad_clip:
@@ -1206,98 +1126,90 @@ def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip
     for name, value in model.state_dict().items():
         assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
 
-def test_each_step_of_each_rank_has_its_own_dropout(tiny, corpus):
-    tokens = Tokens(corpus, "train", 16, 257)
+def test_each_step_of_each_rank_has_its_own_dropout(tiny):
+    c = resolve(tiny())
+    model = GPT(c)
+    optimizer = make_optimizer(model, c)
     seeds = set()
-    for step, rank, seed in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (0, 0, 2)):
-        c = resolve(tiny(seed=seed))
-        model = GPT(c)
+    for step, rank, seed in (
+            (0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 2)):
+        c.seed = seed
         machine = Alone(CPU, rank=rank, world_size=2)
-        optimizer_step(step, model, make_optimizer(model, c), batches(tokens, step, c, machine), c, machine)
+        optimizer_step(step, model, optimizer, [(IDX, IDX)], c, machine)
         seeds.add(torch.initial_seed())
-    assert len(seeds) == 5
+    assert len(seeds) == 4
 
 # ---- Runs
 
-def test_a_run_learns_and_leaves_checkpoint_log_and_picture(tiny):
-    told = []
-    config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20, log_interval=10)
-    log = train(config, say=told.append)
+def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_log(tiny):
+    def watch(model, optimizer, step):
+        seen.append(step)
+        assert optimizer.param_groups[0]["params"][0] is model.wte.weight
+        return {"twice": 2 * torch.tensor(step), "step": 99} if step else None    # our names stay
+
+    told, seen = [], []
+    config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20,
+                  log_interval=15)
+    log = train(config, watch, told.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
     assert "16,496 parameters, peak learning rate 0.01; 60 steps on cpu" in told[0]
     assert read_log(out) == log
-    assert [record["step"] for record in log] == [0, 10, 20, 30, 40, 50, 60]
+    assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
+    assert column(log, "twice") == [(20, 40), (40, 80), (60, 120)]
     losses = dict(column(log, "val_loss"))
-    assert list(losses) == [0, 20, 40, 60]
+    assert list(losses) == seen == [0, 20, 40, 60]
     assert losses[60] < 0.7 * losses[0]
-    last = log[-1]
-    assert last.keys() >= {"seconds", "loss", "val_bpb", "lr", "grad_norm"}
-    assert last["tokens"] == 60 * 128
-    state = torch.load(out / "ckpt.pt", weights_only=True)
-    assert state["step"] == 60
-
-def test_watch_sees_each_validation_and_joins_the_record(tiny):
-    seen = []
-    def watch(model, optimizer, step):
-        seen.append((step, isinstance(model, GPT), len(optimizer.state) > 0))
-        return {"twice": torch.tensor(2 * step), "step": 99} if step else None     # our own names stay
-    log = train(tiny(log_interval=5), watch=watch, say=None)
-    assert seen == [(0, True, False), (3, True, True), (6, True, True)]
-    assert column(log, "twice") == [(3, 6), (6, 12)]
-    assert all("loss" in record for record in log[1:])
+    assert log[-1].keys() >= {"seconds", "val_bpb", "lr", "grad_norm"}
+    assert log[-1]["tokens"] == 60 * 128
 
 def test_a_new_run_moves_what_it_finds_of_another(tiny, tmp_path):
-    logs = [train(tiny(seed=seed), say=None) for seed in (1, 2, 3)]
-    os.remove(tmp_path / "run" / "ckpt.pt")          # a log alone is moved, too
-    logs.append(train(tiny(), say=None))
-    folders = [tmp_path / name for name in ("run.1", "run.2", "run.3", "run")]
-    assert [read_log(folder) for folder in folders] == logs
-    assert (tmp_path / "run.2" / "ckpt.pt").exists()
+    logs = []
+    for seed in (1, 2, 3):
+        logs.append(train(tiny(seed=seed, max_steps=1), say=None))
+        os.remove(tmp_path / "run" / "ckpt.pt")    # a log alone is moved, too
+    assert [read_log(tmp_path / name) for name in ("run.1", "run.2", "run")] == logs
 
-def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny, monkeypatch):
-    exact = train(tiny(max_steps=3), say=None)
-    config = tiny(dtype="bfloat16", max_steps=3)
+def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
+    exact = train(tiny(max_steps=2), say=None)
+    config = tiny(dtype="bfloat16", max_steps=2)
     rounded = train(config, say=None)
-    assert all(a != b for a, b in zip(column(exact, "loss"), column(rounded, "loss")))
+    assert column(exact, "loss")[-1] != column(rounded, "loss")[-1]
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
-    train(go_on(config, max_steps=6), say=None)      # auto would be float32, since the machine is no faster
+    train(go_on(config, max_steps=3), say=None)    # auto may be float32
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
-@pytest.mark.parametrize("factor", [math.nan, 1e30])
-def test_a_run_whose_loss_or_gradient_is_not_finite_stops_before_its_weights_do(tiny, monkeypatch, factor):
-    config = tiny(arch="rmsnorm", checkpoint_interval=2)
-    calls = []
-    forward = GPT.forward
-    def poisoned(self, idx, targets=None, **options):
-        logits, loss = forward(self, idx, targets, **options)
-        calls.append(loss)
-        return logits, loss * factor if len(calls) == 11 else loss
-    monkeypatch.setattr(GPT, "forward", poisoned)
-    with pytest.raises(Diverged, match="step .*: loss .*norm (nan|inf); a lower --learning_rate"):
+@pytest.mark.parametrize("factor, eval_interval, says", [
+    (math.nan, 99, "step 7: loss nan, gradient's norm nan; a lower --learning_rate"),
+    (1e30, 99, "step 7: loss .*, gradient's norm inf; a lower --learning_rate"),
+    (math.nan, 3, "step 6: held out nan")])
+def test_a_run_that_is_not_finite_stops_before_its_weights_do(
+        old, monkeypatch, factor, eval_interval, says):
+    nats = GPT.nats
+    monkeypatch.setattr(GPT, "nats", lambda *given: factor * nats(*given))
+    config = TrainConfig(out_dir=str(old), resume=True, max_steps=9, eval_interval=eval_interval)
+    with pytest.raises(Diverged, match=says):
         train(config, say=None)
     assert all(x.isfinite().all() for x in weights(config).values())
 
-def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3_and_keeps_its_checkpoint(tiny, command, tmp_path):
-    train(tiny(arch="layernorm"), say=None)
-    code, out, said = command(*words(tiny(arch="layernorm", learning_rate=100.0, max_steps=9, resume="true")))
+def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
+    options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
+    code, _, said = command(f"--out_dir={old}", "--resume", *options)
     assert code == 3
     assert re.search(r"step 9: held out \S+ nats/token, far above guessing's", said)
-    assert "is written" not in out
-    assert checkpoint(tiny())["step"] == 6
+    assert read_checkpoint(old)["step"] == 6
 
 # ---- Going on
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
     (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
-def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tiny, tmp_path, number, error, options):
+def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
+        tiny, tmp_path, number, error, options):
     def stop(model, optimizer, step):
         if step == 3:
             signal.raise_signal(number)
-    whole = tiny(**options, out_dir=str(tmp_path / "whole"))
-    parts = tiny(**options, out_dir=str(tmp_path / "parts"))
-    never = tiny(**options, out_dir=str(tmp_path / "never"))
+    whole, parts, never = [tiny(**options, out_dir=f"{tmp_path}/{name}") for name in "abc"]
     log = train(whole, say=None)
     with pytest.raises(error):
         for config in (parts, never):
@@ -1309,330 +1221,303 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(tin
     assert column(again, "val_loss") == column(log, "val_loss")
     seconds = [value for _, value in column(again, "seconds")]
     assert seconds == sorted(seconds)
-    assert same_state(weights(whole), weights(parts))
+    assert_same_state(weights(parts), weights(whole))
     assert not list(tmp_path.glob("*.1"))
 
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
-    assert train(go_on(tiny()), say=None)[-1]["step"] == 6
     log = train(go_on(tiny(), max_steps=30), say=None)
-    assert [record["step"] for record in log] == list(range(31))
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
-    assert [step for step, _ in column(log, "val_loss")] == [*range(7), *range(9, 31, 3)]     # ten, of either length
+    validated = [step for step, _ in column(log, "val_loss")]
+    assert validated == [*range(7), *range(9, 31, 3)]   # ten, of either length
 
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
     same = checkpoint(config)["config"] | dict(resume="true")
-    same_run = [f"--out_dir={config.out_dir}", "--resume=true", "--device=cpu"]
-    command(*same_run, "--max_steps=7")
+    train(go_on(config, max_steps=7), say=None)
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
-    train(go_on(config, max_steps=8), say=None)
-    assert checkpoint(config)["config"] == same | dict(max_steps=8)
-    command(*same_run, "--max_steps=9", "--beta1=0.9", "--grad_clip=1")                  # the defaults, but typed
-    assert checkpoint(config)["config"] == same | dict(max_steps=9, beta1=0.9, grad_clip=1)
+    same_run = [f"--out_dir={config.out_dir}", "--resume=true"]
+    command(*same_run, "--max_steps=8", "--beta1=0.9", "--grad_clip=1")   # the defaults, but typed
+    assert checkpoint(config)["config"] == same | dict(max_steps=8, beta1=0.9, grad_clip=1)
     assert checkpoint(config)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
-    assert train(go_on(config, max_steps=5), say=None)[-1]["step"] == 9                  # further already
-    code, _, said = command(*same_run, "--n_layer=3")
-    assert code == 2
-    assert "made with n_layer=2, now n_layer=3" in said
-    assert command(*same_run, "--seed=3")[0] == 2
-    code, _, said = command(*same_run, "--arch=angpt")
-    assert code == 2
-    assert "made with arch=ngpt, now arch=angpt" in said
+    assert train(go_on(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
+    others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
+    for option, was in others.items():
+        _, _, said = command(*same_run, f"--{option}")
+        assert f"made with {was}, now {option}" in said
 
-def test_auto_goes_on_where_a_checkpoint_is(tiny):
-    auto = tiny(resume="auto")
-    assert train(auto, say=None)[-1]["step"] == 6
-    log = train(tiny(resume="auto", max_steps=7), say=None)
-    assert [record["step"] for record in log] == list(range(8))
-
-def test_a_log_is_read_as_far_as_it_is_whole(tiny, tmp_path):
-    log = train(tiny(), say=None)
+def test_auto_goes_on_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
+    log = train(tiny(resume="auto"), say=None)
     path = tmp_path / "run" / "log.jsonl"
     path.write_bytes(path.read_bytes()[:-30] + b"\xff{")
     assert read_log(path.parent) == log[:-1]
     assert read_log(tmp_path / "none") == []
-    assert "val_loss" in train(go_on(tiny(), max_steps=7), say=None)[-1]
+    again = train(tiny(resume="auto", max_steps=7), say=None)
+    assert [record["step"] for record in again] == list(range(8))
+    assert "val_loss" in again[-1]
 
-def test_a_folder_has_one_run_at_a_time_and_a_killed_one_ends_as_if_nothing_had_happened(tiny, command, tmp_path):
-    whole = tiny(arch="powernorm", max_steps=40, out_dir=str(tmp_path / "whole"))
-    killed = tiny(arch="powernorm", max_steps=40)
+def test_a_folder_has_one_run_at_a_time_and_a_killed_one_goes_on(tiny, command, tmp_path):
+    killed = tiny(arch="powernorm", max_steps=12)
+    whole = tiny(arch="powernorm", max_steps=12, out_dir=str(tmp_path / "whole"))
     train(whole, say=None)
-    script = "\n".join(["import time", "from train import TrainConfig, train",
-                        "def wait(model, optimizer, step):",
-                        "    if step == 30:",
-                        "        print('waits', flush=True)",
-                        "        time.sleep(999)",
-                        f"train(TrainConfig(**{killed.given}), watch=wait, say=None)"])
-    with subprocess.Popen([sys.executable, "-c", script], cwd=HERE, stdout=subprocess.PIPE) as first:
+    script = f"""
+import time
+from train import TrainConfig, train
+def wait(model, optimizer, step):
+    if step == 9:
+        print("waits", flush=True)
+        time.sleep(999)
+train(TrainConfig(**{killed.given}), wait, say=None)
+"""
+    line = [sys.executable, "-c", script]
+    with subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE) as first:
         try:
             assert first.stdout.readline() == b"waits\n"
-            code, _, said = command(*words(killed))
+            _, _, said = command(*words(killed))
         finally:
             first.kill()
-    assert code == 2
     assert "another run is writing here" in said
-    assert said.count("\n") == 1
-    assert checkpoint(killed)["step"] == 27
-    assert [step for step, _ in column(train(go_on(killed), say=None), "loss")] == list(range(1, 41))
-    assert same_state(weights(whole), weights(killed))
+    assert checkpoint(killed)["step"] == 6
+    losses = column(train(go_on(killed), say=None), "loss")
+    assert losses == column(read_log(whole.out_dir), "loss")
+    assert_same_state(weights(killed), weights(whole))
     assert not list(tmp_path.glob("*.1"))
 
 # ---- Weights that exist
 
-@pytest.mark.parametrize("options", [dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5),
-                                     dict(arch="layernorm", pos="learned", mlp="gelu", bias=True, tie=True)])
-@pytest.mark.parametrize("block_size", [8, 16])
-def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, tmp_path, options, block_size):
-    train(tiny(**options), say=None)
-    states = []
-    def watch(model, optimizer, step):
-        states.append(copy.deepcopy(model.state_dict()))
-        return {"moments": len(optimizer.state)}
-    log = train(TrainConfig(init_from=tiny().out_dir, data=tiny().data, out_dir=str(tmp_path / "new"), device="cpu",
-                            block_size=block_size, max_steps=1, compile="false"), watch, say=None)
-    found = read_checkpoint(tmp_path / "new")["config"]
-    assert found.items() >= (options | dict(n_embd=16, block_size=block_size)).items()
-    assert log[0]["moments"] == 0
-    assert found["learning_rate"] == train_py.recipe(tiny(**options))["learning_rate"] / 10
-    old = weights(tiny())
-    for name, x in states[0].items():
-        assert x.flatten().equal(old[name].flatten()[:x.numel()])
+@pytest.mark.parametrize("block_size, options", [
+    (16, dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5)),
+    (8, dict(arch="layernorm", **GPT2))])
+def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, options, block_size):
+    old = tiny(**options, max_steps=1)
+    train(old, say=None)
+    new = TrainConfig(init_from=old.out_dir, data=old.data, block_size=block_size)
+    c, _, model, optimizer, state = train_py.begin(new, Machine(CPU))
+    assert asdict(c).items() >= (options | dict(n_embd=16, block_size=block_size)).items()
+    assert c.learning_rate == train_py.recipe(old)["learning_rate"] / 10
+    assert len(optimizer.state) == state["step"] == 0
+    for name, x in weights(old).items():
+        first = model.state_dict()[name]
+        assert first.flatten().equal(x.flatten()[:first.numel()])
 
-def test_a_run_from_weights_names_what_does_not_fit_them(tiny):
-    train(tiny(pos="learned"), say=None)
-    new = dict(init_from=tiny().out_dir, out_dir="none")
+def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
+    new = dict(init_from=str(trained[0]), out_dir="none")
     with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
         train(tiny(**new, n_layer=3, n_embd=32), say=None)
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
 
-def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(tiny, tmp_path, command):
-    log = train(tiny(arch="ngpt", n_layer=1), say=None)
-    before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, corpus, tmp_path, command):
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
-        _, out, _ = command("--eval_only", f"--{place}={tiny().out_dir}", f"--data={tiny().data}", "--eval_tokens=128",
-                            "--device=cpu")
-        found = json.loads(out)
-        assert found["val_loss"] == pytest.approx(log[-1]["val_loss"], rel=1e-6)
-        assert found["val_error"] >= 0
-    assert before == {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
+        options = [f"--{place}={old}", f"--data={corpus}", "--eval_tokens=128", "--device=cpu"]
+        found = json.loads(command("--eval_only", *options)[1])
+        assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"], rel=1e-6)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, archs, tmp_path, capsys):
+def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
     path = tmp_path / "mine.py"
-    path.write_text("""
+    working = """
 from model import ARCHS, NGPTBlock
 class Mine(NGPTBlock):
     slope = 1  # a comment
 ARCHS["mine"] = Mine
-""")
+"""
+    path.write_text(working)
     arch = f"{path}:mine"
     config = tiny(arch=arch)
     assert config.learning_rate == tiny(arch="ngpt").learning_rate
     train(config, say=None)
-    path.write_text(path.read_text().replace("a comment", "another") + "class Other(Mine): slope = 3")
+    path.write_text(working.replace("a comment", "another") + "class Other(Mine): slope = 3")
     train(go_on(config, arch=arch, max_steps=7), say=None)
     assert "The code of mine has changed" in capsys.readouterr().err
-    working = path.read_text()
     path.write_text("a typo, saved while the run goes on")
     load_model(config.out_dir)
-    del archs["mine"]                                # as in another process
-    with pytest.raises(ConfigError, match="arch=mine: expected .* a file's own --arch=file.py:name"):
+    del ARCHS["mine"]                              # as in another process
+    with pytest.raises(ConfigError, match="arch=mine: expected .* --arch=file.py:name"):
         load_model(config.out_dir)
     path.write_text(working)
     assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"
 
 # ---- Files and commands
 
-@pytest.mark.parametrize("how", ["cut", "empty", "other"])
+@pytest.mark.parametrize("how", ["cut", "other"])
 @pytest.mark.parametrize("name", ["ckpt.pt", "meta.json", "tiny_train_000002.bin"])
-def test_damaged_files_are_one_line(tiny, corpus, tmp_path, name, how):
+def test_damaged_files_are_one_line(tiny, old, corpus, tmp_path, name, how):
     data = shutil.copytree(corpus, tmp_path / "data")
-    config = tiny(data=str(data), max_steps=1)
-    train(config, say=None)
-    path = Path(config.out_dir, name) if name == "ckpt.pt" else data / name
+    path = old / name if name == "ckpt.pt" else data / name
     if how == "other":
         torch.save({"model": {}}, path)
     else:
-        os.truncate(path, path.stat().st_size // 2 if how == "cut" else 0)
+        os.truncate(path, path.stat().st_size // 2)
+    config = TrainConfig(out_dir=str(old), resume=True, data=str(data), max_steps=7)
     with pytest.raises(DataError, match=f"^.*{name}.*$"):
-        train(go_on(config, max_steps=2), say=None)
+        train(config, say=None)
 
-def test_the_command_trains_and_writes_a_sample(tiny, command):
-    code, out, _ = command(*words(tiny(arch="ngpt", qk_norm=True, vocab_size=400)))      # some stand for no token
-    assert code == 0
-    assert "step 6 " in out
-    assert len(out.split("A sample")[1]) > 100
-
-def test_a_stopped_command_says_how_to_go_on(tiny, command, tmp_path, monkeypatch):
-    train(tiny(), say=None)
-    monkeypatch.chdir(tmp_path)
+def test_a_stopped_command_says_how_to_go_on(tiny, old, command, monkeypatch):
+    monkeypatch.chdir(old.parent)
     with patch.object(train_py, "validate", lambda *_: signal.raise_signal(signal.SIGTERM) or {}):
         code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
     assert code == 128 + signal.SIGTERM
-    assert "A sample" not in out
     again = re.search("Stopped and saved at step 0. To go on: python train.py (.*)", out)[1]
     assert again.endswith("--init_from=run --resume=true")
-    code, out, _ = command(*shlex.split(again))
-    assert code == 0
-    assert "step 6 " in out
+    _, out, _ = command(*shlex.split(again))
+    assert len(out.split("A sample")[1]) > 100
     assert read_checkpoint("out/tuned")["step"] == 6
 
 def test_two_processes_equal_one(tiny, tmp_path):
     one = tiny(arch="powernorm", pn_warmup=3)
     two = tiny(arch="powernorm", pn_warmup=3, batch_size=2, out_dir=str(tmp_path / "two"))
     log = train(one, say=None)
-    meet = "--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:29613 --rdzv_id=x"
-    line = [sys.executable, "-m", "torch.distributed.run", *meet.split(), "train.py", *words(two)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    runs = []
-    for _ in range(2):                               # as two machines do
-        runs.append(subprocess.Popen(line, cwd=HERE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-    for run in runs:
-        said, _ = run.communicate()
-        assert run.returncode == 0, said
+    line = [sys.executable, HERE / "train.py", *words(two)]
+    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
+    with patch.dict(os.environ, both, RANK="0"):   # as torchrun does; this is the first
+        second = subprocess.Popen(line, env=os.environ | {"RANK": "1"}, stdout=subprocess.PIPE)
+        try:
+            theirs = train(two, say=None)
+            assert second.communicate() == (b"", None)  # the first alone tells
+            assert second.returncode == 0
+        finally:
+            second.kill()
+            torch.distributed.destroy_process_group()
     for key in ("loss", "val_loss"):
-        ours, theirs = dict(column(log, key)), dict(column(read_log(two.out_dir), key))
-        assert theirs == pytest.approx(ours, rel=1e-5)
-    theirs = weights(two)
-    for name, x in weights(one).items():
-        far = ~torch.isclose(x, theirs[name], rtol=1e-3, atol=1e-5)
-        assert far.float().mean() < 1e-3, name      # Adam takes a whole step where a gradient is mere rounding
+        assert dict(column(theirs, key)) == pytest.approx(dict(column(log, key)), rel=1e-5)
+    ours = weights(one)
+    for name, x in weights(two).items():
+        far = ~torch.isclose(ours[name], x, rtol=1e-3, atol=1e-5)
+        assert far.float().mean() < 1e-3, name     # of mere rounding Adam makes a whole step
 
-# =====================================================================================================================
+# ==================================================================================================
 # sample.py
 
-# ---- sample.py
-
-@pytest.fixture
-def folders(tiny, tmp_path):
-    """Two short runs, of ngpt and rmsnorm, whose vocabulary is padded."""
-    for arch in ("ngpt", "rmsnorm"):
-        train(tiny(arch=arch, out_dir=f"{tmp_path}/{arch}", vocab_size=300), say=None)
-    return [f"{tmp_path}/ngpt", f"{tmp_path}/rmsnorm"]
-
-@pytest.fixture
-def say(capsys):
-    """A function that runs sample.py; returns what it prints."""
-    def run(*words):
-        capsys.readouterr()
-        sampler.main(["--max_new_tokens=20", "--device=cpu", *words])
-        return capsys.readouterr().out
-    return run
-
-def test_sample_streams_what_the_model_writes(folders, monkeypatch):
-    model, tokenizer, _ = load_model(folders[0])
+def test_sample_streams_what_the_model_writes(trained, monkeypatch):
+    model, tokenizer, _ = load_model(trained[1])
     def text(prompt="1+1é", **options):
         return "".join(sampler.stream(model, tokenizer, prompt, max_new_tokens=20, **options))
     start = torch.tensor([[256, *"1+1é".encode()]])
     tokens = [token.item() for token in model.generate(start, 20, temperature=0)]
-    assert text(temperature=0) == bytes(tokens).decode(errors="replace")
+    written = bytes(token for token in tokens if token < 256)
+    assert text(temperature=0) == written.decode(errors="replace")
     assert text(seed=1) != text(seed=2)
     padding, end = 299, 256
     wrote = [65, 0xC3, 0xA9, padding, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3, end, 67]
     monkeypatch.setattr(model, "generate", lambda *_: map(torch.tensor, wrote))
     assert text() == "Aé\ufffd日B\ufffd"
 
-def test_sample_writes_of_several_runs_and_several_seeds(folders, say):
-    both = say(f"--out_dir={','.join(folders)}", "--prompt=ab", "--num_samples=2")
+def test_sample_writes_of_several_runs_and_seeds(trained, capsys):
+    def say(*words):
+        sampler.main(["--max_new_tokens=20", "--device=cpu", *words])
+        return capsys.readouterr().out
+
+    both = say(f"--out_dir={trained[0]},{trained[1]}", "--prompt=3+4=é", "--num_samples=2")
     heads = re.findall(r"--- (.*), step 6, seed (\d+)\n", both)
-    assert heads == [(folder, seed) for folder in folders for seed in ("1337", "1338")]
-    assert both.endswith("seed 1338\n" + say(f"--out_dir={folders[1]}", "--prompt=ab", "--seed=1338"))
+    assert heads == [(str(folder), seed) for folder in trained for seed in ("1337", "1338")]
+    last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")
+    assert both.endswith("seed 1338\n" + last)
 
-# =====================================================================================================================
+# ==================================================================================================
 # bench.py
-
-TINY_RUN = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, total_batch_size=64, device="cpu",
-                dtype="float32", compile="false")
 
 def benchmark(name, *folders, **options):
     bench.main([name, *map(str, folders), *(f"--{key}={value}" for key, value in options.items())])
 
-class OneAfterAnother(contextlib.ExitStack):
-    """A pool of threads that needs none: train.py takes signals in the main thread alone."""
-    def __init__(self, workers):
-        super().__init__()
-
-    def map(self, function, names, chunksize):
-        return [function(name) for name in names]
-
-@pytest.fixture
-def race(corpus, tmp_path, monkeypatch):
-    """A function that races at tiny size in this process; returns the rows."""
-    monkeypatch.setattr(bench, "ThreadPool", OneAfterAnother)
-    monkeypatch.setattr(bench, "in_a_process", lambda *arguments: bench.make_runs(*arguments) is None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    def run(**options):
-        options = dict(TINY_RUN, data=str(corpus), out_dir=tmp_path, results=tmp_path / "race.json", eval_tokens=64,
-                       archs="rmsnorm,angpt", tokens_per_parameter="0.02,0.05", seeds=2, workers=1) | options
-        benchmark("race", **options)
-        return json.loads((tmp_path / "race.json").read_text())["runs"]
-    return run
-
-@pytest.mark.parametrize("best", [(0, 0), (5, -3), (-4, 2)])
-def test_the_search_goes_on_beyond_its_edge(best):
+def test_the_search_goes_on_beyond_its_edge():
     def loss(place):
-        return 2 * (place[0] - best[0]) ** 2 + abs(place[1] - best[1])
-    across = [(-1, 0), (1, 0)]
-    assert bench.climb(loss, [(0, 0)], [*across, (0, -1), (0, 1)]) == best
-    assert bench.climb(loss, [(0, 0)], across) == (best[0], 0)
+        return 2 * (place[0] - 5) ** 2 + abs(place[1] + 3)
+    directions = [(-1, 0), (1, 0), (0, -1), (0, 1)]
+    assert bench.climb(loss, [(0, 0)], directions) == (5, -3)
 
 @pytest.mark.parametrize("tokens, losses, target, factor", [
-    ([1, 4], [4, 3], 3.5, 2), ([1, 4], [4, 3], 2, 1 / 4), ([1, 4], [4, 3], 5, 16),
-    ([1, 2, 4, 8], [2, 1, 3, 1], 1.5, 8 / 2 ** 0.5), ([1, 2, 4], [3, 2, 2], 1, 0), ([1, 4], [4, math.inf], 3, 0),
-    ([4], [4], 4, math.nan), ([1, 4], [4, 3], math.inf, math.nan)])
+    ([1, 4], [4, 3], 3.5, 2),
+    ([1, 4], [4, 3], 2, 1 / 4),
+    ([1, 4], [4, 3], 5, 16),
+    ([1, 2, 4, 8], [2, 1, 3, 1], 1.5, 8 / 2 ** 0.5),
+    ([1, 2, 4], [3, 2, 2], 1, 0),
+    ([1, 4], [4, math.inf], 3, 0),
+    ([4], [4], 4, math.nan),
+    ([1, 4], [4, 3], math.inf, math.nan)])
 def test_fewer_tokens_by_straight_lines(tokens, losses, target, factor):
     tokens, losses = np.array(tokens), np.array(losses)[:, None]
-    assert fewer_tokens(tokens, np.full(losses.shape, target), losses) == pytest.approx(factor, nan_ok=True)
+    found = fewer_tokens(tokens, np.full(losses.shape, target), losses)
+    assert found == pytest.approx(factor, nan_ok=True)
 
 def test_the_interval_of_a_factor_is_welch_s_of_the_last_losses():
     baseline = np.array([[4, 4, 4], [3.4, 2.6, 3]])
-    losses = np.array([[3.5, 3.5, 3.5], [2.5, 2.5, 2.5]])
-    half = 4.30265 * 0.4 / 3 ** 0.5                      # t of two degrees of freedom: one spread is 0
-    low, high = 4 ** (0.5 - half), 4 ** (0.5 + half)     # a loss of 1 is a factor of 4
-    assert bench.interval_of_factor([1, 4], baseline, losses) == pytest.approx((low, high), rel=1e-4)
+    losses = np.array([[3.5, 3.5, 3.5], [2.9, 2.1, 2.5]])
+    half = 2.77645 * 0.4 * (2 / 3) ** 0.5              # t of four degrees of freedom
+    found = bench.interval_of_factor([1, 4], baseline, losses)
+    assert found == pytest.approx((4 ** (0.5 - half), 4 ** (0.5 + half)), rel=1e-4)
 
-def test_a_race_runs_what_has_no_row(race, tmp_path, monkeypatch, capsys):
-    rows = race()
-    for arch in ("rmsnorm", "angpt"):
-        for steps in {row["steps"] for row in rows}:
-            here = [row for row in rows if (row["arch"], row["steps"]) == (arch, steps)]
-            best = min((row for row in here if row["seed"] == 1), key=lambda row: row["loss"])
-            [again] = [row for row in here if row["seed"] == 2]
-            assert again["learning_rate"] == best["learning_rate"] and again["embed_std"] == best["embed_std"]
-            assert bench.at_best(rows, arch, steps, [1, 2]).tolist() == [best["loss"], again["loss"]]
-    assert (tmp_path / "race.png").stat().st_size > 5000
-    (tmp_path / "race.json").write_text(json.dumps(dict(json.loads((tmp_path / "race.json").read_text()),
-                                                        runs=rows[:-1])))
+def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_path, monkeypatch):
+    def train_once(options):
+        """As if twice the recipe's rate and a third of its embed_std were best."""
+        made.append(options)
+        rate = math.log2(options["learning_rate"] / best[options["arch"]])
+        std = math.log(options["embed_std"] / 0.007, 3)
+        loss = 3 + rate ** 2 + std ** 2 - options["max_steps"] / 100 + options["seed"]
+        return (None, None) if rate > 0.5 else (loss, 0.1)
+
+    def race(**changes):
+        benchmark("race", **TINY_RUN | options | changes)
+        return bench.read_race(results)["runs"]
+
+    results = tmp_path / "race.json"
+    options = dict(data=corpus, out_dir=tmp_path, results=results, archs="rmsnorm,angpt", seeds=2,
+                   tokens_per_parameter="0.02,0.05", workers=1)
+    best = {"rmsnorm": 0.0113, "angpt": 0.0226}
     made = []
-    train_once = bench.train_once
-    monkeypatch.setattr(bench, "train_once", lambda options: made.append(options) or train_once(options))
-    assert race()[-1]["loss"] == rows[-1]["loss"]
-    assert len(made) == 1 and made[0]["seed"] == rows[-1]["seed"]
+    monkeypatch.setattr(bench, "train_once", train_once)
+    monkeypatch.setattr(bench, "in_a_process", lambda *given: bench.make_runs(*given) is None)
+    rows = race()
+    second = [row for row in rows if row["seed"] == 2]
+    found = [(row["arch"], row["learning_rate"], row["embed_std"]) for row in second]
+    assert found == 2 * [("rmsnorm", 0.0113, 0.007)] + 2 * [("angpt", 0.0226, 0.02)]
+    lucky = dict(rows[0], seed=2, loss=0.0)        # the first seed decides
+    here = bench.at_best([*rows, lucky], "rmsnorm", 4, [1, 2])
+    assert here.tolist() == pytest.approx([3.96, 4.96])
+    assert (tmp_path / "race.png").stat().st_size > 5000
+    bench.write_race(results, bench.read_race(results) | {"runs": rows[:-1]})
+    made.clear()
+    assert race() == rows
+    assert len(made) == 1
     with pytest.raises(DataError, match="made with other beta1"):
         race(beta1=0.8)
 
+def test_a_run_of_a_race_has_train_s_loss_or_none(tiny):
+    config = tiny(eval_interval=6)
+    assert bench.train_once(config.given)[0] == train(config, say=None)[-1]["val_loss"]
+    diverges = tiny(arch="layernorm", learning_rate=100.0, max_steps=9)
+    assert bench.train_once(diverges.given) == (None, None)
+
 @pytest.mark.parametrize("name, options, columns", [
-    ("speed", dict(rounds=2), {"ms/step", "tokens/s"}), ("sample", dict(rounds=2, new_tokens=5), {"tokens/s"})])
+    ("speed", {}, {"ms/step", "tokens/s"}),
+    ("sample", dict(new_tokens=5), {"tokens/s"})])
 def test_measurements_are_told_and_kept(name, options, columns, tmp_path, capsys):
-    with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):
-        benchmark(name, **TINY_RUN, **options, archs="rmsnorm,ngpt", out_dir=tmp_path)
+    with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):   # speed sets them
+        benchmark(name, **TINY_RUN, **options, archs="rmsnorm,ngpt", rounds=2, out_dir=tmp_path)
     found = json.loads((tmp_path / f"{name}.json").read_text())["found"]
-    assert {arch: len(rounds) for arch, rounds in found.items()} == {"rmsnorm": 2, "ngpt": 2}
-    assert set(found["ngpt"][0]) == columns and min(found["ngpt"][0].values()) > 0
+    first, second = found["ngpt"]
+    assert first.keys() == second.keys() == columns
+    assert min(first.values()) > 0
     assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\).*\nngpt ", capsys.readouterr().out)
 
-@pytest.mark.parametrize("arch, compiled", [("powernorm", "true"), ("angpt", "false")])
-def test_memory_counted_in_small_models_is_the_large_one_s(arch, compiled):
-    sizes = dict(TINY_RUN, n_layer=3, n_embd=64, block_size=1024, batch_size=5, total_batch_size=5120)
-    config = bench.resolve(bench.train_config(arch, sizes, compile=compiled))
+def test_memory_counted_in_small_models_is_the_large_one_s():
+    options = dict(arch="powernorm", compile="true", n_layer=3, n_embd=64, block_size=1024,
+                   batch_size=5, total_batch_size=5120)
+    config = resolve(TrainConfig(**TINY_RUN | options))
     fixed, sequence = bench.memory_of(config)
     assert fixed + 5 * sequence == pytest.approx(bench.peak_bytes(config, 3, 5), rel=0.005)
-    kept = 16 * bench.count_parameters(config)           # weights, gradients, two moments
-    assert kept <= fixed < 1.1 * kept and sequence > 3 * 4 * 1024 * 257
+    kept = 16 * bench.count_parameters(config)     # weights, gradients, two moments
+    assert kept <= fixed < 1.1 * kept
+    assert sequence > 3 * 4 * 1024 * 257
+
+def test_curves_are_drawn(trained, tmp_path):
+    benchmark("curves", *trained, out_dir=tmp_path)
+    assert (tmp_path / "curves.png").stat().st_size > 5000
 
 @pytest.mark.parametrize("words, says", [
     ("sped", "did you mean speed?"), ("speed --archs=rmsnorm+qknorm", "did you mean qk_norm?"),
@@ -1641,6 +1526,5 @@ def test_memory_counted_in_small_models_is_the_large_one_s(arch, compiled):
     ("curves nowhere", "nowhere: no such folder")])
 def test_errors_of_bench_are_one_line(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises((ConfigError, DataError), match=re.escape(says)) as error:
+    with pytest.raises((ConfigError, DataError), match=rf"^[^\n]*{re.escape(says)}[^\n]*$"):
         bench.main(words.split())
-    assert "\n" not in str(error.value)
