@@ -452,7 +452,7 @@ def report(options, names, ratios, lengths, batch):
             line[f"{ratio:g} ({n:,})"] = f"{rate:g} ({std:g}): {seen}"
         both = tokens, losses[names[0]], losses[name]
         line["fewer tokens"] = fewer_tokens(*both)
-        if options.seeds > 1:
+        if options.seeds > 1 and name != names[0]:
             line["2.5%"], line["97.5%"] = interval_of_factor(*both)
         lines.append(line)
     print_table(lines)

@@ -182,7 +182,7 @@ def atomic(path):
 @contextlib.contextmanager
 def only_one_in(folder, otherwise):
     """While it lasts no other process enters here for the same folder. Raises DataError."""
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False):
@@ -261,7 +261,8 @@ class PrepareConfig:
     def __post_init__(self):
         at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         at_least(0, self, "seed")
-        self.name = self.name or Path(self.source.split("*")[0]).stem or "text"
+        stem = Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem
+        self.name = stem.strip(".") or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
         fitting = ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS
         choose("tokenizer", self.tokenizer, fitting)
@@ -394,6 +395,7 @@ def begin(folder, options, files):
             expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another "
                    "--name, or --force")
             return begun
+    expect(not shards_of(folder), f"{folder}: has shards of unknown origin; give another --name, or --force")
     begun = {"source": options.source, "options": made, "files": files,
              "shards": 0, "tokens": 0, "place": None}
     write_json(folder / BEGUN, begun)

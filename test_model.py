@@ -448,7 +448,7 @@ def test_generation_is_in_eval_mode_and_restores_the_mode(training):
     assert_same_state(model.state_dict(), before)
 
 @pytest.mark.parametrize("temperature, top_k", [
-    (1.0, None), (0.5, None), (1e-5, None),
+    (1.0, None), (1e-5, None),
     (2.0, 3), (2.0, 99), (0, 3)])
 def test_samples_follow_the_softmax_of_the_top_k(temperature, top_k):
     model = roughened(tiny_gpt("layernorm", vocab_size=6))
@@ -1306,7 +1306,7 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, o
 def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     new = dict(init_from=str(trained[0]), out_dir="none")
     with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
-        train(tiny(**new, n_layer=3, n_embd=32), say=None)
+        train(tiny(**new, n_layer=3), say=None)
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
 

@@ -155,8 +155,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
     c = copy.copy(config)
     c.vocab_size = c.vocab_size or corpus_vocab
     at_least(corpus_vocab, c, "vocab_size")
-    sequences = c.total_batch_size // (c.block_size * world_size)  # of a process in a step
-    c.batch_size = max(1, min(c.batch_size, sequences))
+    if "batch_size" not in c.given:  # one that divides the sequences of a process in a step
+        c.batch_size = math.gcd(c.total_batch_size // (c.block_size * world_size), c.batch_size) or 1
     if c.total_batch_size % (c.batch_size * c.block_size * world_size):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
                           f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -203,8 +203,10 @@ class Corpus:
     """What prepare.py made: tokens to train on and held out, and the bytes that each stands for."""
     def __init__(self, folder, block_size):
         meta = read_meta(folder)
-        self.tokenizer = meta["tokenizer"]
-        self.token_bytes = torch.from_numpy(token_lengths(meta).astype(np.int64))  # (vocab_size,)
+        with blame(f"{folder}/meta.json: not whole"):
+            self.tokenizer = meta["tokenizer"]
+            lengths = token_lengths(meta)
+        self.token_bytes = torch.from_numpy(lengths.astype(np.int64))  # (vocab_size,)
         self.vocab_size = len(self.token_bytes)
         self.train = Tokens(folder, "train", block_size, self.vocab_size)
         self.val = Tokens(folder, "val", block_size, self.vocab_size)
@@ -247,10 +249,10 @@ def evaluate(model, corpus, config, machine):
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
             losses.append(model(x, y, loss_only=True)[1].item())
         n_bytes = corpus.token_bytes[y.cpu()].sum().item()
-        sums += torch.tensor([losses[-1] * y.numel(), y.numel(), n_bytes])
+        sums += torch.tensor([losses[-1] * y.numel(), y.numel(), n_bytes], dtype=sums.dtype)
     model.train()
     nats, tokens, n_bytes = machine.sum(sums).tolist()
-    error = np.std(losses) / max(1, len(losses) - 1) ** 0.5
+    error = np.std(losses or 0) / max(1, len(losses) - 1) ** 0.5
     return {"val_loss": nats / tokens, "val_error": error,
             "val_bpb": nats / math.log(2) / max(1, n_bytes)}
 
@@ -430,12 +432,11 @@ def with_checkpoint(config, state):
         begun = state.get("given", saved)                # the rest is derived anew
         options = {name: begun[name] for name in begun if name in vars(config)} | options
         fixed |= {"block_size", "seed", "total_batch_size"}
-    for name, now in config.given.items():
-        was = saved.get(name)
-        expect(name not in fixed or was == now,
-               f"{source_of(config)}: made with {name}={was}, now {name}={now}")
     options |= config.given | {"out_dir": config.out_dir, "resume": config.resume}
     joined = TrainConfig(**options)
+    for name in sorted(fixed):
+        was, now = saved[name], getattr(joined, name)
+        expect(was == now, f"{source_of(config)}: made with {name}={was}, now {name}={now}")
     GPTConfig.__post_init__(joined)
     return joined
 
@@ -489,10 +490,12 @@ def signals_noted():
 def begin(config, machine):
     """What a run has before its first step: (config, corpus, model, optimizer, checkpoint). Of a new
     run the checkpoint only says step 0."""
+    given = config.given
     source = source_of(config)
     state = read_checkpoint(source) if source else {}
     if state:
         config = with_checkpoint(config, state)
+        machine.dtype = join_machine(config).dtype
     corpus = open_corpus(config, machine)
     config = resolve(config, corpus.vocab_size, machine.world_size)
     made, now = state.get("tokenizer", corpus.tokenizer), corpus.tokenizer
@@ -501,10 +504,12 @@ def begin(config, machine):
     optimizer = make_optimizer(model, config)
     if config.resume != "true":
         return config, corpus, model, optimizer, {"step": 0, "seconds": 0.0}
-    groups = optimizer.state_dict()["param_groups"]  # with the options of now
-    optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    warmup_steps = state["config"]["warmup_ratio"] * state["config"]["max_steps"]
-    config.warmup_ratio = warmup_steps / config.max_steps  # a longer run has no second one
+    groups = optimizer.state_dict()["param_groups"]        # with the options of now
+    with blame(f"{source}: no checkpoint to go on from"):
+        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
+    if "warmup_ratio" not in given:                        # a longer run has no second one
+        warmup_steps = state["config"]["warmup_ratio"] * state["config"]["max_steps"]
+        config.warmup_ratio = warmup_steps / config.max_steps
     return config, corpus, model, optimizer, state
 
 def open_log(folder, step, goes_on):
@@ -608,17 +613,19 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
 def main(argv):
     config = TrainConfig(**typed(argv, __doc__, TrainConfig))
     train(config)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # else one of its threads may abort the exit
-    elif not config.eval_only:
+    if "RANK" not in os.environ and not config.eval_only:
         print_sample(config.out_dir)
 
 def print_sample(folder):
+    """What a run's model writes, if its tokenizer is at hand."""
     print(f"\n{folder} is written. A sample (more: sample.py --out_dir={folder}):\n")
-    model, tokenizer, _ = load_model(folder)
-    start = torch.tensor([[tokenizer.eot_token]])
-    tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
-    print(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
+    with contextlib.suppress(DataError):
+        model, tokenizer, _ = load_model(folder)
+        start = torch.tensor([[tokenizer.eot_token]])
+        tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
+        print(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
 
 if __name__ == "__main__":
     run_script(main)
+    if "RANK" in os.environ:
+        os._exit(0)  # a thread of torch's that still runs may abort the usual way out

@@ -289,7 +289,7 @@ class RMSNormOverHeads(RMSNorm):
     """RMSNorm of x (B, H, T, d_k) over all H d_k channels of a token."""
 
     def forward(self, x):
-        y = super().forward(x.transpose(1, 2).flatten(2))                         # (B, T, d)
+        y = super().forward(wide(x.transpose(1, 2).flatten(2)))                   # (B, T, d)
         return y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
