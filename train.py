@@ -537,8 +537,11 @@ def log(record, folder, say):
     say(line)
 
 def validate(model, optimizer, step, corpus, config, machine, watch):
-    """What evaluate and watch measure. Raises Diverged where the loss is far worse than guessing's."""
+    """What evaluate and watch measure; at step 0 also the options. Raises Diverged where the loss is
+    far worse than guessing's."""
     found = evaluate(model, corpus, config, machine)
+    if step == 0:
+        found["config"] = asdict(config)
     if step > 0 and not found["val_loss"] < 2 * math.log(config.vocab_size):  # so that NaN is caught
         raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above "
                        "guessing's; a lower --learning_rate may help")
