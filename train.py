@@ -98,7 +98,7 @@ class TrainConfig(GPTConfig):
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir; auto: if it has a run
     eval_only: bool = False           # print the held-out loss of init_from or out_dir, as JSON
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs, CPUs with AMX
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where it is fast
     compile: Literal["auto", "true", "false"] = "auto"      # auto: on a GPU, on a CPU in long runs
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     seed: int = 1337                  # of weights, order of the data, and dropout
@@ -298,7 +298,7 @@ def join_machine(config):
     dtype = config.dtype
     if dtype == "auto":                             # bfloat16 where it is much faster
         on_gpu = device.type == "cuda"
-        fast = torch.cuda.is_bf16_supported(False) if on_gpu else torch.cpu._is_amx_tile_supported()
+        fast = torch.cuda.is_bf16_supported(False) if on_gpu else torch.cpu._is_avx512_bf16_supported()
         dtype = "bfloat16" if fast else "float32"
     if device.type == "cuda":
         torch.cuda.set_device(device)
