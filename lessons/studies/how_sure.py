@@ -102,14 +102,18 @@ def overview(found):
     show(lines)
 
 def paired(found):
-    """Variants less the built-in recipe with the same two seeds, and a 95% t interval."""
+    """Variants less the built-in recipe of the same length and size with the same two seeds, and a 95% t interval."""
     lines = [["arch", "variant less built-in", "pairs", "mean", "95%", "sd of the differences"]]
     for (arch, variant), rows in found.items():
-        base = {(row["weights"], row["order"]): row["loss"] for row in found.get((arch, "built-in"), [])}
+        recipe = "built-in"
+        for other in ("5 tokens", "0.64M"):
+            if variant.startswith(other):
+                recipe = other
+        base = {(row["weights"], row["order"]): row["loss"] for row in found.get((arch, recipe), [])}
         differences = [row["loss"] - base[row["weights"], row["order"]] for row in rows
                        if (row["weights"], row["order"]) in base]
         n = len(differences)
-        if variant != "built-in" and n:
+        if variant != recipe and n:
             sd = np.std(differences, ddof=1) if n > 1 else np.nan
             mean = np.mean(differences)
             half = sd * student.ppf(0.975, n - 1) / n ** 0.5 if n > 1 else np.nan
