@@ -102,7 +102,7 @@ def overview(found):
     show(lines)
 
 def paired(found):
-    """Variants less the built-in recipe of the same length and size with the same two seeds, and a 95% t interval."""
+    """Variants less the built-in recipe of their length and size with the same two seeds, and a 95% t interval."""
     lines = [["arch", "variant less built-in", "pairs", "mean", "95%", "sd of the differences"]]
     for (arch, variant), rows in found.items():
         recipe = "built-in"
@@ -147,7 +147,8 @@ def details(name, rows):
         for layer in range(3):
             values = np.array([row["path"].get(f"{layer}.{kind}", [0]) for row in rows])   # (runs, looks)
             if values.any():
-                looks = {step: np.corrcoef(values[:, step // 50 - 1], last)[0, 1] for step in (50, 200, 500, 1000, 2200)}
+                steps = 50, 200, 500, 1000, 2200
+                looks = {step: np.corrcoef(values[:, step // EVERY - 1], last)[0, 1] for step in steps}
                 print(f"  {kind} of block {layer}:", ", ".join(f"{step}: {x:.2f}" for step, x in looks.items()))
     print(f"  losses on other held-out tokens: their covariance is {confirmed(rows):.2f} of the variance")
     weight, share = of_files(rows)

@@ -52,12 +52,13 @@ VARIANTS = {
     "s_z slower": {"s_z": {"scale": 1.0}},
     "s_qk slower": {"s_qk": {"scale": 1.0}},
     "s_qk from 2": {"s_qk": {"init": 2.0}},
-    "g from 16": {"g": 16.0},          # angpt, GPT+: there g stands where s_qk^2 d_k^(1/2) does in ngpt, which is 16 from 2
+    "g from 16": {"g": 16.0},          # angpt, GPT+: where g stands ngpt has s_qk^2 d_k^(1/2), which is 16 from 2
     "nudged": {"nudge": 1e-5},
     "5 tokens": {"max_steps": 561, "rate": 2},            # a parameter; at the best rate of that length
     "5 tokens warm-up 10%": {"max_steps": 561, "rate": 2, "warmup_ratio": 0.1},
     "0.64M": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5},
-    "0.64M warm-up 10%": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5, "warmup_ratio": 0.1},
+    "0.64M warm-up 10%": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5,
+                          "warmup_ratio": 0.1},
 }
 
 def config_of(arch, variant):
