@@ -1313,7 +1313,7 @@ def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
 def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, corpus, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
-        options = [f"--{place}={old}", f"--data={corpus}", "--eval_tokens=128", "--device=cpu"]
+        options = [f"--{place}={old}", f"--data={corpus}", "--eval_tokens=128", "--dtype=float32"]
         found = json.loads(command("--eval_only", *options)[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"], rel=1e-6)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

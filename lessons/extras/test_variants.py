@@ -324,7 +324,7 @@ def test_a_compiled_variant_is_one_graph_with_eagers_gradients(arch):
     torch.compiler.reset()
     eager = rough(arch, pn_warmup=0).train()
     compiled = copy.deepcopy(eager)
-    for block in compiled.blocks:
+    for block in (compiled.blocks[0], compiled.blocks[-1]):                       # mixln's differ
         block.compile(fullgraph=True, backend="aot_eager")
     for model in (eager, compiled):
         model(IDX, TARGETS)[1].backward()
