@@ -1322,15 +1322,17 @@ def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, tmp_path, monkeypa
     monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
     path = tmp_path / "mine.py"
     working = """
-from model import ARCHS, NGPTBlock
-class Mine(NGPTBlock):
+from model import ARCHS, LayerNorm, LayerNormBlock
+class MyNorm(LayerNorm):
     slope = 1  # a comment
+class Mine(LayerNormBlock):
+    Norm = MyNorm
 ARCHS["mine"] = Mine
 """
     path.write_text(working)
     arch = f"{path}:mine"
     config = tiny(arch=arch)
-    assert config.learning_rate == tiny(arch="ngpt").learning_rate
+    assert config.learning_rate == tiny(arch="layernorm").learning_rate
     train(config, say=None)
     path.write_text(working.replace("a comment", "another") + "class Other(Mine): slope = 3")
     train(go_on(config, arch=arch, max_steps=7), say=None)

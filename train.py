@@ -594,7 +594,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
                      "seconds": seconds, "config": asdict(config), "given": config.given,
                      "source": code, "tokenizer": corpus.tokenizer}
-            with blame(f"{folder}: no checkpoint"), atomic(folder / "ckpt.pt") as file:
+            with blame(f"{folder}/ckpt.pt: not written"), atomic(folder / "ckpt.pt") as file:
                 torch.save(state, file)
         if stops:
             ranks = machine.world_size

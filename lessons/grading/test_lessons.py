@@ -444,7 +444,8 @@ def test_two_known_mistakes_at_once(monkeypatch, capsys):
 
 def test_known_mistakes_and_checks_take_what_they_name(monkeypatch, capsys):
     known = [(lambda right, b: right + b, "b twice"), (lambda difference, total: (total + 1, difference), "one more")]
-    checks = [(lambda y, right, a: a.sum() != 0 or (y[1] == right[1]).all(), "a is 0, and yet"), (lambda y: False, "last")]
+    checks = [(lambda y, right, a: a.sum() != 0 or (y[1] == right[1]).all(), "a is 0, and yet"),
+              (lambda y: False, "last")]
     said = ask(monkeypatch, lambda a, b: (a + b, a - b), (M, 2 * M), (0 * M, M), mistakes=known, properties=checks,
                parts=("total", "difference"))
     assert "one more" in said(lambda a, b: (a + b + 1, a - b), capsys)

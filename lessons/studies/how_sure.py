@@ -91,7 +91,8 @@ def of_files(rows):
     return weight, weight * covariance / mean.var(ddof=1)
 
 def overview(found):
-    lines = [["arch", "variant", "runs", "mean", "sd", "lowest", "highest", "sd, all tokens", "averaged weights", "its sd"]]
+    lines = [["arch", "variant", "runs", "mean", "sd", "lowest", "highest", "sd, all tokens",
+              "averaged weights", "its sd"]]
     for (arch, variant), rows in found.items():
         loss = column(rows, "loss")
         averaged = column(rows, "loss_averaged")

@@ -31,8 +31,8 @@ class LawConfig:
 
 
 def fit_law(sizes, losses):
-    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a straight line's for each
-    of the exponents b, or of a line through 0."""
+    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a straight line's for
+    each of the exponents b, or of a line through 0."""
     x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
     dx = x - x.mean(1, keepdims=True)
     a = (dx * (losses - np.mean(losses))).sum(1) / (dx ** 2).sum(1)

@@ -2,8 +2,8 @@
 Why do seeds of one arch differ? Runs of 0.23 million parameters, 20 tokens for each, with a seed for the weights and
 another for the order of the data: three minutes a run on one thread.
 
-    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt,angpt built-in 4x4      # all pairs of four and four seeds
-    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt "half rate" 1-8         # weights 1 and order 1, 2 and 2 ..
+    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt,angpt built-in 4x4   # all pairs of four and four seeds
+    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt "half rate" 1-8      # weights 1, order 1; 2 and 2; ...
 
 Archs train at the rate and embed_std that a search found best for seed 1 (assets/race_small.json), here times what a
 variant says. Each run that ends is a line of assets/seeds.jsonl; the same command goes on, and a second one beside it
@@ -37,8 +37,8 @@ EVERY = 50                             # steps between two points of a trajector
 USUAL = 2 ** 18                        # held-out tokens of a race's loss; all there are: 3.0 times that
 EARLY = 2 ** 16                        # of a loss on the way, every 200 steps
 
-# What a variant changes: options of train.py; rate, a factor; of learned scales of that name where they start (init) and
-# how they are stored (scale, one over their own rate); nudge, a random relative change of each weight
+# What a variant changes: options of train.py; rate, a factor; of learned scales of that name where they start (init)
+# and how they are stored (scale, one over their own rate); nudge, a random relative change of each weight
 VARIANTS = {
     "built-in": {},
     "half rate": {"rate": 0.5},
