@@ -42,6 +42,7 @@ EARLY = 2 ** 16                        # of a loss on the way, every 200 steps
 VARIANTS = {
     "built-in": {},
     "half rate": {"rate": 0.5},
+    "warm-up 2%": {"warmup_ratio": 0.02},
     "warm-up 5%": {"warmup_ratio": 0.05},
     "warm-up 10%": {"warmup_ratio": 0.1},
     "warm-up 20%": {"warmup_ratio": 0.2},
