@@ -2,6 +2,7 @@
 Where an answer differs from what is right, and by how much, in words. mistakes.py has the sentences
 that say why.
 """
+import numpy as np
 import torch
 
 from answers import aligned, arguments, close, copy, gap, halves, same, values
@@ -36,7 +37,7 @@ def off_by(a, b, tolerance):
         return f"{b.dtype} expected, given {a.dtype}"
     off, a, b = gap(a, b), a.double(), b.double()
     wrong = off > tolerance
-    place = torch.unravel_index(off.argmax(), off.shape)
+    place = np.unravel_index(off.argmax().item(), off.shape)  # torch's own imports sympy first
     at = f" at {[int(i) for i in place]}" if place else ""
     if not a[place].isfinite():
         return f"{a[place].item()}{at}"
@@ -52,8 +53,7 @@ def part_names(exercise, count):
 
 
 def difference(label, given, expected, exercise):
-    """None where the answers to an input agree, else what is different, in words. given, expected:
-    label -> answers."""
+    """What is different in the answers to an input, in words. given, expected: label -> answers."""
     ours = given[label]
     if isinstance(ours, Exception):
         return f"{type(ours).__name__}: {ours}{ours.line}"
@@ -63,8 +63,6 @@ def difference(label, given, expected, exercise):
         words = words or one_row_off(ours, theirs)
         return f"{form(theirs)} expected, given {form(ours)}{words}"
     wrong = [i for i, (a, b) in enumerate(zip(ours, theirs)) if not same(a, b, exercise.tolerance)]
-    if not wrong:
-        return None
     words = [off_by(ours[i], theirs[i], exercise.tolerance) for i in wrong[:2]]
     if len(theirs) > 1:
         names = part_names(exercise, len(theirs))

@@ -39,7 +39,7 @@ import torch
 
 from answers import answers, arguments, code_of, copy, largest_gap
 from explain import difference, yes_or_no
-from mistakes import call, general, known_mistakes, of_overwriting, parameters
+from mistakes import agree_at, call, general, known_mistakes, of_overwriting, parameters
 
 AUTOGRAD = ("autograd", "backward", "grad", "jacobian", "jacrev", "jacfwd", "vjp", "jvp", "hessian")
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,8 +185,7 @@ def grade(number, function):
         print(f"{number}  not solved yet, going on with the reference")
         return exercise.reference
     expected, _ = answers(exercise.reference, exercise)
-    words = {label: difference(label, given, expected, exercise) for label in expected}
-    wrong = {label: what for label, what in words.items() if what}
+    wrong = [label for label in expected if not agree_at(label, None, given, expected, exercise)]
     if not wrong and not overwritten:
         largest = largest_gap(given, expected)
         print(f"{number}  pass: {len(given)} inputs, largest difference {largest:.1g}")
@@ -196,7 +195,7 @@ def grade(number, function):
     if overwritten:
         sentences.append(of_overwriting(function, overwritten, exercise))
     if wrong:
-        went_wrong[number] = next(iter(wrong)), function
+        went_wrong[number] = wrong[0], function
         sentences = print_wrong(number, exercise, function, given, expected, wrong, sentences)
     else:
         print(f"{number}  not yet: the values are right, but the function changes what it is given")
@@ -209,7 +208,6 @@ def grade(number, function):
 
 def print_wrong(number, exercise, function, given, expected, wrong, sentences):
     """Prints where the answers differ -> the sentences that say why."""
-    label = next(iter(wrong))
     if answered := yes_or_no(given, expected, exercise):
         count, questions, (label, place) = answered
         print(f"{number}  not yet: {count} of {questions} answers wrong")
@@ -218,7 +216,7 @@ def print_wrong(number, exercise, function, given, expected, wrong, sentences):
         question = label if len(expected) > 1 else f"number {place + 1}"
         about = exercise.about.get(label) or exercise.about.get(place)
         return sentences or [about or f"Look again at {question}."]
-    print(f"{number}  not yet: with {label}, {wrong[label]}")
+    print(f"{number}  not yet: with {wrong[0]}, {difference(wrong[0], given, expected, exercise)}")
     if len(wrong) < len(expected):
         print(f"     right with: {'; '.join(x for x in expected if x not in wrong)}")
         print(f"     wrong with: {'; '.join(wrong)}")

@@ -72,10 +72,9 @@ def known_mistakes(given, overwritten, expected, exercise):
     for wrong, sentence in exercise.misconceptions:
         theirs, theirs_overwritten = answers(wrong, exercise)
         if theirs_overwritten == overwritten:
+            if explains(theirs):
+                return [sentence]
             known.append((wrong, theirs, sentence))
-    for _, theirs, sentence in known:
-        if explains(theirs):
-            return [sentence]
     for (f, _, one), (g, _, two) in combinations(known, 2):
         both = together(f, g)
         if both and explains(answers(both, exercise)[0]):
