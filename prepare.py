@@ -6,9 +6,9 @@
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
 
 A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out,
-<name>_train_000001.bin and so on to train on, and of meta.json, written last. Files come in a seeded
-order; what comes first is held out, 5% of the text, at most 10M tokens. Stopped, it goes on from the
-last whole shard.
+<name>_train_000001.bin and so on to train on, and of meta.json, written last. Files come in a
+seeded order; what comes first is held out, 5% of the text, at most 10M tokens. Stopped, it goes on
+from the last whole shard.
 """
 import argparse
 import contextlib
@@ -27,7 +27,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import get_args
 
 import numpy as np
 import tiktoken
@@ -53,12 +53,12 @@ def blame(message):
     except DataError:
         raise
     except Exception as error:
-        short = textwrap.shorten(str(error), 200, placeholder=" ...")
+        short = textwrap.shorten(str(error), 200)
         raise DataError(f"{message} ({type(error).__name__}: {short})") from error
 
 def nearest(word, names):
     """The name that a mistyped word most likely means, as the end of a sentence."""
-    near = difflib.get_close_matches(str(word).lower(), names, 1, 0.6)
+    near = difflib.get_close_matches(word.lower(), names)
     return f"; did you mean {near[0]}?" if near else ""
 
 def choose(option, given, valid, hint=""):
@@ -79,43 +79,37 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 def true_or_false(word):
-    if word.lower() not in ("true", "false"):
-        raise ValueError                                 # argparse says what was given
-    return word.lower() == "true"
+    return bool(["false", "true"].index(word.lower()))   # of others argparse says what was given
 
-def add_options(parser, cls):
-    """Fields of a dataclass as options; the comment behind a field is its help."""
-    source = "".join(inspect.getsource(owner) for owner in cls.__mro__[:-1])
-    comments = dict(re.findall(r"^    (\w+): .+?  # (.+)$", source, re.MULTILINE))
-    hints = get_type_hints(cls)
-    for field in fields(cls):
-        hint = hints[field.name]
-        kinds = [kind for kind in get_args(hint) or [hint] if kind is not type(None)]
-        is_switch = kinds == [bool] or "true" in kinds
-        if get_origin(hint) is Literal:
+def typed(argv, description, *classes):
+    """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
+    --name value, or --name alone for true. The comment behind a field is its help; of one name the
+    first class's field counts. Raises ConfigError; --help prints the options, and exits."""
+    parser = Parser(usage="%(prog)s [--name=value ...]", description=description,
+                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                    argument_default=argparse.SUPPRESS)
+    options = {}
+    comments = {}
+    for cls in reversed(classes):
+        options |= {field.name: field for field in fields(cls)}
+        for owner in cls.__mro__[:-1]:
+            comments |= re.findall(r"^    (\w+): .+?  # (.+)$", inspect.getsource(owner), re.M)
+    for name, field in options.items():
+        kinds = get_args(field.type) or [field.type]         # (str, None), [bool], ("auto", "cpu")
+        is_switch = kinds[0] is bool or "true" in kinds
+        if isinstance(kinds[0], str):                        # those of a Literal
             option = dict(choices=kinds)
         else:
             option = dict(type=true_or_false if is_switch else kinds[0], metavar=kinds[0].__name__)
         if is_switch:
             option |= dict(nargs="?", const="true")          # --name alone
-        about = comments.get(field.name, "").replace("%", "%%")
+        about = comments.get(name, "").replace("%", "%%")
         if field.default is not None:
             about += f" [{field.default}]"
-        parser.add_argument(f"--{field.name}", help=about, **option)
-
-def typed(argv, description, *classes):
-    """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
-    --name value, or --name alone for true. Raises ConfigError; --help prints the options, and
-    exits."""
-    parser = Parser(usage="%(prog)s [--name=value ...]", description=description,
-                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                    argument_default=argparse.SUPPRESS, conflict_handler="resolve")
-    for cls in reversed(classes):                            # of one name the first class's stays
-        add_options(parser, cls)
+        parser.add_argument(f"--{name}", help=about, **option)
     given, unknown = parser.parse_known_args(argv)
     if unknown:
-        names = [field.name for cls in classes for field in fields(cls)]
-        meant = nearest(unknown[0].split("=")[0].lstrip("-"), names)
+        meant = nearest(unknown[0].split("=")[0].lstrip("-"), options)
         raise ConfigError(f"{unknown[0]}: no such option{meant}; --help lists them")
     return vars(given)
 
@@ -127,9 +121,9 @@ def run_script(main):
         main(sys.argv[1:])
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
     except (ConfigError, DataError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
 
 # ---- Tokens --------------------------------------------------------------------------------------
@@ -145,14 +139,12 @@ def get_tokenizer(name):
         return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}",
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
                                  special_tokens={"<|endoftext|>": 256})
-    with blame(f"tokenizer={name}: unknown, or not to be downloaded; TIKTOKEN_CACHE_DIR may point at "
-               "a local copy"):
+    with blame(f"tokenizer={name}: unknown, or not to download; TIKTOKEN_CACHE_DIR may hold it"):
         return tiktoken.get_encoding(name)
 
 def bytes_per_token(tokenizer):
     """(n_vocab,) length of each token's text; end-of-text has none."""
-    tokens = range(tokenizer.n_vocab)
-    lengths = [len(tokenizer.decode_single_token_bytes(token)) for token in tokens]
+    lengths = [len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.n_vocab)]
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
 
@@ -162,7 +154,7 @@ def encode(tokenizer, data, new=True):
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
-        text = data.decode("utf-8", errors="replace")
+        text = data.decode(errors="replace")
         tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
     tokens = tokens.astype(np.uint16)
     return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
@@ -170,14 +162,11 @@ def encode(tokenizer, data, new=True):
 @contextlib.contextmanager
 def atomic(path):
     """A file to write that gets its name only once it is whole and on the disk."""
-    try:
-        with open(f"{path}.tmp", "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.tmp", path)
-    finally:
-        Path(f"{path}.tmp").unlink(missing_ok=True)
+    with open(f"{path}.tmp", "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)
 
 @contextlib.contextmanager
 def only_one_in(folder, otherwise):
@@ -196,7 +185,7 @@ def write_json(path, value):
 
 def read_json(path):
     with blame(f"{path}: expected a JSON object, made by prepare.py"):
-        return dict(json.loads(Path(path).read_bytes()))
+        return json.loads(Path(path).read_bytes())
 
 def write_shard(path, tokens):
     header = np.zeros(HEADER, "<i4")
@@ -209,26 +198,20 @@ def read_shard(path):
     """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is
     whole."""
     header = np.fromfile(path, "<i4", count=3).tolist()
-    size = os.path.getsize(path)
-    count = (size - 4 * HEADER) // 2
-    expect(header == [MAGIC, VERSION, count] and count > 0 and size % 2 == 0,
-           f"{path}: begins with {header} and has {size} bytes, expected {MAGIC}, {VERSION}, a count of "
-           f"tokens, and {4 * HEADER} bytes + 2 for each")
+    count = (os.path.getsize(path) - 4 * HEADER) // 2
+    expect(header == [MAGIC, VERSION, count], f"{path}: no whole shard of tokens, as llm.c has it")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
     """meta.json of a whole corpus. Shards that others made, for llm.c, have none: they are taken to
     be GPT-2's."""
     folder = Path(folder)
-    hint = "python prepare.py --source=... makes a corpus"
-    if folder.is_file():
-        hint = f"a text: python prepare.py --source={folder}, then --data=data/{folder.stem}"
-    expect(folder.is_dir(), f"data={folder}: no such corpus; {hint}")
+    expect(folder.is_dir(),
+           f"data={folder}: no such corpus; python prepare.py --source=... makes a corpus")
     if not (folder / "meta.json").exists():
         expect(shards_of(folder) and not (folder / BEGUN).exists(),
-               f"data={folder}: no whole corpus; the command that began it goes on: "
-               "python prepare.py --source=...")
-        return {"tokenizer": "gpt2", "vocab_size": 50257}
+               f"data={folder}: no whole corpus; this goes on: python prepare.py --source=...")
+        return {"tokenizer": "gpt2"}
     return read_json(folder / "meta.json")
 
 def token_lengths(meta):
@@ -260,29 +243,26 @@ class PrepareConfig:
 
     def __post_init__(self):
         at_least(1, self, "tokens", "val_tokens", "shard_tokens")
-        at_least(0, self, "seed")
-        stem = Path(self.name).name if self.name else Path(self.source.split("*")[0]).stem
-        self.name = stem.strip(".") or "text"
+        stem = Path(self.source.split("*")[0]).stem.strip(".")
+        self.name = self.name or stem or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
-        fitting = ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS
-        choose("tokenizer", self.tokenizer, fitting)
+        choose("tokenizer", self.tokenizer, TOKENIZERS)
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
     if source == "stdlib":  # without test folders, which some installations lack
         root = Path(os.__file__).parent
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-        found = [path for path in sorted(root.rglob("*.py"))
-                 if left_out.isdisjoint(path.relative_to(root).parts)]
-        found = {path.read_bytes(): path for path in found}.values()  # each text once
+        by_text = {path.read_bytes(): path for path in sorted(root.rglob("*.py"))
+                   if left_out.isdisjoint(path.relative_to(root).parts)}
+        found = by_text.values()  # each text once
     else:
         matching = map(Path, glob.glob(source, recursive=True))
-        found = [Path(source), *Path(source).rglob("*"), *matching]
-        found = [path for path in found if path.is_file()
-                 and (path.suffix.lower() in KINDS or path == Path(source))]
-    paths = sorted({path for path in found if path.stat().st_size})
-    expect(paths, f"--source={source}: no {', '.join(KINDS)} file that holds anything, nor stdlib or "
-           "fineweb")
+        found = [path for path in (Path(source), *Path(source).rglob("*"), *matching)
+                 if path.suffix.lower() in KINDS or path == Path(source)]
+    paths = sorted({path for path in found if path.is_file() and path.stat().st_size})
+    expect(paths, f"--source={source}: no .txt, .jsonl or .parquet file that holds anything, nor "
+           "stdlib or fineweb")
     random.Random(seed).shuffle(paths)
     return paths
 
@@ -321,11 +301,11 @@ def read_source(options, paths, place):
     """Yields (bytes, begins a document?, place to go on from behind it), from a place on."""
     if paths:
         for number, piece in enumerate(read_files(paths), 1):
-            if number > (place or 0):
+            if number > place:
                 yield *piece, number
         return
     import datasets
-    with blame(f"--source={options.source}: failed; the same command goes on from the last whole shard"):
+    with blame(f"{options.source}: failed; the same command goes on from the last whole shard"):
         rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train",
                                      streaming=True)
         if place:
@@ -334,70 +314,66 @@ def read_source(options, paths, place):
             yield row["text"].encode(), True, rows.state_dict()
 
 def write_shards(folder, options, tokenizer, paths, begun):
-    """Writes the shards that are not there yet: the beginning of the source, held out, then those to
-    train on. Bytes decide where a shard ends, tokens where the last one does."""
+    """Writes the shards that are not there yet: the beginning of the source, held out, then those
+    to train on. Bytes decide where a shard ends, tokens where the last one does."""
     per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
     most = options.val_tokens or 10_000_000
     held_out = most * per_token
-    total = sum(len(data) for data, _ in read_files(paths)) if paths else None
-    if total and not options.val_tokens:
-        held_out = min(held_out, math.ceil(total / 20))
-    pieces = read_source(options, paths, begun["place"])
-    bar = tqdm(total=total, unit="B", unit_scale=True, disable=None)
-    with ThreadPoolExecutor() as pool, bar:
-        while (left := (options.tokens or math.inf) - begun["tokens"]) > 0:
-            number = begun["shards"]
-            size = held_out
-            if number:
-                size = per_token * min(left, options.shard_tokens, 400_000_000)  # counts are int32
+    if paths and not options.val_tokens:
+        held_out = min(held_out, sum(len(data) for data, _ in read_files(paths)) / 20)
+    pieces = iter(tqdm(read_source(options, paths, begun["place"]), disable=None))
+    with ThreadPoolExecutor() as pool:
+        while (left := (options.tokens or sys.maxsize) - begun["tokens"]) > 0:
+            split, size = "val", held_out
+            if begun["shards"]:
+                split, most = "train", left
+                size = per_token * min(left, options.shard_tokens)
             encoding = []  # by threads, which suffice as tiktoken releases Python's lock
             while size > 0 and (piece := next(pieces, None)):
                 data, begins, begun["place"] = piece
                 encoding.append(pool.submit(encode, tokenizer, data, begins))
                 size -= len(data)
-                bar.update(len(data))
             if not encoding:
                 break
-            tokens = np.concatenate([future.result() for future in encoding])
-            tokens = tokens[:min(left if number else most, len(tokens))]
-            split = "train" if number else "val"
-            write_shard(folder / f"{options.name}_{split}_{number:06d}.bin", tokens)
-            begun["tokens"] += len(tokens) if number else 0
+            tokens = np.concatenate([future.result() for future in encoding])[:most]
+            write_shard(folder / f"{options.name}_{split}_{begun['shards']:06d}.bin", tokens)
+            begun["tokens"] += len(tokens) if split == "train" else 0
             begun["shards"] += 1
             write_json(folder / BEGUN, begun)
-    expect(begun["tokens"], f"{options.source}: all was held out; give more text, or fewer --val_tokens")
+    expect(begun["tokens"], f"{options.source}: all was held out; more text, or fewer --val_tokens")
 
 def fetch_shards(folder, options):
     """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
     theirs."""
     import huggingface_hub
-    count = 103 if options.tokens is None else math.ceil(options.tokens / 10 ** 8)
-    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, min(count, 103) + 1)]
+    count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
+    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]
     with blame(f"--source={options.source}: failed; the same command goes on"):
-        huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset", local_dir=folder,
+        huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset",
+                                          local_dir=folder,
                                           allow_patterns=["fineweb_val_000000.bin", *names])
 
 def shards_of(folder):
-    return sorted(folder.glob("*_train_??????.bin")) + sorted(folder.glob("*_val_??????.bin"))
+    return sorted(folder.glob("*_[tv]*_??????.bin"))  # train and val
 
 def begin(folder, options, files):
-    """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with other
-    options, or of files that have changed since."""
-    made = {name: value for name, value in asdict(options).items()
-            if name not in ("data_dir", "force")}
+    """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with
+    other options, or of files that have changed since."""
+    made = asdict(options)
+    del made["data_dir"], made["force"]
     for path in (folder / "meta.json", folder / BEGUN):
         if path.exists():
             begun = read_json(path)
-            earlier = begun.get("options", {}) | {"files": begun.get("files")}
+            earlier = begun["options"] | {"files": begun["files"]}
             other = [f"{name}={earlier.get(name)}, now {value}"
                      for name, value in (made | {"files": files}).items()
                      if earlier.get(name) != value]
-            expect(not other, f"{folder}: made with {'; '.join(other)}; go back to that, give another "
-                   "--name, or --force")
+            expect(not other,
+                   f"{folder}: made with {'; '.join(other)}; go back, or --name, or --force")
             return begun
-    expect(not shards_of(folder), f"{folder}: has shards of unknown origin; give another --name, or --force")
+    expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name, or --force")
     begun = {"source": options.source, "options": made, "files": files,
-             "shards": 0, "tokens": 0, "place": None}
+             "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)
     return begun
 
@@ -408,7 +384,7 @@ def prepare(source="stdlib", **options):
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
     paths = [] if source in STREAMED else source_files(source, options.seed)
-    with only_one_in(folder, "another prepare.py is at work here; wait for it, or give another --name"):
+    with only_one_in(folder, "another prepare.py is at work here; wait, or give another --name"):
         folder.mkdir(exist_ok=True)
         if options.force:
             for path in [folder / "meta.json", folder / BEGUN, *shards_of(folder)]:
@@ -429,15 +405,15 @@ def write_meta(folder, tokenizer, begun):
     lengths = bytes_per_token(tokenizer)
     counts = {}
     for split in ("train", "val"):
-        shards = [read_shard(path) for path in shards_of(folder) if f"_{split}_" in path.name]
-        counts[f"{split}_tokens"] = sum(len(shard) for shard in shards)
-        counts[f"{split}_bytes"] = sum(int(lengths[shard].sum(dtype=np.int64)) for shard in shards)
-    versions = {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__}
+        shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
+        counts[f"{split}_tokens"] = sum(map(len, shards))
+        counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
+    del begun["tokens"], begun["place"]
     write_json(folder / "meta.json", {
-        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
-        **{key: begun[key] for key in ("source", "options", "files")},
+        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
         "shards": [path.name for path in shards_of(folder)],
-        "versions": versions, "token_bytes": lengths.tobytes().hex()})
+        "versions": {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__},
+        "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 
 if __name__ == "__main__":

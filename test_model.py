@@ -999,7 +999,7 @@ fast  no such option
 --out_dir=FILE  File exists
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no such corpus; python prepare.py --source=... makes a corpus
---data=FILE  python prepare.py --source=FILE, then --data=data/mine
+--data=FILE  data=FILE: no such corpus; python prepare.py --source=... makes a corpus
 --resume=true  run/ckpt.pt: no such checkpoint
 --init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
