@@ -55,18 +55,16 @@ class GPTConfig:
 
     def __post_init__(self):
         self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
-        block = ARCHS[self.arch]
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            value = getattr(self, name)  # None where a vocabulary is not known yet
-            self.expect(name, value is None or value >= 1, "at least 1")
+        for name in ("block_size", "n_layer", "n_head", "n_embd"):
+            self.expect(name, getattr(self, name) >= 1, "at least 1")
         for name in ("rope_fraction", "dropout"):
             self.expect(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
         self.expect("pos", self.pos in ("rope", "learned"), "rope or learned")
-        mlps = ("swiglu",) if block.sphere else ("swiglu", "gelu")
-        self.expect("mlp", self.mlp in mlps, " or ".join(mlps))
+        self.expect("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
         self.expect("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
-        for name in block.refuses:
-            self.expect(name, not getattr(self, name), "False")
+        for name in ARCHS[self.arch].refuses:
+            default = getattr(GPTConfig, name)
+            self.expect(name, getattr(self, name) == default, default)
 
     def expect(self, name, holds, expected):
         if not holds:
@@ -100,6 +98,10 @@ def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
     return qkv.unflatten(-1, (3, n_head, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (3, B, H, T, d_k)
 
+def joined(y):
+    """(B, H, T, d_k) -> (B, T, d)"""
+    return y.transpose(1, 2).flatten(2)
+
 def attend(q, k, v, scale, cache=None, dropout=0.0):
     """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values
     come first. Three ways to the same result: the formula itself, flash_attn's kernel, torch's
@@ -121,14 +123,14 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
 class Cache:
-    """Keys and values (B, H, length, d_k) of one layer, of the tokens so far."""
+    """Keys and values (2, B, H, length, d_k) of one layer, of the tokens so far."""
     length = 0
 
     def extend(self, k, v):
-        self.k = torch.cat((self.k, k), dim=2) if self.length else k
-        self.v = torch.cat((self.v, v), dim=2) if self.length else v
-        self.length = self.k.shape[2]
-        return self.k, self.v
+        new = torch.stack((k, v))
+        self.kv = torch.cat((self.kv, new), dim=3) if self.length else new
+        self.length = self.kv.shape[3]
+        return self.kv
 
 def gelu(x):
     """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as a sigmoid: compiled, that
@@ -179,7 +181,7 @@ class PowerNorm(nn.Module):
             raise ConfigError(f"n_embd={n}: expected a multiple of {self.groups} with arch=powernorm")
         self.warmup = config.pn_warmup
         self.weight = nn.Parameter(torch.ones(n))
-        self.bias = nn.Parameter(torch.zeros(n)) if config.bias else None
+        self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # its gradient: mean(g xhat)
         self.register_buffer("steps", torch.zeros(()))
@@ -194,15 +196,14 @@ class PowerNorm(nn.Module):
         x = self.group_scale(x)
         if self.training:
             moment = mean_over_ranks(x.detach().square().mean((0, 1)))  # (n,)
-            psi2 = torch.where(self.steps < self.warmup, moment, self.psi2)
+            psi2 = torch.where(self.steps < self.warmup, moment, self.psi2) + self.eps
             self.moment += moment
-            self.gamma += moment / (psi2 + self.eps)                    # mean(xhat^2)
+            self.gamma += moment / psi2                                 # mean(xhat^2)
             self.micro_steps += 1
-            xhat = PowerScale.apply(x, (psi2 + self.eps).rsqrt(), self.nu)
+            xhat = PowerScale.apply(x, psi2.rsqrt(), self.nu)
         else:
             xhat = x * (self.psi2 + self.eps).rsqrt()
-        y = xhat * self.weight
-        return y if self.bias is None else y + self.bias
+        return self.weight * xhat + self.bias
 
     def _apply(self, fn, recurse=True):  # behind .to() and .double() nu would gather no gradient
         super()._apply(fn, recurse)
@@ -213,10 +214,11 @@ class PowerNorm(nn.Module):
     def update_(self):
         """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu (1 - 0.1 xhat^2) + 0.1 g
         xhat, g = dL/dxhat."""
+        rate = 1 - self.decay
         if self.nu.grad is not None:
-            self.psi2.lerp_(self.moment / self.micro_steps, 1 - self.decay)
-            self.nu.mul_(1 - (1 - self.decay) * self.gamma / self.micro_steps)
-            self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=1 - self.decay)
+            self.psi2.lerp_(self.moment / self.micro_steps, rate)
+            self.nu.mul_(1 - rate * self.gamma / self.micro_steps)
+            self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=rate)
             self.steps += 1
         self.nu.grad = None
         for total in (self.moment, self.gamma, self.micro_steps):
@@ -248,10 +250,10 @@ def mean_over_ranks(x):
 class Block(nn.Module):
     """The linear maps of all. What others must know of a class of blocks: family, whose recipe
     train.py takes; sphere, whether h and the weights keep norm 1; Norm, of which GPT makes its last
-    norm, except on the sphere; and the options that it has no equation for."""
+    norm, none on the sphere; refuses, options that keep their defaults, for want of an equation."""
     family = None
     sphere = False
-    Norm = None
+    Norm = nn.Identity
     refuses = ("resid_scale",)
 
     def __init__(self, config):
@@ -281,8 +283,8 @@ class PreNormBlock(Block):
 
     def __init__(self, config):
         super().__init__(config)
-        self.norm1 = self.Norm(self.d, config=config)
-        self.norm2 = self.Norm(self.d, config=config)
+        self.norm1 = self.Norm(self.d, config)
+        self.norm2 = self.Norm(self.d, config)
         self.f = swiglu if config.mlp == "swiglu" else gelu
         self.norm_qk = unit if config.qk_norm else nn.Identity()  # GPT+ (anGPT Table 1)
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
@@ -292,7 +294,7 @@ class PreNormBlock(Block):
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)     # (13)
-        h = h + self.drop(self.w_o(y.transpose(1, 2).flatten(2)))            # (14, 4): (B, T, d)
+        h = h + self.drop(self.w_o(joined(y)))            # (14, 4): (B, T, d)
         return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))  # (17, 18, 19, 5)
 
 class LayerNormBlock(PreNormBlock):
@@ -319,9 +321,8 @@ class NormFormerBlock(PreNormBlock):
         self.head_scale = nn.Parameter(torch.ones(self.n_head))  # gamma_i
         self.norm_attn = LayerNorm(self.d, config)
         self.norm_ffn = LayerNorm(4 * self.d, config)
-        self.resid_scale = 1.0                                   # lambda_resid, section 3
-        if config.resid_scale:
-            self.resid_scale = nn.Parameter(torch.ones(self.d))
+        # lambda_resid, section 3
+        self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
@@ -329,7 +330,7 @@ class NormFormerBlock(PreNormBlock):
         k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)               # h_i
         y = self.head_scale.view(-1, 1, 1) * y                                         # HeadScaleMHA
-        h = h + self.norm_attn(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))      # NormScaledMHA
+        h = h + self.norm_attn(self.drop(self.w_o(joined(y))))      # NormScaledMHA
         h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))  # NormFFN
         return self.resid_scale * h + h_m                                              # ResScale
 
@@ -338,7 +339,7 @@ class NGPTBlock(Block):
     equation numbers; z is its v)."""
     family = "ngpt"
     sphere = True
-    refuses = ("bias", "tie", "resid_scale")
+    refuses = ("bias", "tie", "mlp", "resid_scale")
 
     def __init__(self, config):
         super().__init__(config)
@@ -369,7 +370,7 @@ class NGPTBlock(Block):
         q = unit(rope(q, cos, sin)) * s_qk                                         # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                         # (16)
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13), 2.3.2
-        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))              # (14)
+        h_a = unit(self.drop(self.w_o(joined(y))))              # (14)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                             # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                       # (17): (B, T, 4d)
         u = u * self.s_u()                                                         # (20)
@@ -382,7 +383,7 @@ class ANGPTBlock(Block):
     nu_d."""
     family = "angpt"
     sphere = True
-    refuses = ("bias", "tie", "resid_scale")
+    refuses = ("bias", "tie", "mlp", "resid_scale")
 
     def __init__(self, config):
         super().__init__(config)
@@ -417,7 +418,7 @@ class ANGPTBlock(Block):
         q = unit(rope(q, cos, sin)) * self.g
         k = unit(rope(k, cos, sin))
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
-        h_a = unit(self.nu_p * self.drop(self.w_o(y.transpose(1, 2).flatten(2))))  # (B, T, d)
+        h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))  # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)          # Table 1, MLP: (B, T, 4d)
         z = z * self.d ** 0.5  # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
@@ -447,10 +448,9 @@ class GPT(nn.Module):
             self.wpe = nn.Embedding(config.block_size, config.n_embd)  # (block_size, d)
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
         self.sphere = self.blocks[0].sphere                            # ngpt, angpt
+        self.norm_f = self.blocks[0].Norm(config.n_embd, config)
         if self.sphere:
             self.s_z = self.blocks[0].output_scale(config.vocab_size)
-        else:
-            self.norm_f = self.blocks[0].Norm(config.n_embd, config=config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)  # (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
@@ -528,7 +528,7 @@ class GPT(nn.Module):
                 h = checkpoint(block, h, cos, sin, cache, use_reentrant=False)
             else:
                 h = block(h, cos, sin, cache)
-        h = h if self.sphere else self.norm_f(h)
+        h = self.norm_f(h)
         if targets is None:
             return self.logits(h[:, -1:]), None
         logits = None if loss_only else self.logits(h)
