@@ -87,12 +87,10 @@ def rope(x, cos, sin):
     a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)  # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
 
-def rope_tables(length, pairs):
-    """cos and sin, each (length, pairs), of t 10000^(-i / pairs) at place t, in float64; no pairs:
-    no rope."""
+def rope_angles(length, pairs):
+    """(length, pairs): t 10000^(-i / pairs) at place t, in float64; no pairs: no rope."""
     frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-    return angle.cos(), angle.sin()
+    return torch.arange(length, dtype=torch.float64)[:, None] * frequency
 
 def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
@@ -442,22 +440,23 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
+        V, d = config.vocab_size, config.n_embd
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)      # (V, d)
+        self.wte = nn.Embedding(V, d)
         if config.pos == "learned":
-            self.wpe = nn.Embedding(config.block_size, config.n_embd)  # (block_size, d)
+            self.wpe = nn.Embedding(config.block_size, d)
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
-        self.sphere = self.blocks[0].sphere                            # ngpt, angpt
-        self.norm_f = self.blocks[0].Norm(config.n_embd, config)
+        self.sphere = self.blocks[0].sphere         # ngpt, angpt
+        self.norm_f = self.blocks[0].Norm(d, config)
         if self.sphere:
-            self.s_z = self.blocks[0].output_scale(config.vocab_size)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)  # (V, d)
+            self.s_z = self.blocks[0].output_scale(V)
+        self.lm_head = nn.Linear(d, V, bias=False)  # its weight is (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
         pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0
-        cos, sin = rope_tables(config.block_size, pairs)
-        self.register_buffer("cos", cos.type_as(self.wte.weight), persistent=False)
-        self.register_buffer("sin", sin.type_as(self.wte.weight), persistent=False)
+        angles = rope_angles(config.block_size, pairs)
+        self.register_buffer("cos", angles.cos().type_as(self.wte.weight), persistent=False)
+        self.register_buffer("sin", angles.sin().type_as(self.wte.weight), persistent=False)
         self.init_weights()
 
     @torch.no_grad()
@@ -483,10 +482,10 @@ class GPT(nn.Module):
         for module in self.modules():
             if isinstance(module, PowerNorm):
                 module.update_()
-            elif isinstance(module, nn.Embedding) and self.sphere:
-                self.blocks[0].constrain_(module.weight, dim=1)  # a row is a token's or a place's
         if self.sphere:
-            self.blocks[0].constrain_(self.lm_head.weight, dim=1)
+            for layer in self.children():  # of embeddings and head: a row is a token's or a place's
+                if isinstance(layer, (nn.Embedding, nn.Linear)):
+                    self.blocks[0].constrain_(layer.weight, dim=1)
 
     def logits(self, h):
         """(B, T, d) -> (B, T, V)"""
