@@ -292,7 +292,7 @@ class PreNormBlock(Block):
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)     # (13)
-        h = h + self.drop(self.w_o(joined(y)))            # (14, 4): (B, T, d)
+        h = h + self.drop(self.w_o(joined(y)))                               # (14, 4): (B, T, d)
         return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))  # (17, 18, 19, 5)
 
 class LayerNormBlock(PreNormBlock):
@@ -328,7 +328,7 @@ class NormFormerBlock(PreNormBlock):
         k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)               # h_i
         y = self.head_scale.view(-1, 1, 1) * y                                         # HeadScaleMHA
-        h = h + self.norm_attn(self.drop(self.w_o(joined(y))))      # NormScaledMHA
+        h = h + self.norm_attn(self.drop(self.w_o(joined(y))))                         # NormScaledMHA
         h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))  # NormFFN
         return self.resid_scale * h + h_m                                              # ResScale
 
@@ -368,7 +368,7 @@ class NGPTBlock(Block):
         q = unit(rope(q, cos, sin)) * s_qk                                         # (15)
         k = unit(rope(k, cos, sin)) * s_qk                                         # (16)
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13), 2.3.2
-        h_a = unit(self.drop(self.w_o(joined(y))))              # (14)
+        h_a = unit(self.drop(self.w_o(joined(y))))                                 # (14)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                             # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                       # (17): (B, T, 4d)
         u = u * self.s_u()                                                         # (20)
@@ -416,7 +416,7 @@ class ANGPTBlock(Block):
         q = unit(rope(q, cos, sin)) * self.g
         k = unit(rope(k, cos, sin))
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
-        h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))  # (B, T, d)
+        h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)          # Table 1, MLP: (B, T, 4d)
         z = z * self.d ** 0.5  # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
