@@ -369,7 +369,7 @@ def begin(folder, options, files):
                      for name, value in (made | {"files": files}).items()
                      if earlier.get(name) != value]
             expect(not other,
-                   f"{folder}: made with {'; '.join(other)}; go back, or --name, or --force")
+                   f"{folder}: made with {'; '.join(other)}; go back, or give --name or --force")
             return begun
     expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name, or --force")
     begun = {"source": options.source, "options": made, "files": files,
