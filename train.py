@@ -17,7 +17,6 @@ import ctypes
 import functools
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import os
@@ -125,14 +124,14 @@ class TrainConfig(GPTConfig):
         defaults = {f.name: f.default for f in fields(self)}
         for name in given:
             choose("option", name, defaults)
-        if given.get("arch"):
+        self.given = given = {name: value for name, value in given.items() if value is not None}
+        if "arch" in given:
             given["arch"] = load_arch(given["arch"])
-        self.given = {name: value for name, value in given.items() if value is not None}
-        vars(self).update(defaults | self.given)  # in these lines what comes later wins
-        choose("arch", self.arch, ARCHS,
+        options = defaults | given                # in these lines what comes later wins
+        choose("arch", options["arch"], ARCHS,
                "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
-        choose("size", self.size, SIZES)
-        vars(self).update(SIZES[self.size] | self.given)
+        choose("size", options["size"], SIZES)
+        vars(self).update(options | SIZES[options["size"]] | given)
         at_least(0, self, *defaults)
         at_least(1, self, "n_embd", "max_steps", "batch_size", "total_batch_size", "eval_tokens",
                  "eval_interval", "log_interval", "checkpoint_interval")
@@ -140,21 +139,24 @@ class TrainConfig(GPTConfig):
             self.expect(name, getattr(self, name) <= 1, "at most 1")
         for name in ("beta1", "beta2"):
             self.expect(name, getattr(self, name) < 1, "less than 1")
-        vars(self).update(recipe(self) | self.given)
+        vars(self).update(recipe(self) | given)
         name = self.arch + "+qk_norm" * self.qk_norm
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{name}")
         self.compile = str(self.compile).lower()  # True from Python
         self.resume = str(self.resume).lower()
-        if self.resume == "auto":
-            self.resume = str(Path(self.out_dir, "ckpt.pt").exists()).lower()
-        if source_of(self) is None:               # with a checkpoint, the model's options are in it
-            GPTConfig.__post_init__(self)         # raises where options do not fit
+        is_there = Path(self.out_dir, "ckpt.pt").exists()
+        self.own = (self.resume == "true" or self.resume == "auto" and is_there
+                    or self.eval_only and not self.init_from)
+        # The checkpoint that it begins with: its own, another's, or none
+        self.source = self.out_dir if self.own else self.init_from
 
 def resolve(config, corpus_vocab=257, world_size=1):
-    """A copy of config that fits corpus and processes, every None replaced."""
+    """A copy of config that fits corpus and processes, every None replaced. Raises ConfigError where
+    options do not fit together."""
     c = copy.copy(config)
     c.vocab_size = c.vocab_size or corpus_vocab
     at_least(corpus_vocab, c, "vocab_size")
+    c.__post_init__()
     if "batch_size" not in c.given:  # one that divides the sequences of a process in a step
         c.batch_size = math.gcd(c.total_batch_size // (c.block_size * world_size), c.batch_size) or 1
     if c.total_batch_size % (c.batch_size * c.block_size * world_size):
@@ -186,7 +188,7 @@ class Tokens:
 
     def window(self, i):
         """Window i of all shards' and its last token's target: (length + 1,)"""
-        n = int(np.searchsorted(self.starts, i, side="right")) - 1
+        n = np.searchsorted(self.starts, i, side="right") - 1
         start = (i - self.starts[n]) * self.length
         window = self.shards[n][start:start + self.length + 1].astype(np.int64)
         largest = window.max()
@@ -197,24 +199,22 @@ class Tokens:
         """Windows -> inputs and targets, each (len(indices), length)."""
         rows = np.stack([self.window(i) for i in indices])  # (len(indices), length + 1)
         rows = torch.from_numpy(rows).to(device)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        return rows[:, :-1], rows[:, 1:]
 
 class Corpus:
     """What prepare.py made: tokens to train on and held out, and the bytes that each stands for."""
     def __init__(self, folder, block_size):
         meta = read_meta(folder)
-        with blame(f"{folder}/meta.json: not whole"):
-            self.tokenizer = meta["tokenizer"]
-            lengths = token_lengths(meta)
-        self.token_bytes = torch.from_numpy(lengths.astype(np.int64))  # (vocab_size,)
+        self.tokenizer = meta["tokenizer"]
+        self.token_bytes = token_lengths(meta)     # (vocab_size,)
         self.vocab_size = len(self.token_bytes)
         self.train = Tokens(folder, "train", block_size, self.vocab_size)
         self.val = Tokens(folder, "val", block_size, self.vocab_size)
 
 def open_corpus(config, machine):
     """The Corpus of config.data; the default one is made if it is missing."""
-    is_there = Path(config.data, "meta.json").exists()
-    if config.data == TrainConfig.data and machine.rank == 0 and not is_there:
+    is_missing = not Path(config.data, "meta.json").exists()
+    if is_missing and config.data == TrainConfig.data and machine.rank == 0:
         prepare()
     machine.any(False)                             # all wait for it
     return Corpus(config.data, config.block_size)
@@ -240,21 +240,20 @@ def evaluate(model, corpus, config, machine):
     """Held-out loss in nats per token, its standard error, and bits per byte. The tokens are the same
     whatever the ranks or the arch; the error is by how this process's micro-batches differ."""
     model.eval()
-    windows = range(max(1, min(corpus.val.windows, config.eval_tokens // config.block_size)))
+    windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
     starts = windows[::config.batch_size]
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums = np.zeros(3)
     losses = []
     for i in starts[machine.rank::machine.world_size]:
         x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
-            losses.append(model(x, y, loss_only=True)[1].item())
-        n_bytes = corpus.token_bytes[y.cpu()].sum().item()
-        sums += torch.tensor([losses[-1] * y.numel(), y.numel(), n_bytes], dtype=sums.dtype)
+            loss = model(x, y, loss_only=True)[1].item()
+        sums += loss * y.numel(), y.numel(), corpus.token_bytes[y.cpu()].sum()
+        losses.append(loss)
     model.train()
-    nats, tokens, n_bytes = machine.sum(sums).tolist()
+    nats, tokens, n_bytes = machine.sum(torch.from_numpy(sums)).tolist()
     error = np.std(losses or 0) / max(1, len(losses) - 1) ** 0.5
-    return {"val_loss": nats / tokens, "val_error": error,
-            "val_bpb": nats / math.log(2) / max(1, n_bytes)}
+    return {"val_loss": nats / tokens, "val_error": error, "val_bpb": nats / n_bytes / math.log(2)}
 
 # ---- The machine ---------------------------------------------------------------------------------
 
@@ -278,8 +277,8 @@ class Machine:
     def autocast(self):
         """Without autocast's cache of weights: through it a loss in pieces would sum the head's
         gradient in bfloat16."""
-        lowers = self.dtype != torch.float32
-        return torch.autocast(self.device.type, self.dtype, enabled=lowers, cache_enabled=False)
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
+                              cache_enabled=False)
 
     def sum(self, x):
         """The sum of a tensor over all processes."""
@@ -295,12 +294,12 @@ class Machine:
 def join_machine(config):
     """This process's Machine, as torchrun's environment has it; sets up what makes it faster."""
     device = find_device(config.device)
+    on_gpu = device.type == "cuda"
     dtype = config.dtype
     if dtype == "auto":                             # bfloat16 where it is much faster
-        on_gpu = device.type == "cuda"
         fast = torch.cuda.is_bf16_supported(False) if on_gpu else torch.cpu._is_avx512_bf16_supported()
         dtype = "bfloat16" if fast else "float32"
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":                   # malloc keeps freed memory: 20 to 40% of a step
@@ -309,7 +308,7 @@ def join_machine(config):
         libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     return Machine(device, getattr(torch, dtype), int(os.environ.get("RANK", 0)), world_size)
 
 # ---- A step --------------------------------------------------------------------------------------
@@ -317,8 +316,8 @@ def join_machine(config):
 def source_code(model):
     """Of all classes that a model is made of, but torch's; "" in a notebook."""
     owners = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__)
-    with contextlib.suppress(OSError, TypeError, SyntaxError):
-        own = [owner for owner in owners if owner.__module__.split(".")[0] not in ("torch", "builtins")]
+    with contextlib.suppress(Exception):
+        own = [owner for owner in owners if not owner.__module__.startswith(("torch", "builtins"))]
         return "".join(map(inspect.getsource, own))
     return ""
 
@@ -342,17 +341,16 @@ def make_optimizer(model, config):
     do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=matrices, weight_decay=config.weight_decay),
-              dict(params=others, weight_decay=0.0)]
-    betas = config.beta1, config.beta2
-    return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
+    groups = [dict(params=matrices), dict(params=others, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps,
+                             config.weight_decay, fused=True)
 
 def compile_blocks(model, config, machine):
     """Compiles if --compile says so. It takes a quarter of a minute and saves a third of each step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     is_long = work > 2e12 and shutil.which("g++")
-    on_gpu = machine.device.type == "cuda"
-    pays = on_gpu or machine.device.type == "cpu" and is_long
+    kind = machine.device.type
+    pays = kind == "cuda" or kind == "cpu" and is_long
     torch.compiler.reset()                     # earlier models would count towards torch's limit
     if config.compile == "true" or config.compile == "auto" and pays:
         for block in model.blocks:
@@ -384,9 +382,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
             part = model(x, y, loss_only=True)[1] / (len(micro_batches) * machine.world_size)
         part.backward()
         loss += part.detach()
-    if machine.world_size > 1:
-        for p in model.parameters():
-            p.grad = machine.sum(p.grad)
+    for p in model.parameters():
+        p.grad = machine.sum(p.grad)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
     if not math.isfinite(norm):
         raise Diverged(f"step {step + 1}: loss {float(loss)}, gradient's norm {norm}; "
@@ -408,36 +405,29 @@ def read_checkpoint(source, device="cpu"):
         return read_gpt2(source)
     if path.suffix != ".pt":
         path = path / "ckpt.pt"
-    expect(path.is_file(), f"{path}: no such checkpoint")
-    with blame(f"{path}: cannot be read as a checkpoint of train.py"):
+    with blame(f"{path}: no such checkpoint, or not a whole one"):
         state = torch.load(path, map_location=device, weights_only=True, mmap=True)
-        expect({"model", "config", "step", "tokenizer"} <= set(state), f"{path}: no whole checkpoint")
+        expect(state.keys() >= {"model", "config", "step", "tokenizer"}, f"{path}: no whole checkpoint")
         return state
 
-def source_of(config):
-    """The checkpoint that a run begins with: its own, another's, or None for new weights."""
-    if config.resume == "true" or (config.eval_only and not config.init_from):
-        return config.out_dir
-    return config.init_from
-
 def with_checkpoint(config, state):
-    """config, filled with a checkpoint's options where none were given: in a run that goes on with all
-    that it was begun with, in a new one with the model's. Raises DataError where what was given would
-    change the model or the order of the data."""
-    saved = state["config"] | {"arch": state["config"]["arch"].split(":")[-1]}  # no file is run
-    of_model = {f.name for f in fields(GPTConfig)} & set(saved)
-    options = {name: saved[name] for name in of_model}
+    """config, filled with a checkpoint's options where none are given: of its own run with all that
+    were given, of another's with the model's. Raises DataError where what is given would change the
+    model or the order of the data."""
+    saved = state["config"]
+    of_model = {f.name for f in fields(GPTConfig)} & saved.keys()
     fixed = of_model - {"block_size", "dropout", "checkpoint_blocks"}
-    if config.resume == "true" or not config.init_from:  # the run's own checkpoint
-        begun = state.get("given", saved)                # the rest is derived anew
-        options = {name: begun[name] for name in begun if name in vars(config)} | options
+    begun = {}
+    if config.own:
         fixed |= {"block_size", "seed", "total_batch_size"}
-    options |= config.given | {"out_dir": config.out_dir, "resume": config.resume}
-    joined = TrainConfig(**options)
+        begun = state.get("given", saved)         # the rest is derived anew
+    model = {name: saved[name] for name in of_model}
+    joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
     for name in sorted(fixed):
         was, now = saved[name], getattr(joined, name)
-        expect(was == now, f"{source_of(config)}: made with {name}={was}, now {name}={now}")
-    GPTConfig.__post_init__(joined)
+        expect(was == now, f"{config.source}: made with {name}={was}, now {name}={now}")
+    if config.own and "warmup_ratio" not in config.given:  # a longer run has no second warm-up
+        joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
     return joined
 
 def load_model(source, device="cpu", arch=None):
@@ -462,9 +452,9 @@ def read_log(folder):
 def draw_losses(folder):
     axes = Figure().subplots()
     records = read_log(folder)
-    for key, marker in (("loss", ""), ("val_loss", "o")):
+    for key in ("loss", "val_loss"):
         shown = [(record["tokens"], record[key]) for record in records if key in record]
-        axes.plot(*zip(*shown), marker=marker, label=key)
+        axes.plot(*zip(*shown), label=key)
     axes.set(xlabel="tokens", ylabel="nats/token")
     axes.legend()
     axes.figure.savefig(folder / "loss.png", dpi=120)
@@ -490,34 +480,34 @@ def signals_noted():
 def begin(config, machine):
     """What a run has before its first step: (config, corpus, model, optimizer, checkpoint). Of a new
     run the checkpoint only says step 0."""
-    given = config.given
-    source = source_of(config)
-    state = read_checkpoint(source) if source else {}
-    if state:
+    state = {}
+    if config.source:
+        state = read_checkpoint(config.source)
         config = with_checkpoint(config, state)
         machine.dtype = join_machine(config).dtype
     corpus = open_corpus(config, machine)
     config = resolve(config, corpus.vocab_size, machine.world_size)
-    made, now = state.get("tokenizer", corpus.tokenizer), corpus.tokenizer
-    expect(made == now, f"{source}: made with tokenizer={made}, now {config.data} has {now}")
+    made = state.get("tokenizer", corpus.tokenizer)
+    expect(made == corpus.tokenizer,
+           f"{config.source}: made with tokenizer={made}, now {config.data} has {corpus.tokenizer}")
     model = make_model(config, machine.device, state)
     optimizer = make_optimizer(model, config)
-    if config.resume != "true":
-        return config, corpus, model, optimizer, {"step": 0, "seconds": 0.0}
-    groups = optimizer.state_dict()["param_groups"]        # with the options of now
-    with blame(f"{source}: no checkpoint to go on from"):
-        optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-    if "warmup_ratio" not in given:                        # a longer run has no second one
-        warmup_steps = state["config"]["warmup_ratio"] * state["config"]["max_steps"]
-        config.warmup_ratio = warmup_steps / config.max_steps
+    if config.own:
+        # Its moments, with the options of now
+        state["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict(state["optimizer"])
+    else:
+        state = {"step": 0, "seconds": 0.0}
     return config, corpus, model, optimizer, state
 
 def open_log(folder, step, goes_on):
     """Cuts the log behind a step; returns the last step that it has, -1 for none. What another run
     left in the folder is moved to folder.1, .2, ..."""
     if not goes_on and (folder / "log.jsonl").exists():
-        free = next(n for n in itertools.count(1) if not Path(f"{folder}.{n}").exists())
-        folder.rename(f"{folder}.{free}")
+        n = 1
+        while Path(f"{folder}.{n}").exists():
+            n += 1
+        folder.rename(f"{folder}.{n}")
     folder.mkdir(parents=True, exist_ok=True)
     records = [record for record in read_log(folder) if record["step"] <= step]
     with atomic(folder / "log.jsonl") as file:
@@ -530,9 +520,9 @@ def log(record, folder, say):
         file.write(json.dumps(record, default=float) + "\n")
     line = f"step {record['step']}"
     if "loss" in record:
-        line += "   loss {loss:.3f}   {tokens_per_s:,.0f} tokens/s".format(**record)
+        line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
     if "val_loss" in record:
-        line += "   held out: {val_loss:.3f} nats/token, {val_bpb:.3f} bits/byte".format(**record)
+        line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
         draw_losses(folder)
     say(line)
 
@@ -542,11 +532,12 @@ def validate(model, optimizer, step, corpus, config, machine, watch):
     found = evaluate(model, corpus, config, machine)
     if step == 0:
         found["config"] = asdict(config)
-    if step > 0 and not found["val_loss"] < 2 * math.log(config.vocab_size):  # so that NaN is caught
+    elif not found["val_loss"] < 2 * math.log(config.vocab_size):  # so that NaN is caught, too
         raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above "
                        "guessing's; a lower --learning_rate may help")
-    seen = watch(model, optimizer, step) if watch else None
-    return (seen or {}) | found
+    if watch:
+        found = (watch(model, optimizer, step) or {}) | found
+    return found
 
 def train(config, watch=None, say=functools.partial(print, flush=True)):
     """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl
@@ -559,7 +550,7 @@ def train(config, watch=None, say=functools.partial(print, flush=True)):
         say = lambda text: None
     if config.eval_only:
         c, corpus, model, _, _ = begin(config, machine)
-        found = {"weights": source_of(config), "data": c.data} | evaluate(model, corpus, c, machine)
+        found = evaluate(model, corpus, c, machine)
         say(json.dumps(found))
         return [found]
     alone = only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
@@ -579,7 +570,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
     measured = {}
-    logged = open_log(folder, step, config.resume == "true") if is_first else step
+    logged = open_log(folder, step, config.own) if is_first else step
     code = source_code(model)                      # now: a run may outlive an edit
     while True:
         is_last = step >= config.max_steps
@@ -594,13 +585,10 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
                      "seconds": seconds, "config": asdict(config), "given": config.given,
                      "source": code, "tokenizer": corpus.tokenizer}
-            with blame(f"{folder}/ckpt.pt: not written"), atomic(folder / "ckpt.pt") as file:
+            with atomic(folder / "ckpt.pt") as file:
                 torch.save(state, file)
         if stops:
-            ranks = machine.world_size
-            start = "python" if ranks == 1 else f"torchrun --nproc_per_node={ranks}"
-            say(f"\nStopped and saved at step {step}. To go on: {start} "
-                f"{shlex.join(sys.argv)} --resume=true")
+            say(f"\nStopped and saved at step {step}. To go on: python {shlex.join(sys.argv)} --resume=true")
             is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
             raise SystemExit(128 + signal.SIGTERM) if is_term else KeyboardInterrupt
         if is_last:
@@ -616,13 +604,11 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
 def main(argv):
     config = TrainConfig(**typed(argv, __doc__, TrainConfig))
     train(config)
-    if "RANK" not in os.environ and not config.eval_only:
-        print_sample(config.out_dir)
-
-def print_sample(folder):
-    """What a run's model writes, if its tokenizer is at hand."""
+    if "RANK" in os.environ or config.eval_only:
+        return
+    folder = config.out_dir
     print(f"\n{folder} is written. A sample (more: sample.py --out_dir={folder}):\n")
-    with contextlib.suppress(DataError):
+    with contextlib.suppress(DataError):          # where its tokenizer is not at hand
         model, tokenizer, _ = load_model(folder)
         start = torch.tensor([[tokenizer.eot_token]])
         tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
