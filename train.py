@@ -42,9 +42,8 @@ from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tok
                      only_one_in, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 
 # anGPT's Table F.1: width and depth, heads of 64; the micro-batch is ours, the steps make 20 tokens a
-# parameter. Context from its section 5, rope from Table F.2.
-SIZES = {"laptop": dict(n_embd=128, n_layer=4, n_head=4, block_size=256, rope_fraction=1.0,
-                        max_steps=1600, batch_size=8, total_batch_size=2048)}
+# parameter. Context from its section 5, rope from Table F.2. The defaults are for a laptop.
+SIZES = {"laptop": {}}
 for name, width, depth, batch, steps in (
         ("32m", 256, 6, 32, 1223), ("62m", 384, 10, 32, 2375), ("125m", 512, 18, 16, 4846),
         ("250m", 768, 18, 16, 9429), ("0.5b", 1024, 24, 8, 19292), ("1b", 1280, 36, 4, 40917)):
@@ -53,9 +52,9 @@ for name, width, depth, batch, steps in (
                        total_batch_size=2 ** 19)
 
 # By a block's family: the best of a sweep at laptop size (README). The sphere needs neither weight
-# decay nor warm-up (nGPT 2.6, anGPT F.2).
-PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2, embed_std=0.02)
-SPHERE = dict(learning_rate=4e-3, weight_decay=0.0, warmup_ratio=0.0, embed_std=0.02)
+# decay nor warm-up (nGPT 2.6, anGPT F.2), which are 0 by default.
+PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
+SPHERE = dict(learning_rate=4e-3)
 RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,                          # and GPT+
@@ -103,7 +102,7 @@ class TrainConfig(GPTConfig):
     seed: int = 1337                  # of weights, order of the data, and dropout
     vocab_size: int | None = None     # tokens in the vocabulary (by size, or the corpus's)
     pn_warmup: int | None = None      # powernorm: steps that use the batch's moment (warm-up's)
-    max_steps: int | None = None      # optimizer steps (by size; there 20 tokens a parameter)
+    max_steps: int = 1600             # optimizer steps (by size; there 20 tokens a parameter)
     batch_size: int = 8               # sequences in a process's micro-step (by size, or what fits)
     total_batch_size: int = 2048      # tokens in an optimizer step of all processes (by size)
     learning_rate: float = 4e-3       # peak (by arch, here angpt's; a tenth with --init_from)
@@ -121,18 +120,18 @@ class TrainConfig(GPTConfig):
 
     def __init__(self, **given):
         """What is given, else the arch's recipe, else what the size says, else the defaults."""
-        defaults = {f.name: f.default for f in fields(self)}
+        names = [field.name for field in fields(self)]
         for name in given:
-            choose("option", name, defaults)
+            choose("option", name, names)
         self.given = given = {name: value for name, value in given.items() if value is not None}
         if "arch" in given:
             given["arch"] = load_arch(given["arch"])
-        options = defaults | given                # in these lines what comes later wins
-        choose("arch", options["arch"], ARCHS,
+        vars(self).update(given)                  # in these lines what comes later wins
+        choose("arch", self.arch, ARCHS,
                "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
-        choose("size", options["size"], SIZES)
-        vars(self).update(options | SIZES[options["size"]] | given)
-        at_least(0, self, *defaults)
+        choose("size", self.size, SIZES)
+        vars(self).update(SIZES[self.size] | given)
+        at_least(0, self, *names)
         at_least(1, self, "n_embd", "max_steps", "batch_size", "total_batch_size", "eval_tokens",
                  "eval_interval", "log_interval", "checkpoint_interval")
         for name in ("min_lr_ratio", "warmup_ratio"):
@@ -140,12 +139,12 @@ class TrainConfig(GPTConfig):
         for name in ("beta1", "beta2"):
             self.expect(name, getattr(self, name) < 1, "less than 1")
         vars(self).update(recipe(self) | given)
-        name = self.arch + "+qk_norm" * self.qk_norm
-        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else f"out/{name}")
+        new = f"out/{self.arch}" + "+qk_norm" * self.qk_norm
+        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
         self.compile = str(self.compile).lower()  # True from Python
         self.resume = str(self.resume).lower()
-        is_there = Path(self.out_dir, "ckpt.pt").exists()
-        self.own = (self.resume == "true" or self.resume == "auto" and is_there
+        self.own = (self.resume == "true"
+                    or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
         # The checkpoint that it begins with: its own, another's, or none
         self.source = self.out_dir if self.own else self.init_from
@@ -158,7 +157,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
     at_least(corpus_vocab, c, "vocab_size")
     c.__post_init__()
     if "batch_size" not in c.given:  # one that divides the sequences of a process in a step
-        c.batch_size = math.gcd(c.total_batch_size // (c.block_size * world_size), c.batch_size) or 1
+        c.batch_size = math.gcd(c.total_batch_size // (c.block_size * world_size), c.batch_size)
     if c.total_batch_size % (c.batch_size * c.block_size * world_size):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
                           f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -252,8 +251,9 @@ def evaluate(model, corpus, config, machine):
         losses.append(loss)
     model.train()
     nats, tokens, n_bytes = machine.sum(torch.from_numpy(sums)).tolist()
-    error = np.std(losses or 0) / max(1, len(losses) - 1) ** 0.5
-    return {"val_loss": nats / tokens, "val_error": error, "val_bpb": nats / n_bytes / math.log(2)}
+    return {"val_loss": nats / tokens,
+            "val_error": np.std(losses or 0) / max(1, len(losses) - 1) ** 0.5,
+            "val_bpb": nats / math.log(2) / n_bytes}
 
 # ---- The machine ---------------------------------------------------------------------------------
 
@@ -415,26 +415,24 @@ def with_checkpoint(config, state):
     were given, of another's with the model's. Raises DataError where what is given would change the
     model or the order of the data."""
     saved = state["config"]
-    of_model = {f.name for f in fields(GPTConfig)} & saved.keys()
-    fixed = of_model - {"block_size", "dropout", "checkpoint_blocks"}
-    begun = {}
+    model = {f.name: saved[f.name] for f in fields(GPTConfig) if f.name in saved}
+    fixed = model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
+    begun = state.get("given", saved) if config.own else {}  # what was not given is derived anew
+    joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
     if config.own:
         fixed |= {"block_size", "seed", "total_batch_size"}
-        begun = state.get("given", saved)         # the rest is derived anew
-    model = {name: saved[name] for name in of_model}
-    joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
+        if "warmup_ratio" not in config.given:    # a longer run has no second warm-up
+            joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
     for name in sorted(fixed):
         was, now = saved[name], getattr(joined, name)
         expect(was == now, f"{config.source}: made with {name}={was}, now {name}={now}")
-    if config.own and "warmup_ratio" not in config.given:  # a longer run has no second warm-up
-        joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
     return joined
 
 def load_model(source, device="cpu", arch=None):
     """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads; arch,
     "file.py:name", if it is one of a file. Raises DataError."""
     state = read_checkpoint(source, device)
-    config = with_checkpoint(TrainConfig(init_from=str(source), arch=arch), state)
+    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
@@ -457,7 +455,7 @@ def draw_losses(folder):
         axes.plot(*zip(*shown), label=key)
     axes.set(xlabel="tokens", ylabel="nats/token")
     axes.legend()
-    axes.figure.savefig(folder / "loss.png", dpi=120)
+    axes.figure.savefig(folder / "loss.png")
 
 @contextlib.contextmanager
 def signals_noted():
@@ -548,20 +546,18 @@ def train(config, watch=None, say=functools.partial(print, flush=True)):
     machine = join_machine(config)
     if say is None or machine.rank > 0:
         say = lambda text: None
+    config, corpus, model, optimizer, state = begin(config, machine)
     if config.eval_only:
-        c, corpus, model, _, _ = begin(config, machine)
-        found = evaluate(model, corpus, c, machine)
+        found = evaluate(model, corpus, config, machine)
         say(json.dumps(found))
         return [found]
     alone = only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-    with alone if machine.rank == 0 else contextlib.nullcontext():
-        config, corpus, model, optimizer, state = begin(config, machine)
+    with alone if machine.rank == 0 else contextlib.nullcontext(), signals_noted() as signals:
         parameters = sum(p.numel() for p in model.parameters())
         say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, peak learning rate "
             f"{config.learning_rate:.2g}; {config.max_steps} steps on {machine.device}, {machine.dtype}")
         compile_blocks(model, config, machine)
-        with signals_noted() as signals:
-            return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
+        return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
 
 def take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals):
     """The loop: what is due at a step, then the next one."""
@@ -604,17 +600,16 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
 def main(argv):
     config = TrainConfig(**typed(argv, __doc__, TrainConfig))
     train(config)
-    if "RANK" in os.environ or config.eval_only:
+    if "RANK" in os.environ:
+        os._exit(0)  # a thread of torch's that still runs may abort the usual way out
+    if config.eval_only:
         return
-    folder = config.out_dir
-    print(f"\n{folder} is written. A sample (more: sample.py --out_dir={folder}):\n")
+    print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n")
     with contextlib.suppress(DataError):          # where its tokenizer is not at hand
-        model, tokenizer, _ = load_model(folder)
+        model, tokenizer, _ = load_model(config.out_dir)
         start = torch.tensor([[tokenizer.eot_token]])
         tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
         print(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
 
 if __name__ == "__main__":
     run_script(main)
-    if "RANK" in os.environ:
-        os._exit(0)  # a thread of torch's that still runs may abort the usual way out
