@@ -54,14 +54,13 @@ for name, width, depth, batch, steps in (
 # By a block's family: the best of a sweep at laptop size (README). The sphere needs neither weight
 # decay nor warm-up (nGPT 2.6, anGPT F.2), which are 0 by default.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
-SPHERE = dict(learning_rate=4e-3)
 RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,                          # and GPT+
     "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
     "normformer": dict(PRE_NORM, embed_std=1.0),  # its branches end in LayerNorms, of that size
-    "ngpt": dict(SPHERE, learning_rate=8e-3),
-    "angpt": SPHERE,
+    "ngpt": dict(learning_rate=8e-3),
+    "angpt": dict(learning_rate=4e-3),
 }
 
 def recipe(config):
@@ -181,7 +180,7 @@ class Tokens:
         self.vocab_size = vocab_size
         counts = [(len(tokens) - 1) // length for tokens in self.shards]
         self.starts = np.cumsum([0, *counts])     # the number of each shard's first window
-        self.windows = int(self.starts[-1])
+        self.windows = self.starts[-1]
         expect(self.windows > 0,
                f"{folder}: too few {split} tokens, expected more than block_size={length}")
 
@@ -190,8 +189,8 @@ class Tokens:
         n = np.searchsorted(self.starts, i, side="right") - 1
         start = (i - self.starts[n]) * self.length
         window = self.shards[n][start:start + self.length + 1].astype(np.int64)
-        largest = window.max()
-        expect(largest < self.vocab_size, f"{self.shards[n].filename}: token {largest} of {self.vocab_size}")
+        expect(window.max() < self.vocab_size,
+               f"{self.shards[n].filename}: token {window.max()} of {self.vocab_size}")
         return window
 
     def batch(self, indices, device):
@@ -332,7 +331,8 @@ def make_model(config, device, state=None):
             weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
             model.load_state_dict(weights)
-        if state.get("source", "") not in ("", source_code(model)):
+        source = state.get("source")
+        if source and source != source_code(model):
             print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
@@ -423,7 +423,7 @@ def with_checkpoint(config, state):
         fixed |= {"block_size", "seed", "total_batch_size"}
         if "warmup_ratio" not in config.given:    # a longer run has no second warm-up
             joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
-    for name in sorted(fixed):
+    for name in fixed:
         was, now = saved[name], getattr(joined, name)
         expect(was == now, f"{config.source}: made with {name}={was}, now {name}={now}")
     return joined
@@ -605,7 +605,7 @@ def main(argv):
     if config.eval_only:
         return
     print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n")
-    with contextlib.suppress(DataError):          # where its tokenizer is not at hand
+    with contextlib.suppress(DataError):  # where its tokenizer is not at hand
         model, tokenizer, _ = load_model(config.out_dir)
         start = torch.tensor([[tokenizer.eot_token]])
         tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
