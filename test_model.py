@@ -1289,8 +1289,8 @@ train(TrainConfig(**{killed.given}), wait, say=None)
 # ---- Weights that exist
 
 @pytest.mark.parametrize("block_size, options", [
-    (16, dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5)),
-    (8, dict(arch="layernorm", **GPT2))])
+    (8, dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5)),
+    (16, dict(arch="layernorm", **GPT2))])
 def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, options, block_size):
     old = tiny(**options, max_steps=1)
     train(old, say=None)

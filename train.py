@@ -321,16 +321,12 @@ def source_code(model):
     return ""
 
 def make_model(config, device, state=None):
-    """A GPT with new weights, or with a checkpoint's, whose learned positions are cut to block_size.
-    Raises DataError."""
+    """A GPT with new weights, or with a checkpoint's. Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
     if state:
-        weights = dict(state["model"])
-        if "wpe.weight" in weights:
-            weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
-            model.load_state_dict(weights)
+            model.load_state_dict(state["model"])
         source = state.get("source")
         if source and source != source_code(model):
             print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
