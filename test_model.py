@@ -971,6 +971,7 @@ def test_sizes_are_table_f1():
 --resume=y  invalid choice: 'y'
 --n_layer=0  at least 1
 --n_embd=0  at least 1
+--block_size=0  at least 1
 --max_steps=0  at least 1
 --eval_tokens=0  at least 1
 --eval_interval=0  at least 1

@@ -131,8 +131,8 @@ class TrainConfig(GPTConfig):
         choose("size", self.size, SIZES)
         vars(self).update(SIZES[self.size] | given)
         at_least(0, self, *names)
-        at_least(1, self, "n_embd", "max_steps", "batch_size", "total_batch_size", "eval_tokens",
-                 "eval_interval", "log_interval", "checkpoint_interval")
+        at_least(1, self, "n_embd", "block_size", "max_steps", "batch_size", "total_batch_size",
+                 "eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
         for name in ("min_lr_ratio", "warmup_ratio"):
             self.expect(name, getattr(self, name) <= 1, "at most 1")
         for name in ("beta1", "beta2"):
@@ -142,15 +142,15 @@ class TrainConfig(GPTConfig):
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
         self.compile = str(self.compile).lower()  # True from Python
         self.resume = str(self.resume).lower()
+        # The checkpoint that it begins with: its own, another's, or none
         self.own = (self.resume == "true"
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
-        # The checkpoint that it begins with: its own, another's, or none
         self.source = self.out_dir if self.own else self.init_from
 
 def resolve(config, corpus_vocab=257, world_size=1):
-    """A copy of config that fits corpus and processes, every None replaced. Raises ConfigError where
-    options do not fit together."""
+    """A copy of config that fits corpus and processes, every None replaced. Raises ConfigError
+    where options do not fit together."""
     c = copy.copy(config)
     c.vocab_size = c.vocab_size or corpus_vocab
     at_least(corpus_vocab, c, "vocab_size")
@@ -403,7 +403,7 @@ def read_checkpoint(source, device="cpu"):
         path = path / "ckpt.pt"
     with blame(f"{path}: no such checkpoint, or not a whole one"):
         state = torch.load(path, map_location=device, weights_only=True, mmap=True)
-        expect(state.keys() >= {"model", "config", "step", "tokenizer"}, f"{path}: no whole checkpoint")
+        expect(state.keys() >= {"model", "config", "tokenizer"}, f"{path}: no whole checkpoint")
         return state
 
 def with_checkpoint(config, state):
@@ -516,7 +516,7 @@ def log(record, folder, say):
     if "loss" in record:
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
     if "val_loss" in record:
-        line += f"   held out: {record['val_loss']:.3f} nats/token, {record['val_bpb']:.3f} bits/byte"
+        line += f"   held out: {record['val_loss']:.3f} nats, {record['val_bpb']:.3f} bits/byte"
         draw_losses(folder)
     say(line)
 
@@ -580,7 +580,8 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             with atomic(folder / "ckpt.pt") as file:
                 torch.save(state, file)
         if stops:
-            say(f"\nStopped and saved at step {step}. To go on: python {shlex.join(sys.argv)} --resume=true")
+            say(f"\nStopped and saved at step {step}. To go on: "
+                f"python {shlex.join(sys.argv)} --resume=true")
             is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
             raise SystemExit(128 + signal.SIGTERM) if is_term else KeyboardInterrupt
         if is_last:
@@ -600,7 +601,7 @@ def main(argv):
         os._exit(0)  # a thread of torch's that still runs may abort the usual way out
     if config.eval_only:
         return
-    print(f"\n{config.out_dir} is written. A sample (more: sample.py --out_dir={config.out_dir}):\n")
+    print(f"\nA sample of {config.out_dir} (more: sample.py --out_dir={config.out_dir}):\n")
     with contextlib.suppress(DataError):  # where its tokenizer is not at hand
         model, tokenizer, _ = load_model(config.out_dir)
         start = torch.tensor([[tokenizer.eot_token]])
