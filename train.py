@@ -149,12 +149,10 @@ class TrainConfig(GPTConfig):
         self.source = self.out_dir if self.own else self.init_from
 
 def resolve(config, corpus_vocab=257, world_size=1):
-    """A copy of config that fits corpus and processes, every None replaced. Raises ConfigError
-    where options do not fit together."""
+    """A copy of config that fits corpus and processes, every None replaced."""
     c = copy.copy(config)
     c.vocab_size = c.vocab_size or corpus_vocab
     at_least(corpus_vocab, c, "vocab_size")
-    c.__post_init__()
     if "batch_size" not in c.given:  # one that divides the sequences of a process in a step
         c.batch_size = math.gcd(c.total_batch_size // (c.block_size * world_size), c.batch_size)
     if c.total_batch_size % (c.batch_size * c.block_size * world_size):
@@ -321,7 +319,9 @@ def source_code(model):
     return ""
 
 def make_model(config, device, state=None):
-    """A GPT with new weights, or with a checkpoint's. Raises DataError."""
+    """A GPT with new weights, or with a checkpoint's. Raises ConfigError where options do not fit
+    together, DataError where weights do not fit them."""
+    config.__post_init__()
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
     if state:
