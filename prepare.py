@@ -92,7 +92,7 @@ def typed(argv, description, *classes):
     comments = {}
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
-        for owner in cls.__mro__[:-1]:
+        for owner in cls.__mro__[-2::-1]:                    # what a subclass says comes last
             comments |= re.findall(r"^    (\w+): .+?  # (.+)$", inspect.getsource(owner), re.M)
     for name, field in options.items():
         kinds = get_args(field.type) or [field.type]         # (str, None), [bool], ("auto", "cpu")
@@ -346,6 +346,7 @@ def fetch_shards(folder, options):
     """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
     theirs."""
     import huggingface_hub
+    expect(options.tokenizer == "gpt2", f"tokenizer={options.tokenizer}: these are gpt2's")
     count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]
     with blame(f"--source={options.source}: failed; the same command goes on"):
@@ -372,8 +373,7 @@ def begin(folder, options, files):
                    f"{folder}: made with {'; '.join(other)}; go back, or give --name or --force")
             return begun
     expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name, or --force")
-    begun = {"source": options.source, "options": made, "files": files,
-             "shards": 0, "tokens": 0, "place": 0}
+    begun = {"options": made, "files": files, "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)
     return begun
 
@@ -412,7 +412,7 @@ def write_meta(folder, tokenizer, begun):
     write_json(folder / "meta.json", {
         "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
         "shards": [path.name for path in shards_of(folder)],
-        "versions": {"python": sys.version.split()[0], "tiktoken": tiktoken.__version__},
+        "versions": {"python": sys.version, "tiktoken": tiktoken.__version__},
         "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import shutil
 import signal
 import sys
@@ -131,14 +130,15 @@ class TrainConfig(GPTConfig):
         choose("size", self.size, SIZES)
         vars(self).update(SIZES[self.size] | given)
         at_least(0, self, *names)
-        at_least(1, self, "n_embd", "block_size", "max_steps", "batch_size", "total_batch_size",
-                 "eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
+        self.__post_init__()                      # raises where a model's options do not fit
+        at_least(1, self, "max_steps", "batch_size", "total_batch_size", "eval_tokens",
+                 "eval_interval", "log_interval", "checkpoint_interval")
         for name in ("min_lr_ratio", "warmup_ratio"):
             self.expect(name, getattr(self, name) <= 1, "at most 1")
         for name in ("beta1", "beta2"):
             self.expect(name, getattr(self, name) < 1, "less than 1")
         vars(self).update(recipe(self) | given)
-        new = f"out/{self.arch}" + "+qk_norm" * self.qk_norm
+        new = f"out/{self.arch}{'+qk_norm' * self.qk_norm}"
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
         self.compile = str(self.compile).lower()  # True from Python
         self.resume = str(self.resume).lower()
@@ -178,7 +178,7 @@ class Tokens:
         self.vocab_size = vocab_size
         counts = [(len(tokens) - 1) // length for tokens in self.shards]
         self.starts = np.cumsum([0, *counts])     # the number of each shard's first window
-        self.windows = self.starts[-1]
+        self.windows = int(self.starts[-1])
         expect(self.windows > 0,
                f"{folder}: too few {split} tokens, expected more than block_size={length}")
 
@@ -193,8 +193,8 @@ class Tokens:
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
-        rows = np.stack([self.window(i) for i in indices])  # (len(indices), length + 1)
-        rows = torch.from_numpy(rows).to(device)
+        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))
+        rows = rows.to(device)                    # (len(indices), length + 1)
         return rows[:, :-1], rows[:, 1:]
 
 class Corpus:
@@ -237,10 +237,9 @@ def evaluate(model, corpus, config, machine):
     whatever the ranks or the arch; the error is by how this process's micro-batches differ."""
     model.eval()
     windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
-    starts = windows[::config.batch_size]
     sums = np.zeros(3)
     losses = []
-    for i in starts[machine.rank::machine.world_size]:
+    for i in windows[::config.batch_size][machine.rank::machine.world_size]:
         x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
             loss = model(x, y, loss_only=True)[1].item()
@@ -254,7 +253,7 @@ def evaluate(model, corpus, config, machine):
 
 # ---- The machine ---------------------------------------------------------------------------------
 
-def find_device(name="auto"):
+def find_device(name):
     """The torch.device that --device means. Raises DataError where torch does not see it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -280,7 +279,7 @@ class Machine:
     def sum(self, x):
         """The sum of a tensor over all processes."""
         if self.world_size > 1:
-            x = x.to(self.device, copy=True)
+            x = x.to(self.device)
             torch.distributed.all_reduce(x)
         return x
 
@@ -319,16 +318,17 @@ def source_code(model):
     return ""
 
 def make_model(config, device, state=None):
-    """A GPT with new weights, or with a checkpoint's. Raises ConfigError where options do not fit
-    together, DataError where weights do not fit them."""
-    config.__post_init__()
+    """A GPT with new weights, or with a checkpoint's, whose learned positions are cut to block_size.
+    Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
     if state:
+        weights = state["model"]
+        if config.pos == "learned":
+            weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
-            model.load_state_dict(state["model"])
-        source = state.get("source")
-        if source and source != source_code(model):
+            model.load_state_dict(weights)
+        if state.get("source") not in (None, "", source_code(model)):
             print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
@@ -345,8 +345,7 @@ def compile_blocks(model, config, machine):
     """Compiles if --compile says so. It takes a quarter of a minute and saves a third of each step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     is_long = work > 2e12 and shutil.which("g++")
-    kind = machine.device.type
-    pays = kind == "cuda" or kind == "cpu" and is_long
+    pays = machine.device.type == "cuda" or is_long
     torch.compiler.reset()                     # earlier models would count towards torch's limit
     if config.compile == "true" or config.compile == "auto" and pays:
         for block in model.blocks:
@@ -385,7 +384,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
         raise Diverged(f"step {step + 1}: loss {float(loss)}, gradient's norm {norm}; "
                        "a lower --learning_rate may help")
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     model.project_()                                # nGPT's and anGPT's constraint on the weights
     return {"loss": machine.sum(loss).item(), "grad_norm": norm, "lr": rate}
 
@@ -412,6 +411,7 @@ def with_checkpoint(config, state):
     model or the order of the data."""
     saved = state["config"]
     model = {f.name: saved[f.name] for f in fields(GPTConfig) if f.name in saved}
+    model["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
     fixed = model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
     begun = state.get("given", saved) if config.own else {}  # what was not given is derived anew
     joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
@@ -420,8 +420,8 @@ def with_checkpoint(config, state):
         if "warmup_ratio" not in config.given:    # a longer run has no second warm-up
             joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
     for name in fixed:
-        was, now = saved[name], getattr(joined, name)
-        expect(was == now, f"{config.source}: made with {name}={was}, now {name}={now}")
+        expect(getattr(joined, name) == saved[name], f"{config.source}: made with {name}="
+               f"{saved[name]}, now {name}={getattr(joined, name)}")
     return joined
 
 def load_model(source, device="cpu", arch=None):
@@ -471,14 +471,14 @@ def signals_noted():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-def begin(config, machine):
-    """What a run has before its first step: (config, corpus, model, optimizer, checkpoint). Of a new
-    run the checkpoint only says step 0."""
+def begin(config):
+    """What a run has before its first step: (config, machine, corpus, model, optimizer, checkpoint).
+    Of a new run the checkpoint only says step 0."""
     state = {}
     if config.source:
         state = read_checkpoint(config.source)
         config = with_checkpoint(config, state)
-        machine.dtype = join_machine(config).dtype
+    machine = join_machine(config)
     corpus = open_corpus(config, machine)
     config = resolve(config, corpus.vocab_size, machine.world_size)
     made = state.get("tokenizer", corpus.tokenizer)
@@ -486,13 +486,12 @@ def begin(config, machine):
            f"{config.source}: made with tokenizer={made}, now {config.data} has {corpus.tokenizer}")
     model = make_model(config, machine.device, state)
     optimizer = make_optimizer(model, config)
-    if config.own:
-        # Its moments, with the options of now
+    if config.own:                                 # its moments, with the options of now
         state["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict(state["optimizer"])
     else:
         state = {"step": 0, "seconds": 0.0}
-    return config, corpus, model, optimizer, state
+    return config, machine, corpus, model, optimizer, state
 
 def open_log(folder, step, goes_on):
     """Cuts the log behind a step; returns the last step that it has, -1 for none. What another run
@@ -539,10 +538,9 @@ def train(config, watch=None, say=functools.partial(print, flush=True)):
     joins the record. say=None is quiet. Raises ConfigError for options, DataError for files,
     Diverged for a loss that is not finite or far worse than guessing's; stopped by a signal it
     saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
-    machine = join_machine(config)
+    config, machine, corpus, model, optimizer, state = begin(config)
     if say is None or machine.rank > 0:
         say = lambda text: None
-    config, corpus, model, optimizer, state = begin(config, machine)
     if config.eval_only:
         found = evaluate(model, corpus, config, machine)
         say(json.dumps(found))
@@ -580,8 +578,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             with atomic(folder / "ckpt.pt") as file:
                 torch.save(state, file)
         if stops:
-            say(f"\nStopped and saved at step {step}. To go on: "
-                f"python {shlex.join(sys.argv)} --resume=true")
+            say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
             is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
             raise SystemExit(128 + signal.SIGTERM) if is_term else KeyboardInterrupt
         if is_last:
