@@ -48,7 +48,7 @@ for name, width, depth, batch, steps in (
         ("250m", 768, 18, 16, 9429), ("0.5b", 1024, 24, 8, 19292), ("1b", 1280, 36, 4, 40917)):
     SIZES[name] = dict(n_embd=width, n_layer=depth, n_head=width // 64, block_size=2048,
                        rope_fraction=0.5, vocab_size=50304, max_steps=steps, batch_size=batch,
-                       total_batch_size=2 ** 19)
+                       total_batch_size=524_288)
 
 # By a block's family: the best of a sweep at laptop size (README). The sphere needs neither weight
 # decay nor warm-up (nGPT 2.6, anGPT F.2), which are 0 by default.
@@ -159,7 +159,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
                           f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
     trained = c.max_steps * c.total_batch_size
-    by_default = 2 ** 20 if c.eval_only else min(10 * 2 ** 20, max(4096, trained // 200))
+    by_default = 2 ** 20 if c.eval_only else min(10_485_760, max(4096, trained // 200))
     c.eval_tokens = c.eval_tokens or by_default
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
     c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
@@ -178,7 +178,7 @@ class Tokens:
         self.vocab_size = vocab_size
         counts = [(len(tokens) - 1) // length for tokens in self.shards]
         self.starts = np.cumsum([0, *counts])     # the number of each shard's first window
-        self.windows = int(self.starts[-1])
+        self.windows = self.starts[-1]
         expect(self.windows > 0,
                f"{folder}: too few {split} tokens, expected more than block_size={length}")
 
@@ -215,7 +215,7 @@ def open_corpus(config, machine):
     machine.any(False)                             # all wait for it
     return Corpus(config.data, config.block_size)
 
-@functools.lru_cache(2)                            # every step of an epoch asks for it
+@functools.lru_cache                               # every step of an epoch asks for it
 def epoch_order(seed, epoch, windows):
     """All windows of an epoch, each once, in the order in which they are trained on."""
     return np.random.default_rng((seed, epoch)).permutation(windows)
@@ -337,17 +337,17 @@ def make_optimizer(model, config):
     do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=matrices), dict(params=others, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps,
+    return torch.optim.AdamW([dict(params=matrices), dict(params=others, weight_decay=0.0)],
+                             config.learning_rate, (config.beta1, config.beta2), config.eps,
                              config.weight_decay, fused=True)
 
 def compile_blocks(model, config, machine):
     """Compiles if --compile says so. It takes a quarter of a minute and saves a third of each step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     is_long = work > 2e12 and shutil.which("g++")
-    pays = machine.device.type == "cuda" or is_long
+    on_gpu = machine.device.type == "cuda"
     torch.compiler.reset()                     # earlier models would count towards torch's limit
-    if config.compile == "true" or config.compile == "auto" and pays:
+    if config.compile == "true" or config.compile == "auto" and (on_gpu or is_long):
         for block in model.blocks:
             block.compile()
         model.nats = torch.compile(model.nats)  # head and loss: half of a step for many tokens
@@ -394,14 +394,14 @@ def read_checkpoint(source, device="cpu"):
     """The dict that `train` saves to a run's folder or a .pt file; of GPT-2 one like it. Raises
     DataError."""
     path = Path(source)
-    names = "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"
+    names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
     if (path / "config.json").exists() or str(source) in names:
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     if path.suffix != ".pt":
         path = path / "ckpt.pt"
     with blame(f"{path}: no such checkpoint, or not a whole one"):
-        state = torch.load(path, map_location=device, weights_only=True, mmap=True)
+        state = torch.load(path, map_location=device, mmap=True)  # which runs no code
         expect(state.keys() >= {"model", "config", "tokenizer"}, f"{path}: no whole checkpoint")
         return state
 
@@ -414,6 +414,7 @@ def with_checkpoint(config, state):
     model["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
     fixed = model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
     begun = state.get("given", saved) if config.own else {}  # what was not given is derived anew
+    begun = {name: begun[name] for name in asdict(config) if name in begun}
     joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
     if config.own:
         fixed |= {"block_size", "seed", "total_batch_size"}
@@ -481,9 +482,8 @@ def begin(config):
     machine = join_machine(config)
     corpus = open_corpus(config, machine)
     config = resolve(config, corpus.vocab_size, machine.world_size)
-    made = state.get("tokenizer", corpus.tokenizer)
-    expect(made == corpus.tokenizer,
-           f"{config.source}: made with tokenizer={made}, now {config.data} has {corpus.tokenizer}")
+    expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made with "
+           f"tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
     model = make_model(config, machine.device, state)
     optimizer = make_optimizer(model, config)
     if config.own:                                 # its moments, with the options of now
