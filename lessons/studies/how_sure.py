@@ -135,7 +135,7 @@ def table():
             print(f"\n{label(arch)}, {variant}, {len(losses)} x {len(losses)}: weights {weights / total:.0%} "
                   f"(p {p[0]:.2f}), order {order / total:.0%} (p {p[1]:.2f}), neither alone {rest / total:.0%}")
             print(losses.round(4))
-        if len(rows) > 4:
+        if variant == "built-in" and len(rows) > 4:
             details(f"{label(arch)}, {variant}", rows)
 
 def details(name, rows):
