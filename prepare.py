@@ -22,7 +22,6 @@ import random
 import re
 import signal
 import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -53,8 +52,8 @@ def blame(message):
     except DataError:
         raise
     except Exception as error:
-        short = textwrap.shorten(str(error), 200)
-        raise DataError(f"{message} ({type(error).__name__}: {short})") from error
+        words = " ".join(str(error).split())
+        raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 def nearest(word, names):
     """The name that a mistyped word most likely means, as the end of a sentence."""
@@ -198,7 +197,7 @@ def read_shard(path):
     """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is
     whole."""
     header = np.fromfile(path, "<i4", count=3).tolist()
-    count = (os.path.getsize(path) - 4 * HEADER) // 2
+    count = (os.path.getsize(path) - 4 * HEADER) / 2
     expect(header == [MAGIC, VERSION, count], f"{path}: no whole shard of tokens, as llm.c has it")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
@@ -246,7 +245,8 @@ class PrepareConfig:
         stem = Path(self.source.split("*")[0]).stem.strip(".")
         self.name = self.name or stem or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
-        choose("tokenizer", self.tokenizer, TOKENIZERS)
+        choose("tokenizer", self.tokenizer,
+               ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
 
 def source_files(source, seed):
     """The files of a source on this machine, in a seeded order."""
@@ -336,7 +336,7 @@ def write_shards(folder, options, tokenizer, paths, begun):
             if not encoding:
                 break
             tokens = np.concatenate([future.result() for future in encoding])[:most]
-            write_shard(folder / f"{options.name}_{split}_{begun['shards']:06d}.bin", tokens)
+            write_shard(folder / f"{folder.name}_{split}_{begun['shards']:06d}.bin", tokens)
             begun["tokens"] += len(tokens) if split == "train" else 0
             begun["shards"] += 1
             write_json(folder / BEGUN, begun)
@@ -346,7 +346,6 @@ def fetch_shards(folder, options):
     """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
     theirs."""
     import huggingface_hub
-    expect(options.tokenizer == "gpt2", f"tokenizer={options.tokenizer}: these are gpt2's")
     count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]
     with blame(f"--source={options.source}: failed; the same command goes on"):
@@ -355,7 +354,7 @@ def fetch_shards(folder, options):
                                           allow_patterns=["fineweb_val_000000.bin", *names])
 
 def shards_of(folder):
-    return sorted(folder.glob("*_[tv]*_??????.bin"))  # train and val
+    return sorted(folder.glob("*_[tv][ra][al]*_??????.bin"))  # train and val
 
 def begin(folder, options, files):
     """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with
@@ -373,7 +372,8 @@ def begin(folder, options, files):
                    f"{folder}: made with {'; '.join(other)}; go back, or give --name or --force")
             return begun
     expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name, or --force")
-    begun = {"options": made, "files": files, "shards": 0, "tokens": 0, "place": 0}
+    begun = {"source": options.source, "options": made, "files": files,
+             "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)
     return begun
 
@@ -412,7 +412,7 @@ def write_meta(folder, tokenizer, begun):
     write_json(folder / "meta.json", {
         "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
         "shards": [path.name for path in shards_of(folder)],
-        "versions": {"python": sys.version, "tiktoken": tiktoken.__version__},
+        "versions": {"python": sys.version},
         "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 

@@ -25,7 +25,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -95,7 +95,7 @@ class TrainConfig(GPTConfig):
     eval_only: bool = False           # print the held-out loss of init_from or out_dir, as JSON
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where it is fast
-    compile: Literal["auto", "true", "false"] = "auto"      # auto: on a GPU, on a CPU in long runs
+    compile: Literal["auto", "true", "false"] = "auto"      # auto: on a GPU, in long runs
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     seed: int = 1337                  # of weights, order of the data, and dropout
     vocab_size: int | None = None     # tokens in the vocabulary (by size, or the corpus's)
@@ -118,7 +118,7 @@ class TrainConfig(GPTConfig):
 
     def __init__(self, **given):
         """What is given, else the arch's recipe, else what the size says, else the defaults."""
-        names = [field.name for field in fields(self)]
+        names = asdict(self)
         for name in given:
             choose("option", name, names)
         self.given = given = {name: value for name, value in given.items() if value is not None}
@@ -209,8 +209,8 @@ class Corpus:
 
 def open_corpus(config, machine):
     """The Corpus of config.data; the default one is made if it is missing."""
-    is_missing = not Path(config.data, "meta.json").exists()
-    if is_missing and config.data == TrainConfig.data and machine.rank == 0:
+    is_default = config.data == TrainConfig.data
+    if is_default and machine.rank == 0 and not Path(config.data, "meta.json").exists():
         prepare()
     machine.any(False)                             # all wait for it
     return Corpus(config.data, config.block_size)
@@ -410,17 +410,17 @@ def with_checkpoint(config, state):
     were given, of another's with the model's. Raises DataError where what is given would change the
     model or the order of the data."""
     saved = state["config"]
-    model = {f.name: saved[f.name] for f in fields(GPTConfig) if f.name in saved}
-    model["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
+    saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
+    model = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
     fixed = model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
     begun = state.get("given", saved) if config.own else {}  # what was not given is derived anew
-    begun = {name: begun[name] for name in asdict(config) if name in begun}
+    begun = {name: begun[name] for name in begun if hasattr(config, name)}
     joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
     if config.own:
         fixed |= {"block_size", "seed", "total_batch_size"}
         if "warmup_ratio" not in config.given:    # a longer run has no second warm-up
             joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
-    for name in fixed:
+    for name in sorted(fixed):
         expect(getattr(joined, name) == saved[name], f"{config.source}: made with {name}="
                f"{saved[name]}, now {name}={getattr(joined, name)}")
     return joined
@@ -538,29 +538,30 @@ def train(config, watch=None, say=functools.partial(print, flush=True)):
     joins the record. say=None is quiet. Raises ConfigError for options, DataError for files,
     Diverged for a loss that is not finite or far worse than guessing's; stopped by a signal it
     saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
-    config, machine, corpus, model, optimizer, state = begin(config)
-    if say is None or machine.rank > 0:
+    is_first = os.environ.get("RANK", "0") == "0"
+    if say is None or not is_first:
         say = lambda text: None
-    if config.eval_only:
-        found = evaluate(model, corpus, config, machine)
-        say(json.dumps(found))
-        return [found]
     alone = only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-    with alone if machine.rank == 0 else contextlib.nullcontext(), signals_noted() as signals:
+    with alone if is_first and not config.eval_only else contextlib.nullcontext():
+        config, machine, corpus, model, optimizer, state = begin(config)
+        if config.eval_only:
+            found = evaluate(model, corpus, config, machine)
+            say(json.dumps(found))
+            return [found]
         parameters = sum(p.numel() for p in model.parameters())
         say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, peak learning rate "
             f"{config.learning_rate:.2g}; {config.max_steps} steps on {machine.device}, {machine.dtype}")
         compile_blocks(model, config, machine)
-        return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
+        with signals_noted() as signals:
+            return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
 
 def take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals):
     """The loop: what is due at a step, then the next one."""
-    is_first = machine.rank == 0
     folder = Path(config.out_dir)
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
     measured = {}
-    logged = open_log(folder, step, config.own) if is_first else step
+    logged = open_log(folder, step, config.own) if machine.rank == 0 else math.inf
     code = source_code(model)                      # now: a run may outlive an edit
     while True:
         is_last = step >= config.max_steps
@@ -568,10 +569,11 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
         record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
         if validates:
             record = validate(model, optimizer, step, corpus, config, machine, watch) | record
-        if is_first and step > logged and (validates or step % config.log_interval == 0):
-            log(record, folder, say)
         stops = machine.any(signals)
-        if is_first and (stops or is_last or step % config.checkpoint_interval == 0):
+        is_new = step > logged                     # and this is the process that writes
+        if is_new and (validates or step % config.log_interval == 0):
+            log(record, folder, say)
+        if is_new and (stops or is_last or step % config.checkpoint_interval == 0):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
                      "seconds": seconds, "config": asdict(config), "given": config.given,
                      "source": code, "tokenizer": corpus.tokenizer}
