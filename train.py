@@ -87,7 +87,8 @@ def load_arch(arch):
 
 @dataclass(init=False)
 class TrainConfig(GPTConfig):
-    """Training. None stands for a value that `resolve` finds."""
+    """Training. None stands for a value that `resolve` finds. Give options when you make it: others
+    follow from them."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None        # folder for results (out/<arch>; out/tuned with --init_from)
     init_from: str | None = None      # weights: a run's folder, or GPT-2 (lessons/extras/gpt2.py)
