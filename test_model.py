@@ -571,13 +571,14 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
 
 # ---- Options, dropout, a seventh arch, the compiler ----------------------------------------------
 
-@pytest.mark.parametrize("options, says", [
-    (dict(arch="rmsnrom"), "arch=rmsnrom: expected layernorm or rmsnorm or powernorm or"),
-    (dict(mlp="swigloo"), "mlp=swigloo: expected swiglu or gelu"),
-    (dict(pos="ropes"), "pos=ropes: expected rope or learned")])
-def test_options_that_do_not_fit_are_one_line_with_what_was_expected(options, says):
-    with pytest.raises(ConfigError, match=rf"^{says}[^\n]*$"):
-        GPTConfig(**TINY | dict(arch="rmsnorm") | options)
+@pytest.mark.parametrize("name, value, expected", [line.split("  ") for line in """
+arch  rmsnrom  layernorm or rmsnorm or powernorm or
+mlp  swigloo  swiglu or gelu
+pos  ropes  rope or learned
+""".strip().splitlines()])
+def test_options_that_do_not_fit_are_one_line_with_what_was_expected(name, value, expected):
+    with pytest.raises(ConfigError, match=rf"^{name}={value}: expected {expected}[^\n]*$"):
+        GPTConfig(**TINY | {name: value})
 
 @every_arch
 def test_dropout_acts_in_training_alone_on_embeddings_attention_and_branches(arch, monkeypatch):
@@ -1233,6 +1234,12 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(9, 31, 3)]   # ten, of either length
 
+def test_an_early_checkpoint_s_gone_options_are_left_out_and_it_runs_no_file():
+    saved = asdict(TrainConfig())
+    saved |= dict(arch="none.py:ngpt", gone=1)
+    joined = train_py.with_checkpoint(TrainConfig(resume=True), dict(config=saved))
+    assert joined.arch == "ngpt"
+
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
@@ -1520,11 +1527,15 @@ def test_curves_are_drawn(trained, tmp_path):
     benchmark("curves", *trained, out_dir=tmp_path)
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
-@pytest.mark.parametrize("words, says", [
-    ("sped", "did you mean speed?"), ("speed --archs=rmsnorm+qknorm", "did you mean qk_norm?"),
-    ("speed --arch=ngpt", "archs go to --archs"), ("sample --batch_size=0", "batch_size=0"),
-    ("race --tokens_per_parameter=5,x", "tokens_per_parameter=5,x"), ("curves", "no folders"),
-    ("curves nowhere", "nowhere: no such folder")])
+@pytest.mark.parametrize("words, says", [line.split("  ") for line in """
+sped  did you mean speed?
+speed --archs=rmsnorm+qknorm  did you mean qk_norm?
+speed --arch=ngpt  archs go to --archs
+sample --batch_size=0  batch_size=0
+race --tokens_per_parameter=5,x  tokens_per_parameter=5,x
+curves  no folders
+curves nowhere  nowhere: no such folder
+""".strip().splitlines()])
 def test_errors_of_bench_are_one_line(words, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ConfigError, DataError), match=rf"^[^\n]*{re.escape(says)}[^\n]*$"):
