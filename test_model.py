@@ -577,7 +577,8 @@ mlp  swigloo  swiglu or gelu
 pos  ropes  rope or learned
 """.strip().splitlines()])
 def test_options_that_do_not_fit_are_one_line_with_what_was_expected(name, value, expected):
-    with pytest.raises(ConfigError, match=rf"^{name}={value}: expected {expected}[^\n]*$"):
+    line = rf"^{name}={value}: expected {expected}[^\n]*$"
+    with pytest.raises(ConfigError, match=line):
         GPTConfig(**TINY | {name: value})
 
 @every_arch
