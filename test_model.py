@@ -1237,8 +1237,8 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
 
 def test_an_early_checkpoint_s_gone_options_are_left_out_and_it_runs_no_file():
     saved = asdict(TrainConfig())
-    saved |= dict(arch="none.py:ngpt", gone=1)
-    joined = train_py.with_checkpoint(TrainConfig(resume=True), dict(config=saved))
+    saved |= {"arch": "none.py:ngpt", "gone": 1}
+    joined = train_py.with_checkpoint(TrainConfig(resume=True), {"config": saved})
     assert joined.arch == "ngpt"
 
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
