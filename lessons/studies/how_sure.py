@@ -146,9 +146,9 @@ def details(name, rows):
     last = column(rows, "loss")
     for kind in ("s_qk", "alpha_a", "alpha_m"):
         for layer in range(3):
-            values = np.array([row["path"].get(f"{layer}.{kind}", [0]) for row in rows])   # (runs, looks)
+            values = np.array([row.get("path", {}).get(f"{layer}.{kind}", [0]) for row in rows])     # (runs, looks)
             if values.any():
-                steps = 50, 200, 500, 1000, 2200
+                steps = 100, 200, 500, 1000, 2200
                 looks = {step: np.corrcoef(values[:, step // EVERY - 1], last)[0, 1] for step in steps}
                 print(f"  {kind} of block {layer}:", ", ".join(f"{step}: {x:.2f}" for step, x in looks.items()))
     print(f"  losses on other held-out tokens: their covariance is {confirmed(rows):.2f} of the variance")
@@ -246,7 +246,7 @@ def draw():
     mean = looks[:, :, 1].mean(0)
     draw_runs(early, rows, lambda row: (looks[0, :, 0], np.array(row["early"])[:, 1] - mean),
               "nGPT: held-out loss less the runs' mean")
-    draw_runs(norm, rows, on_the_way("norm"), "gradient's norm, median of 50 steps")
+    draw_runs(norm, rows, on_the_way("norm"), "gradient's norm, medians")
     draw_runs(alpha, rows, on_the_way("1.alpha_m"), "mean alpha of the middle block's MLP")
     for variant in ("built-in", "warm-up 10%"):
         runs = found["ngpt", variant]
