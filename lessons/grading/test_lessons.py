@@ -86,7 +86,7 @@ def runs(request, tmp_path_factory):
     """name -> row of the notebook, run as it is committed, two at a time beside the other tests; train's runs are cut
     to LESSONS_STEPS. And "class" -> a_class_graded."""
     names = [item.callspec.params["name"] for item in request.session.items if "untouched_notebook" in item.name]
-    steps = int(os.environ.get("LESSONS_STEPS", 9))
+    steps = int(os.environ.get("LESSONS_STEPS", 5))
     if not (HERE.parent / "data/stdlib/meta.json").exists():
         subprocess.run([sys.executable, "prepare.py"], cwd=HERE.parent, check=True, stdout=subprocess.DEVNULL)
     torch.set_num_threads(1)                            # two would wait for each other where notebooks take the cores
