@@ -240,7 +240,7 @@ def draw():
     """How nGPT's runs go apart, what goes with it, and the chance of naming the wrong winner."""
     found = groups()
     rows = found["ngpt", "built-in"]
-    figure = Figure(figsize=(13, 7), dpi=110, layout="constrained")
+    figure = Figure(figsize=(13, 7), dpi=100, layout="constrained")
     early, norm, alpha, wake, spread, chance = figure.subplots(2, 3).flat
     looks = np.array([row["early"] for row in rows])                         # (runs, looks, 2)
     mean = looks[:, :, 1].mean(0)
