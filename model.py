@@ -55,10 +55,6 @@ class GPTConfig:
 
     def __post_init__(self):
         self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
-        for name in ("block_size", "n_layer", "n_head", "n_embd"):
-            self.expect(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("rope_fraction", "dropout"):
-            self.expect(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
         self.expect("pos", self.pos in ("rope", "learned"), "rope or learned")
         self.expect("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
         self.expect("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
@@ -68,8 +64,8 @@ class GPTConfig:
 
     def expect(self, name, holds, expected):
         if not holds:
-            given = getattr(self, name)
-            raise ConfigError(f"{name}={given}: expected {expected} with arch={self.arch}")
+            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected} "
+                              f"with arch={self.arch}")
 
 def wide(x):
     return x if x.dtype.itemsize >= 4 else x.float()  # float32 or better
@@ -81,20 +77,14 @@ def unit(x, dim=-1):
     return (x / norm.masked_fill(norm == 0, math.inf)).type_as(x)
 
 def rope(x, cos, sin):
-    """Rotary embedding (Su et al. 2021): turns channels (i, i + r/2), i < r/2, of x (B, H, T,
-    d_k)."""
+    """Rotary embedding (Su et al. 2021) of x (B, H, T, d_k): turns channels (i, i + r/2), i < r/2."""
     n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
-    a, b, rest = x.split((n, n, x.shape[-1] - 2 * n), dim=-1)  # (B, H, T, r/2) twice, the rest
+    a, b, rest = x.tensor_split((n, 2 * n), dim=-1)            # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
-
-def rope_angles(length, pairs):
-    """(length, pairs): t 10000^(-i / pairs) at place t, in float64; no pairs: no rope."""
-    frequency = 10000 ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
-    return torch.arange(length, dtype=torch.float64)[:, None] * frequency
 
 def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
-    return qkv.unflatten(-1, (3, n_head, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (3, B, H, T, d_k)
+    return qkv.unflatten(-1, (3 * n_head, -1)).transpose(1, 2).chunk(3, dim=1)  # of (B, 3H, T, d_k)
 
 def joined(y):
     """(B, H, T, d_k) -> (B, T, d)"""
@@ -105,14 +95,14 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     come first. Three ways to the same result: the formula itself, flash_attn's kernel, torch's
     own."""
     q, k = (scale * q).type_as(v), k.type_as(v)  # under autocast float32 gains have widened them
-    if cache is not None:
+    if cache:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
     # The formula: behind a cache, where torch's is_causal would take the queries for the first of S
     # positions, and for short sequences on a CPU, where a step with torch's takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
         place = torch.arange(S, device=v.device, dtype=torch.int32)  # int64: a tenth slower a step
-        scores = (q @ k.transpose(-2, -1)).masked_fill(place > place[S - T:, None], -math.inf)
+        scores = (q @ k.mT).masked_fill(place > place[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
@@ -127,12 +117,11 @@ class Cache:
     def extend(self, k, v):
         new = torch.stack((k, v))
         self.kv = torch.cat((self.kv, new), dim=3) if self.length else new
-        self.length = self.kv.shape[3]
+        self.length += k.shape[2]
         return self.kv
 
 def gelu(x):
-    """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as a sigmoid: compiled, that
-    is faster."""
+    """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2; a sigmoid compiles faster."""
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x ** 3))
 
 def swiglu(x):
@@ -141,25 +130,23 @@ def swiglu(x):
     return u * F.silu(z)
 
 class Scale(nn.Module):
-    """n learned numbers, `init` at the start, stored as `scale`: Adam moves them by rate * init /
-    scale (nGPT 2.5)."""
+    """n learned numbers, from `init`, stored as `scale`: Adam moves them by rate * init / scale
+    (nGPT 2.5)."""
     def __init__(self, n, init, scale):
         super().__init__()
         self.init, self.scale = init, scale
-        self.weight = nn.Parameter(torch.full((n,), float(scale)))
+        self.weight = nn.Parameter(scale * torch.ones(n))
 
     def forward(self):
         return self.weight * (self.init / self.scale)
 
 class LayerNorm(nn.LayerNorm):
-    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, mean and population variance over the n
-    channels."""
+    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, over n channels; var divides by n."""
     def __init__(self, n, config):
         super().__init__(n, eps=1e-5, bias=config.bias)
 
 class RMSNorm(nn.RMSNorm):
-    """weight * x / sqrt(mean(x^2) + eps), mean over the n channels; nothing is subtracted, nothing
-    added."""
+    """weight * x / sqrt(mean(x^2) + eps), over n channels; nothing is subtracted or added."""
     def __init__(self, n, config):
         super().__init__(n, eps=1e-6)
 
@@ -171,7 +158,7 @@ class PowerNorm(nn.Module):
     evaluation, nothing leaks."""
     eps = 1e-5
     groups = 4
-    decay = 0.9
+    rate = 0.1
 
     def __init__(self, n, config):
         super().__init__()
@@ -181,9 +168,9 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
-        self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # its gradient: mean(g xhat)
+        self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # gradient: see PowerScale
         self.register_buffer("steps", torch.zeros(()))
-        for name in ("moment", "gamma", "micro_steps"):      # sums over a step's micro-batches
+        for name in ("moment", "micro_steps"):             # sums over a step's micro-batches
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
     def group_scale(self, x):
@@ -196,35 +183,31 @@ class PowerNorm(nn.Module):
             moment = mean_over_ranks(x.detach().square().mean((0, 1)))  # (n,)
             psi2 = torch.where(self.steps < self.warmup, moment, self.psi2) + self.eps
             self.moment += moment
-            self.gamma += moment / psi2                                 # mean(xhat^2)
             self.micro_steps += 1
             xhat = PowerScale.apply(x, psi2.rsqrt(), self.nu)
         else:
             xhat = x * (self.psi2 + self.eps).rsqrt()
         return self.weight * xhat + self.bias
 
-    def _apply(self, fn, recurse=True):  # behind .to() and .double() nu would gather no gradient
-        super()._apply(fn, recurse)
+    def _apply(self, fn):  # behind .to() and .double() nu would gather no gradient
+        super()._apply(fn)
         self.nu = self.nu.detach().requires_grad_()
         return self
 
     @torch.no_grad()
     def update_(self):
-        """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu (1 - 0.1 xhat^2) + 0.1 g
-        xhat, g = dL/dxhat."""
-        rate = 1 - self.decay
+        """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu + 0.1 (g - nu xhat) xhat."""
         if self.nu.grad is not None:
-            self.psi2.lerp_(self.moment / self.micro_steps, rate)
-            self.nu.mul_(1 - rate * self.gamma / self.micro_steps)
-            self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=rate)
+            self.psi2.lerp_(self.moment / self.micro_steps, self.rate)
+            self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=self.rate)
             self.steps += 1
         self.nu.grad = None
-        for total in (self.moment, self.gamma, self.micro_steps):
-            total.zero_()
+        self.moment.zero_()
+        self.micro_steps.zero_()
 
 class PowerScale(torch.autograd.Function):
     """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and
-    nu constants. L is the mean over all ranks' tokens."""
+    nu constants. What nu gets is for its own update. L is the mean over all ranks' tokens."""
     @staticmethod
     def forward(ctx, x, inv_psi, nu):
         xhat = x * inv_psi
@@ -234,21 +217,24 @@ class PowerScale(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
-        of_nu = (g * xhat).mean((0, 1))             # for nu's own update
-        return (g - nu * xhat) * inv_psi, None, of_nu
+        g = g - nu * xhat
+        return g * inv_psi, None, (g * xhat).mean((0, 1))
 
 def mean_over_ranks(x):
-    if not dist.is_initialized():
-        return x
-    total = all_reduce(x, "sum", dist.group.WORLD)  # dist.all_reduce would not compile
-    return total / dist.get_world_size()
+    if dist.is_initialized():  # dist.all_reduce would not compile
+        x = all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
+    return x
 
 # ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None ----
 
+WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to h
+
 class Block(nn.Module):
     """The linear maps of all. What others must know of a class of blocks: family, whose recipe
-    train.py takes; sphere, whether h and the weights keep norm 1; Norm, of which GPT makes its last
-    norm, none on the sphere; refuses, options that keep their defaults, for want of an equation."""
+    train.py takes; Norm, of which GPT makes its last norm, none on the sphere; refuses, options
+    that keep their defaults, for want of an equation; sphere, whether GPT's project_ has weights
+    constrained, by constrain_: the rows of all matrices, the columns of those named in `columns`.
+    There s_z and alpha are stored at `scale`."""
     family = None
     sphere = False
     Norm = nn.Identity
@@ -270,9 +256,6 @@ class Block(nn.Module):
     def start_(self, layer):
         """What a block of that number, 1 to n_layer, does when all weights have been drawn:
         nothing, in the six."""
-
-    def project_(self):
-        """What a block does to its own matrices after every step: nothing, off the sphere."""
 
 class PreNormBlock(Block):
     """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are
@@ -308,8 +291,7 @@ class PowerNormBlock(PreNormBlock):
     refuses = ("resid_scale", "checkpoint_blocks")  # made anew, a batch counts twice
 
 class NormFormerBlock(PreNormBlock):
-    """Pre-LN with three more operations (NormFormer section 2.1); head_scale comes before w_o, as
-    in the paper."""
+    """Pre-LN with three more operations (NormFormer 2.1); head_scale before w_o, as in the paper."""
     family = "normformer"
     Norm = LayerNorm
     refuses = ()
@@ -338,29 +320,21 @@ class NGPTBlock(Block):
     family = "ngpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
+    columns = WRITERS  # the side of d channels (section 2.6)
 
     def __init__(self, config):
         super().__init__(config)
-        self.s_qk = Scale(self.d, init=1.0, scale=self.d ** -0.5)  # section 2.6
-        self.s_u = Scale(4 * self.d, init=1.0, scale=1.0)
-        self.s_v = Scale(4 * self.d, init=1.0, scale=1.0)
-        self.alpha_a = Scale(self.d, init=0.05, scale=self.d ** -0.5)
-        self.alpha_m = Scale(self.d, init=0.05, scale=self.d ** -0.5)
-
-    def output_scale(self, vocab_size):
-        """s_z, which GPT multiplies its logits by."""
-        return Scale(vocab_size, init=1.0, scale=self.d ** -0.5)
+        d = self.d
+        self.scale = d ** -0.5  # section 2.6
+        self.s_qk = Scale(d, init=1.0, scale=self.scale)
+        self.s_u = Scale(4 * d, init=1.0, scale=1.0)
+        self.s_v = Scale(4 * d, init=1.0, scale=1.0)
+        self.alpha_a = Scale(d, init=0.05, scale=self.scale)
+        self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 
     def constrain_(self, weight, dim):
         """Norms along dim become 1."""
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1e-30))
-
-    def project_(self):
-        """Norms along the side of d channels, rows or columns, become 1 (section 2.6)."""
-        self.constrain_(self.w_qkv.weight, dim=1)
-        self.constrain_(self.w_o.weight, dim=0)
-        self.constrain_(self.w_up.weight, dim=1)
-        self.constrain_(self.w_down.weight, dim=0)
 
     def forward(self, h, cos, sin, cache=None):
         s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
@@ -377,34 +351,29 @@ class NGPTBlock(Block):
         return unit(h + self.alpha_m().abs() * (h_m - h))                          # (11)
 
 class ANGPTBlock(Block):
-    """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels nu_qkv, nu_p, nu_acf and
-    nu_d."""
+    """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels all nu but nu(alpha) and
+    nu_uz."""
     family = "angpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
+    columns = ()  # all rows: along the input
+    scale = 0.01  # Table F.2
 
     def __init__(self, config):
         super().__init__(config)
-        self.nu_qkv = (self.d / self.d_k) ** 0.5              # section 4.3
-        self.nu_p = (self.d_k / self.d) ** 0.5
+        d, d_k = self.d, self.d_k
+        self.nu_qkv = (d / d_k) ** 0.5                        # section 4.3
+        self.nu_p = (d_k / d) ** 0.5
         self.nu_uz = 0.5                                      # sqrt(d / 4d)
         self.nu_d = 2.0                                       # sqrt(4d / d)
         self.nu_acf = 3.72035             # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; 4.3 has 3.74
-        self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5))  # shape and start: see README
-        self.alpha_a = Scale(self.d, init=0.05, scale=0.01)   # Table F.2
-        self.alpha_m = Scale(self.d, init=0.05, scale=0.01)
-
-    def output_scale(self, vocab_size):
-        """s_z, which GPT multiplies its logits by."""
-        return Scale(vocab_size, init=1.0, scale=0.01)
+        self.g = nn.Parameter(torch.tensor(d_k ** 0.5))       # shape and start: see README
+        self.alpha_a = Scale(d, init=0.05, scale=self.scale)
+        self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 
     def constrain_(self, weight, dim):
         """Norms along dim above 1 become 1 (section 4.2)."""
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1.0))
-
-    def project_(self):
-        for matrix in (self.w_qkv, self.w_o, self.w_up, self.w_down):
-            self.constrain_(matrix.weight, dim=1)  # rows: along the input
 
     def nu(self, alpha):
         return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()  # section 4.2 (4.3 has no root)
@@ -434,8 +403,7 @@ ARCHS = {
 }
 
 class GPT(nn.Module):
-    """Embedding, n_layer blocks, a last norm (not ngpt, angpt), head. Call project_() after every
-    optimizer step."""
+    """Embedding, blocks, a last norm (not ngpt, angpt), head. After an optimizer step: project_()."""
     logits_at_once = 2 ** 26  # a quarter of a GB in float32
 
     def __init__(self, config):
@@ -446,15 +414,17 @@ class GPT(nn.Module):
         if config.pos == "learned":
             self.wpe = nn.Embedding(config.block_size, d)
         self.blocks = nn.ModuleList(ARCHS[config.arch](config) for _ in range(config.n_layer))
-        self.sphere = self.blocks[0].sphere         # ngpt, angpt
-        self.norm_f = self.blocks[0].Norm(d, config)
+        block = self.blocks[0]
+        self.sphere = block.sphere                  # ngpt, angpt
+        self.norm_f = block.Norm(d, config)
         if self.sphere:
-            self.s_z = self.blocks[0].output_scale(V)
+            self.s_z = Scale(V, init=1.0, scale=block.scale)
         self.lm_head = nn.Linear(d, V, bias=False)  # its weight is (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
-        pairs = int(config.rope_fraction * self.blocks[0].d_k / 2) if config.pos == "rope" else 0
-        angles = rope_angles(config.block_size, pairs)
+        pairs = int(config.rope_fraction * block.d_k / 2) if config.pos == "rope" else 0
+        frequency = 10000 ** -(torch.arange(pairs).double() / pairs)
+        angles = torch.outer(torch.arange(config.block_size), frequency)  # (block_size, pairs)
         self.register_buffer("cos", angles.cos().type_as(self.wte.weight), persistent=False)
         self.register_buffer("sin", angles.sin().type_as(self.wte.weight), persistent=False)
         self.init_weights()
@@ -463,29 +433,26 @@ class GPT(nn.Module):
     def init_weights(self):
         for name, p in self.named_parameters():
             std = self.config.embed_std if name in ("wte.weight", "wpe.weight") else 0.02
-            if name.endswith(("w_o.weight", "w_down.weight")):
+            if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                nn.init.normal_(p, std=100.0 if self.sphere else std)  # project_ makes norms 1
+                p.normal_(std=100.0 if self.sphere else std)  # project_ makes norms 1
             elif name.endswith("bias"):
-                nn.init.zeros_(p)
+                p.zero_()
         for layer, block in enumerate(self.blocks, start=1):
             block.start_(layer)
         self.project_()
 
     @torch.no_grad()
     def project_(self):
-        """After every step: ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu
-        move."""
-        for block in self.blocks:
-            block.project_()
+        """ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
         for module in self.modules():
             if isinstance(module, PowerNorm):
                 module.update_()
-        if self.sphere:
-            for layer in self.children():  # of embeddings and head: a row is a token's or a place's
-                if isinstance(layer, (nn.Embedding, nn.Linear)):
-                    self.blocks[0].constrain_(layer.weight, dim=1)
+        for name, p in self.named_parameters():
+            if self.sphere and p.dim() == 2:
+                dim = 0 if name.endswith(self.blocks[0].columns) else 1
+                self.blocks[0].constrain_(p, dim)
 
     def logits(self, h):
         """(B, T, d) -> (B, T, V)"""
@@ -503,27 +470,27 @@ class GPT(nn.Module):
         if at_once >= h.shape[1]:
             total = self.nats(h, targets)
         else:
-            total = 0.0
-            for piece, target in zip(h.split(at_once, dim=1), targets.split(at_once, dim=1)):
-                total = total + checkpoint(self.nats, piece, target, use_reentrant=False)
+            pieces = zip(h.split(at_once, dim=1), targets.split(at_once, dim=1))
+            total = sum(checkpoint(self.nats, *piece, use_reentrant=False) for piece in pieces)
         return total / (targets >= 0).sum()
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
         """idx, targets (B, T) token ids -> logits (B, T, V), mean cross-entropy in nats (targets of
         -1 do not count). Without targets: the last position's logits (B, 1, V), None. caches, one a
         layer, hold what came before idx."""
+        config = self.config
         start = caches[0].length if caches else 0
         stop = start + idx.shape[1]
-        if stop > self.config.block_size:
-            raise ValueError(f"{stop} tokens given, block_size is {self.config.block_size}")
+        if stop > config.block_size:
+            raise ValueError(f"{stop} tokens given, block_size is {config.block_size}")
         h = self.wte(idx)  # (B, T, d)
-        if self.config.pos == "learned":
+        if config.pos == "learned":
             h = h + self.wpe.weight[start:stop]
-        h = F.dropout(h, self.config.dropout, self.training)
+        h = F.dropout(h, config.dropout, self.training)
         cos = self.cos[start:stop]
         sin = self.sin[start:stop]
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks)):
-            if self.config.checkpoint_blocks:
+        for block, cache in zip(self.blocks, caches or [None] * config.n_layer):
+            if config.checkpoint_blocks:
                 h = checkpoint(block, h, cos, sin, cache, use_reentrant=False)
             else:
                 h = block(h, cos, sin, cache)
@@ -546,17 +513,14 @@ class GPT(nn.Module):
                 if not caches or caches[0].length == size:
                     caches = [Cache() for _ in self.blocks]
                     new = idx[:, -kept:]
-                    kept = max(1, size // 2)
+                    kept = (size + 1) // 2
                 logits, _ = self(new, caches=caches)  # (B, 1, V)
                 logits = wide(logits[:, -1])          # (B, V)
-                if top_k is not None:
-                    least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+                if top_k:
+                    least = logits.topk(min(top_k, self.config.vocab_size)).values[:, -1:]
                     logits = logits.masked_fill(logits < least, -math.inf)
-                if temperature == 0:
-                    new = logits.argmax(-1, keepdim=True)  # (B, 1)
-                else:
-                    p = (logits / temperature).softmax(-1)
-                    new = torch.multinomial(p, 1, generator=generator)
+                p = (logits / max(temperature, 1e-9)).softmax(-1)  # at 0 all is on the likeliest
+                new = torch.multinomial(p, 1, generator=generator)  # (B, 1)
                 idx = torch.cat((idx, new), dim=1)
                 yield new[:, 0]
         finally:

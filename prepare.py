@@ -132,8 +132,7 @@ HEADER = 256                         # int32 numbers before the tokens
 TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # those that fit in uint16
 
 def get_tokenizer(name):
-    """The tiktoken.Encoding of that name; "bytes" is a token for each byte, and end-of-text =
-    256."""
+    """The tiktoken.Encoding of that name; "bytes": a token for each byte, end-of-text = 256."""
     if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
         return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}",
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
@@ -194,16 +193,14 @@ def write_shard(path, tokens):
         file.write(np.ascontiguousarray(tokens, "<u2"))
 
 def read_shard(path):
-    """The tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError unless it is
-    whole."""
+    """The tokens of a whole shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
     header = np.fromfile(path, "<i4", count=3).tolist()
     count = (os.path.getsize(path) - 4 * HEADER) / 2
     expect(header == [MAGIC, VERSION, count], f"{path}: no whole shard of tokens, as llm.c has it")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
-    """meta.json of a whole corpus. Shards that others made, for llm.c, have none: they are taken to
-    be GPT-2's."""
+    """meta.json of a whole corpus; shards made for llm.c have none, and are taken for GPT-2's."""
     folder = Path(folder)
     expect(folder.is_dir(),
            f"data={folder}: no such corpus; python prepare.py --source=... makes a corpus")
@@ -273,8 +270,7 @@ def state_of(paths):
     return f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest} UTC"
 
 def read_texts(path):
-    """Yields the texts of a .jsonl or .parquet file. Not by `datasets`: it would take a text like
-    2024-01-01 for a date."""
+    """Texts of a .jsonl or .parquet file. Not by `datasets`: it takes 2024-01-01 for a date."""
     if path.suffix.lower() == ".jsonl":
         for line in filter(bytes.strip, path.open("rb")):
             yield json.loads(line)["text"]
@@ -343,8 +339,7 @@ def write_shards(folder, options, tokenizer, paths, begun):
     expect(begun["tokens"], f"{options.source}: all was held out; more text, or fewer --val_tokens")
 
 def fetch_shards(folder, options):
-    """FineWeb tokenized by others: a file held out, 103 to train on, 100M tokens each; names are
-    theirs."""
+    """FineWeb tokenized by others: a file held out, 103 to train on, of 100M tokens each."""
     import huggingface_hub
     count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]

@@ -982,7 +982,7 @@ def test_sizes_are_table_f1():
 --learning_rate=inf  at least 0
 --dropout=1.5  from 0 to 1
 --rope_fraction=-1  at least 0
---min_lr_ratio=2  at most 1
+--min_lr_ratio=2  from 0 to 1
 --beta2=1  less than 1
 --resid_scale  resid_scale=True: expected False with arch=angpt
 --arch=angpt --bias  bias=True: expected False with arch=angpt

@@ -74,8 +74,7 @@ def recipe(config):
     return found
 
 def load_arch(arch):
-    """Runs the file of an arch like "mine.py:scalenorm", which adds scalenorm to ARCHS; returns the
-    name there."""
+    """Runs the file of an arch like "mine.py:scalenorm"; returns the name that it adds to ARCHS."""
     file, _, name = arch.rpartition(":")
     if file:
         with blame(f"arch={arch}: {file} cannot be run"):
@@ -87,8 +86,7 @@ def load_arch(arch):
 
 @dataclass(init=False)
 class TrainConfig(GPTConfig):
-    """Training. None stands for a value that `resolve` finds. Give options when you make it: others
-    follow from them."""
+    """Training. Give options when you make it: others follow; `resolve` finds those of None."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None        # folder for results (out/<arch>; out/tuned with --init_from)
     init_from: str | None = None      # weights: a run's folder, or GPT-2 (lessons/extras/gpt2.py)
@@ -131,13 +129,13 @@ class TrainConfig(GPTConfig):
         choose("size", self.size, SIZES)
         vars(self).update(SIZES[self.size] | given)
         at_least(0, self, *names)
-        self.__post_init__()                      # raises where a model's options do not fit
-        at_least(1, self, "max_steps", "batch_size", "total_batch_size", "eval_tokens",
-                 "eval_interval", "log_interval", "checkpoint_interval")
-        for name in ("min_lr_ratio", "warmup_ratio"):
-            self.expect(name, getattr(self, name) <= 1, "at most 1")
+        at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "max_steps", "batch_size",
+                 "total_batch_size", "eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
+        for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
+            self.expect(name, getattr(self, name) <= 1, "from 0 to 1")
         for name in ("beta1", "beta2"):
             self.expect(name, getattr(self, name) < 1, "less than 1")
+        self.__post_init__()                      # raises where a model's options do not fit
         vars(self).update(recipe(self) | given)
         new = f"out/{self.arch}{'+qk_norm' * self.qk_norm}"
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
@@ -171,8 +169,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
 # ---- Data ----------------------------------------------------------------------------------------
 
 class Tokens:
-    """One split of a corpus, cut into windows of `length` tokens, each followed by its target. What
-    is left over at a shard's end is not read."""
+    """One split of a corpus in windows of `length` tokens; what is over at a shard's end is not read."""
     def __init__(self, folder, split, length, vocab_size):
         self.shards = [read_shard(path) for path in sorted(Path(folder).glob(f"*_{split}_??????.bin"))]
         self.length = length
@@ -194,8 +191,7 @@ class Tokens:
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
-        rows = torch.from_numpy(np.stack([self.window(i) for i in indices]))
-        rows = rows.to(device)                    # (len(indices), length + 1)
+        rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)
         return rows[:, :-1], rows[:, 1:]
 
 class Corpus:
@@ -210,8 +206,8 @@ class Corpus:
 
 def open_corpus(config, machine):
     """The Corpus of config.data; the default one is made if it is missing."""
-    is_default = config.data == TrainConfig.data
-    if is_default and machine.rank == 0 and not Path(config.data, "meta.json").exists():
+    path = Path(config.data, "meta.json")
+    if config.data == TrainConfig.data and machine.rank == 0 and not path.exists():
         prepare()
     machine.any(False)                             # all wait for it
     return Corpus(config.data, config.block_size)
@@ -222,8 +218,7 @@ def epoch_order(seed, epoch, windows):
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 def batches(tokens, step, config, machine):
-    """This rank's micro-batches (x, y), each (batch_size, block_size), of a step: a function of
-    (seed, step) alone."""
+    """This rank's micro-batches (x, y), each (batch_size, block_size), by (seed, step) alone."""
     sequences = config.total_batch_size // config.block_size
     mine = []
     for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
@@ -272,8 +267,7 @@ class Machine:
     world_size: int = 1
 
     def autocast(self):
-        """Without autocast's cache of weights: through it a loss in pieces would sum the head's
-        gradient in bfloat16."""
+        """Without its cache: a loss in pieces would sum the head's gradient in bfloat16."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -311,12 +305,11 @@ def join_machine(config):
 # ---- A step --------------------------------------------------------------------------------------
 
 def source_code(model):
-    """Of all classes that a model is made of, but torch's; "" in a notebook."""
+    """Of all classes that a model is made of, but torch's; None in a notebook."""
     owners = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__)
     with contextlib.suppress(Exception):
         own = [owner for owner in owners if not owner.__module__.startswith(("torch", "builtins"))]
         return "".join(map(inspect.getsource, own))
-    return ""
 
 def make_model(config, device, state=None):
     """A GPT with new weights, or with a checkpoint's, whose learned positions are cut to block_size.
@@ -334,8 +327,7 @@ def make_model(config, device, state=None):
     return model.to(device)
 
 def make_optimizer(model, config):
-    """AdamW over two groups: matrices and embeddings, which decay, and vectors and scalars, which
-    do not."""
+    """AdamW over two groups: matrices and embeddings decay, vectors and scalars do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     return torch.optim.AdamW([dict(params=matrices), dict(params=others, weight_decay=0.0)],
@@ -345,17 +337,15 @@ def make_optimizer(model, config):
 def compile_blocks(model, config, machine):
     """Compiles if --compile says so. It takes a quarter of a minute and saves a third of each step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
-    is_long = work > 2e12 and shutil.which("g++")
-    on_gpu = machine.device.type == "cuda"
+    pays = machine.device.type == "cuda" or work > 2e12 and shutil.which("g++")
     torch.compiler.reset()                     # earlier models would count towards torch's limit
-    if config.compile == "true" or config.compile == "auto" and (on_gpu or is_long):
+    if config.compile == "true" or config.compile == "auto" and pays:
         for block in model.blocks:
             block.compile()
         model.nats = torch.compile(model.nats)  # head and loss: half of a step for many tokens
 
 def learning_rate(config, step):
-    """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak at the last
-    step."""
+    """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak."""
     warmup = round(config.warmup_ratio * config.max_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -392,15 +382,14 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 def read_checkpoint(source, device="cpu"):
-    """The dict that `train` saves to a run's folder or a .pt file; of GPT-2 one like it. Raises
-    DataError."""
+    """The dict that `train` saves in a folder, or a .pt file; of GPT-2 one like it."""
     path = Path(source)
     names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
     if (path / "config.json").exists() or str(source) in names:
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     if path.suffix != ".pt":
-        path = path / "ckpt.pt"
+        path /= "ckpt.pt"
     with blame(f"{path}: no such checkpoint, or not a whole one"):
         state = torch.load(path, map_location=device, mmap=True)  # which runs no code
         expect(state.keys() >= {"model", "config", "tokenizer"}, f"{path}: no whole checkpoint")
@@ -427,8 +416,8 @@ def with_checkpoint(config, state):
     return joined
 
 def load_model(source, device="cpu", arch=None):
-    """(model in eval mode, tokenizer, checkpoint dict) of what read_checkpoint reads; arch,
-    "file.py:name", if it is one of a file. Raises DataError."""
+    """(model in eval mode, tokenizer, checkpoint dict); arch: "file.py:name", if it is of a file.
+    Raises DataError."""
     state = read_checkpoint(source, device)
     config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
@@ -437,8 +426,7 @@ def load_model(source, device="cpu", arch=None):
 # ---- A run ---------------------------------------------------------------------------------------
 
 def read_log(folder):
-    """The records of folder/log.jsonl up to the first that cannot be read: a killed run's last line
-    may be cut."""
+    """The records of folder/log.jsonl, up to one that a kill has cut."""
     records = []
     with contextlib.suppress(OSError, ValueError):
         for line in Path(folder, "log.jsonl").open("rb"):
@@ -521,8 +509,7 @@ def log(record, folder, say):
     say(line)
 
 def validate(model, optimizer, step, corpus, config, machine, watch):
-    """What evaluate and watch measure; at step 0 also the options. Raises Diverged where the loss is
-    far worse than guessing's."""
+    """What evaluate and watch measure; at step 0 also the options. Raises Diverged."""
     found = evaluate(model, corpus, config, machine)
     if step == 0:
         found["config"] = asdict(config)
