@@ -79,12 +79,12 @@ def unit(x, dim=-1):
 def rope(x, cos, sin):
     """Rotary embedding (Su et al. 2021) of x (B, H, T, d_k): turns channels (i, i + r/2), i < r/2."""
     n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
-    a, b, rest = x.tensor_split((n, 2 * n), dim=-1)            # (B, H, T, r/2) twice, the rest
-    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=-1).type_as(x)
+    a, b, rest = x.tensor_split((n, 2 * n), -1)                # (B, H, T, r/2) twice, the rest
+    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).type_as(x)
 
 def heads(qkv, n_head):
     """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
-    return qkv.unflatten(-1, (3 * n_head, -1)).transpose(1, 2).chunk(3, dim=1)  # of (B, 3H, T, d_k)
+    return qkv.unflatten(-1, (3 * n_head, -1)).transpose(1, 2).chunk(3, 1)  # of (B, 3H, T, d_k)
 
 def joined(y):
     """(B, H, T, d_k) -> (B, T, d)"""
@@ -106,8 +106,8 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
-        y = flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True)
-        return y.transpose(1, 2)
+        return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0,
+                               causal=True).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
 class Cache:
@@ -126,7 +126,7 @@ def gelu(x):
 
 def swiglu(x):
     """u SiLU(z) of x = (u, z): (..., 8d) -> (..., 4d). (nGPT eq. 18, 19)"""
-    u, z = x.chunk(2, dim=-1)
+    u, z = x.chunk(2, -1)
     return u * F.silu(z)
 
 class Scale(nn.Module):
@@ -344,7 +344,7 @@ class NGPTBlock(Block):
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13), 2.3.2
         h_a = unit(self.drop(self.w_o(joined(y))))                                 # (14)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                             # (10)
-        u, z = self.w_up(h).chunk(2, dim=-1)                                       # (17): (B, T, 4d)
+        u, z = self.w_up(h).chunk(2, -1)                                           # (17): (B, T, 4d)
         u = u * self.s_u()                                                         # (20)
         z = z * self.s_v() * self.d ** 0.5                                         # (21)
         h_m = unit(self.drop(self.w_down(u * F.silu(z))))                          # (18, 19)
@@ -387,7 +387,7 @@ class ANGPTBlock(Block):
         y = attend(q, k, v, 1.0, cache, self.dropout * self.training)
         h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
-        u, z = self.w_up(self.nu_uz * h).chunk(2, dim=-1)          # Table 1, MLP: (B, T, 4d)
+        u, z = self.w_up(self.nu_uz * h).chunk(2, -1)              # Table 1, MLP: (B, T, 4d)
         z = z * self.d ** 0.5  # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
         return self.nu(alpha_m) * (h + alpha_m * (h_m - h))        # Table 1, Residual
@@ -439,7 +439,7 @@ class GPT(nn.Module):
                 p.normal_(std=100.0 if self.sphere else std)  # project_ makes norms 1
             elif name.endswith("bias"):
                 p.zero_()
-        for layer, block in enumerate(self.blocks, start=1):
+        for layer, block in enumerate(self.blocks, 1):
             block.start_(layer)
         self.project_()
 
@@ -519,8 +519,11 @@ class GPT(nn.Module):
                 if top_k:
                     least = logits.topk(min(top_k, self.config.vocab_size)).values[:, -1:]
                     logits = logits.masked_fill(logits < least, -math.inf)
-                p = (logits / max(temperature, 1e-9)).softmax(-1)  # at 0 all is on the likeliest
-                new = torch.multinomial(p, 1, generator=generator)  # (B, 1)
+                if temperature == 0:
+                    new = logits.argmax(-1, keepdim=True)  # (B, 1)
+                else:
+                    p = (logits / temperature).softmax(-1)
+                    new = torch.multinomial(p, 1, generator=generator)
                 idx = torch.cat((idx, new), dim=1)
                 yield new[:, 0]
         finally:
