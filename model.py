@@ -106,8 +106,8 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
     if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
-        return flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0,
-                               causal=True).transpose(1, 2)
+        y = flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True)
+        return y.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
 class Cache:
@@ -116,7 +116,7 @@ class Cache:
 
     def extend(self, k, v):
         new = torch.stack((k, v))
-        self.kv = torch.cat((self.kv, new), dim=3) if self.length else new
+        self.kv = torch.cat((self.kv, new), 3) if self.length else new
         self.length += k.shape[2]
         return self.kv
 
@@ -169,7 +169,7 @@ class PowerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # gradient: see PowerScale
-        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("steps", torch.tensor(0.0))
         for name in ("moment", "micro_steps"):             # sums over a step's micro-batches
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
@@ -189,8 +189,8 @@ class PowerNorm(nn.Module):
             xhat = x * (self.psi2 + self.eps).rsqrt()
         return self.weight * xhat + self.bias
 
-    def _apply(self, fn):  # behind .to() and .double() nu would gather no gradient
-        super()._apply(fn)
+    def _apply(self, fn, recurse=True):  # behind .to() and .double() nu would gather no gradient
+        super()._apply(fn, recurse)
         self.nu = self.nu.detach().requires_grad_()
         return self
 
@@ -207,7 +207,7 @@ class PowerNorm(nn.Module):
 
 class PowerScale(torch.autograd.Function):
     """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and
-    nu constants. What nu gets is for its own update. L is the mean over all ranks' tokens."""
+    nu constants. L is the mean over all ranks' tokens."""
     @staticmethod
     def forward(ctx, x, inv_psi, nu):
         xhat = x * inv_psi
@@ -217,8 +217,8 @@ class PowerScale(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
-        g = g - nu * xhat
-        return g * inv_psi, None, (g * xhat).mean((0, 1))
+        left = g - nu * xhat
+        return left * inv_psi, None, (left * xhat).mean((0, 1))  # the last for nu's own update
 
 def mean_over_ranks(x):
     if dist.is_initialized():  # dist.all_reduce would not compile
@@ -232,9 +232,9 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to h
 class Block(nn.Module):
     """The linear maps of all. What others must know of a class of blocks: family, whose recipe
     train.py takes; Norm, of which GPT makes its last norm, none on the sphere; refuses, options
-    that keep their defaults, for want of an equation; sphere, whether GPT's project_ has weights
-    constrained, by constrain_: the rows of all matrices, the columns of those named in `columns`.
-    There s_z and alpha are stored at `scale`."""
+    that keep their defaults, for want of an equation; sphere, whether h and weights keep norm 1:
+    GPT then calls constrain_ on the rows of all matrices, on the columns of those in `columns`, and
+    stores s_z at `scale`."""
     family = None
     sphere = False
     Norm = nn.Identity
@@ -423,7 +423,7 @@ class GPT(nn.Module):
         if config.tie:
             self.lm_head.weight = self.wte.weight
         pairs = int(config.rope_fraction * block.d_k / 2) if config.pos == "rope" else 0
-        frequency = 10000 ** -(torch.arange(pairs).double() / pairs)
+        frequency = 10000 ** -(torch.arange(pairs).double() / pairs)      # radians a token
         angles = torch.outer(torch.arange(config.block_size), frequency)  # (block_size, pairs)
         self.register_buffer("cos", angles.cos().type_as(self.wte.weight), persistent=False)
         self.register_buffer("sin", angles.sin().type_as(self.wte.weight), persistent=False)
@@ -451,6 +451,7 @@ class GPT(nn.Module):
                 module.update_()
         for name, p in self.named_parameters():
             if self.sphere and p.dim() == 2:
+                # Of embeddings and head a row is a token's or a place's
                 dim = 0 if name.endswith(self.blocks[0].columns) else 1
                 self.blocks[0].constrain_(p, dim)
 
@@ -470,7 +471,7 @@ class GPT(nn.Module):
         if at_once >= h.shape[1]:
             total = self.nats(h, targets)
         else:
-            pieces = zip(h.split(at_once, dim=1), targets.split(at_once, dim=1))
+            pieces = zip(h.split(at_once, 1), targets.split(at_once, 1))
             total = sum(checkpoint(self.nats, *piece, use_reentrant=False) for piece in pieces)
         return total / (targets >= 0).sum()
 
@@ -513,7 +514,7 @@ class GPT(nn.Module):
                 if not caches or caches[0].length == size:
                     caches = [Cache() for _ in self.blocks]
                     new = idx[:, -kept:]
-                    kept = (size + 1) // 2
+                    kept = max(1, size // 2)
                 logits, _ = self(new, caches=caches)  # (B, 1, V)
                 logits = wide(logits[:, -1])          # (B, V)
                 if top_k:
@@ -524,7 +525,7 @@ class GPT(nn.Module):
                 else:
                     p = (logits / temperature).softmax(-1)
                     new = torch.multinomial(p, 1, generator=generator)
-                idx = torch.cat((idx, new), dim=1)
+                idx = torch.cat((idx, new), 1)
                 yield new[:, 0]
         finally:
             self.train(was_training)

@@ -86,7 +86,7 @@ def load_arch(arch):
 
 @dataclass(init=False)
 class TrainConfig(GPTConfig):
-    """Training. Give options when you make it: others follow; `resolve` finds those of None."""
+    """Training. Give options when you make it, as others follow; `resolve` replaces None."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None        # folder for results (out/<arch>; out/tuned with --init_from)
     init_from: str | None = None      # weights: a run's folder, or GPT-2 (lessons/extras/gpt2.py)
@@ -192,7 +192,7 @@ class Tokens:
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
         rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)
-        return rows[:, :-1], rows[:, 1:]
+        return rows[:, :-1], rows[:, 1:]          # of (len(indices), length + 1)
 
 class Corpus:
     """What prepare.py made: tokens to train on and held out, and the bytes that each stands for."""
@@ -267,7 +267,7 @@ class Machine:
     world_size: int = 1
 
     def autocast(self):
-        """Without its cache: a loss in pieces would sum the head's gradient in bfloat16."""
+        """Without autocast's cache, where a loss in pieces sums the head's gradient in bfloat16."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -382,7 +382,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 def read_checkpoint(source, device="cpu"):
-    """The dict that `train` saves in a folder, or a .pt file; of GPT-2 one like it."""
+    """The dict that `train` saved, of a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
     names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
     if (path / "config.json").exists() or str(source) in names:
