@@ -7,14 +7,12 @@ Measure what normalization costs, and what it gains.
     python bench.py race --n_layer=3 --n_embd=64 --block_size=128       # who learns most: hours
     python bench.py curves out/angpt out/ngpt   # runs of train.py in one picture
 
-`python bench.py race --help` lists its options. Ratios are to the first of --archs, taken within a
-round; GPT+ is rmsnorm+qk_norm. memory's largest batch leaves a tenth of a card free. A race makes
-complete runs of so many tokens for each parameter of the first arch. At every length it searches with
-one seed for each arch's best: half and twice the rate, in pre-norm families a third and three times
-the embed_std, on from there while that is better; then all seeds there. Fewer tokens: those of the
-longest runs over those with which an arch reaches the baseline's loss there; beside it, where Welch's
-95% t interval of the difference of these losses puts it. The same command goes on from --results, a
-row for every run.
+`python bench.py race --help` lists its options. Ratios are to the first of --archs, within a round;
+GPT+ is rmsnorm+qk_norm. memory's largest batch leaves a tenth of a card free. A race makes complete
+runs of so many tokens for each parameter of the first arch. At every length it searches with one seed
+for each arch's best: half and twice the rate, in pre-norm families a third and three times the
+embed_std, on from there while that is better; then all seeds run there. Its "fewer tokens" come with
+the ends of Welch's 95% t interval. The same command goes on from --results, a row for every run.
 """
 import json
 import math
@@ -209,9 +207,8 @@ def sample(options, given):
     first = next(iter(configs.values()))
     machine = join_machine(first)
     prompt = torch.randint(first.vocab_size, (options.batch_size, 16), device=machine.device)
-    jobs = {}
-    for name, config in configs.items():
-        jobs[name] = partial(decode, make_model(config, machine.device), prompt, options.new_tokens)
+    jobs = {name: partial(decode, make_model(config, machine.device), prompt, options.new_tokens)
+            for name, config in configs.items()}
     compare("sample", jobs, options, given, machine)
 
 # ---- Memory --------------------------------------------------------------------------------------

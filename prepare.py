@@ -78,12 +78,12 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 def true_or_false(word):
-    return bool(["false", "true"].index(word.lower()))   # of others argparse says what was given
+    return bool(["false", "true"].index(word.lower()))   # another word: argparse refuses it
 
 def typed(argv, description, *classes):
-    """What a command line's words give of the fields of dataclasses, as one dict: --name=value,
-    --name value, or --name alone for true. The comment behind a field is its help; of one name the
-    first class's field counts. Raises ConfigError; --help prints the options, and exits."""
+    """A command line's --name=value, --name value, or --name alone for true, as a dict. Options are
+    the fields of dataclasses, of one name the first one's, help is the comment behind a field.
+    Raises ConfigError; --help prints the options, and exits."""
     parser = Parser(usage="%(prog)s [--name=value ...]", description=description,
                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                     argument_default=argparse.SUPPRESS)
@@ -113,9 +113,8 @@ def typed(argv, description, *classes):
     return vars(given)
 
 def run_script(main):
-    """Calls main with the command line's words. What a user can mend ends in one line and exit code
-    2, or the exception's own; Ctrl-C ends the process as the signal itself would, so that a shell's
-    loop ends, too."""
+    """Calls main with the command line's words. What a user can mend ends in one line, exit code 2
+    or the exception's own; Ctrl-C as the signal itself does, so that a shell's loop ends, too."""
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
@@ -129,6 +128,7 @@ def run_script(main):
 
 MAGIC, VERSION = 20240520, 1
 HEADER = 256                         # int32 numbers before the tokens
+BEGUN = "begun.json"                 # what a corpus is made of and with, and how far it has come
 TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # those that fit in uint16
 
 def get_tokenizer(name):
@@ -147,8 +147,7 @@ def bytes_per_token(tokenizer):
     return np.array(lengths, np.uint8)
 
 def encode(tokenizer, data, new=True):
-    """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; an "<|endoftext|>" inside
-    it is mere text."""
+    """Bytes of text as uint16 tokens (n,), after an end-of-text if `new`; one in the text is text."""
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
@@ -218,14 +217,12 @@ def token_lengths(meta):
 
 # ---- Corpora -------------------------------------------------------------------------------------
 
-BEGUN = "begun.json"                 # what a corpus is made of and with, and how far it has come
 PIECE = 900_000                      # bytes encoded at a time; tiktoken can't take 1M spaces
 STREAMED = "fineweb", "fineweb10B-gpt2"
 KINDS = ".txt", ".jsonl", ".parquet"
 
 @dataclass
 class PrepareConfig:
-    """Options."""
     source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
     name: str | None = None            # of the corpus (from the source)
     data_dir: str = "data"             # folder of all corpora
@@ -235,7 +232,6 @@ class PrepareConfig:
     val_tokens: int | None = None      # hold out at most that many (5% of the text, 10M)
     shard_tokens: int = 100_000_000    # in a file, about
     seed: int = 1337                   # of the order of files
-    force: bool = False                # start over, replacing what is there
 
     def __post_init__(self):
         at_least(1, self, "tokens", "val_tokens", "shard_tokens")
@@ -313,22 +309,21 @@ def write_shards(folder, options, tokenizer, paths, begun):
     """Writes the shards that are not there yet: the beginning of the source, held out, then those
     to train on. Bytes decide where a shard ends, tokens where the last one does."""
     per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
-    most = options.val_tokens or 10_000_000
-    held_out = most * per_token
+    val_tokens = options.val_tokens or 10_000_000
+    held_out = val_tokens * per_token
     if paths and not options.val_tokens:
         held_out = min(held_out, sum(len(data) for data, _ in read_files(paths)) / 20)
     pieces = iter(tqdm(read_source(options, paths, begun["place"]), disable=None))
     with ThreadPoolExecutor() as pool:
         while (left := (options.tokens or sys.maxsize) - begun["tokens"]) > 0:
-            split, size = "val", held_out
+            split, most, n_bytes = "val", val_tokens, held_out
             if begun["shards"]:
-                split, most = "train", left
-                size = per_token * min(left, options.shard_tokens)
+                split, most, n_bytes = "train", left, per_token * min(left, options.shard_tokens)
             encoding = []  # by threads, which suffice as tiktoken releases Python's lock
-            while size > 0 and (piece := next(pieces, None)):
+            while n_bytes > 0 and (piece := next(pieces, None)):
                 data, begins, begun["place"] = piece
                 encoding.append(pool.submit(encode, tokenizer, data, begins))
-                size -= len(data)
+                n_bytes -= len(data)
             if not encoding:
                 break
             tokens = np.concatenate([future.result() for future in encoding])[:most]
@@ -352,38 +347,33 @@ def shards_of(folder):
     return sorted(folder.glob("*_[tv][ra][al]*_??????.bin"))  # train and val
 
 def begin(folder, options, files):
-    """A corpus's BEGUN, anew or as it was left. Raises DataError if what is there was made with
-    other options, or of files that have changed since."""
+    """A corpus's BEGUN, new or as it was left; DataError where options or files were others."""
     made = asdict(options)
-    del made["data_dir"], made["force"]
+    del made["data_dir"]
+    now = made | {"files": files}
     for path in (folder / "meta.json", folder / BEGUN):
         if path.exists():
             begun = read_json(path)
             earlier = begun["options"] | {"files": begun["files"]}
-            other = [f"{name}={earlier.get(name)}, now {value}"
-                     for name, value in (made | {"files": files}).items()
+            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in now.items()
                      if earlier.get(name) != value]
-            expect(not other,
-                   f"{folder}: made with {'; '.join(other)}; go back, or give --name or --force")
+            expect(not other, f"{folder}: made with {'; '.join(other)}; "
+                   "go back, give another --name, or remove the folder")
             return begun
-    expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name, or --force")
+    expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name")
     begun = {"source": options.source, "options": made, "files": files,
              "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)
     return begun
 
 def prepare(source="stdlib", **options):
-    """What the command does, with the same options; returns the corpus's folder. Raises ConfigError
-    and DataError."""
+    """The command, with its options; returns the corpus's folder. Raises ConfigError, DataError."""
     options = PrepareConfig(source, **options)
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
     paths = [] if source in STREAMED else source_files(source, options.seed)
     with only_one_in(folder, "another prepare.py is at work here; wait, or give another --name"):
         folder.mkdir(exist_ok=True)
-        if options.force:
-            for path in [folder / "meta.json", folder / BEGUN, *shards_of(folder)]:
-                path.unlink(missing_ok=True)
         begun = begin(folder, options, state_of(paths) if paths else None)
         if not (folder / "meta.json").exists():
             if source == "fineweb10B-gpt2":
@@ -407,8 +397,7 @@ def write_meta(folder, tokenizer, begun):
     write_json(folder / "meta.json", {
         "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
         "shards": [path.name for path in shards_of(folder)],
-        "versions": {"python": sys.version},
-        "token_bytes": lengths.tobytes().hex()})
+        "versions": {"python": sys.version}, "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 
 if __name__ == "__main__":

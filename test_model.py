@@ -831,10 +831,10 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
     with source.open("a") as file:
         file.write(json.dumps({"text": "more"}))
     for data_dir in (tmp_path, tmp_path / "kept"):
-        with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*--force"):
+        with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
             prepare(**options, data_dir=str(data_dir))
-    new = prepare(**options, data_dir=str(tmp_path), force=True)
-    assert read_corpus(new)[1][-1] == b"more"
+    shutil.rmtree(again)
+    assert read_corpus(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
 
 def test_a_second_at_work_is_refused(texts):
     refused = pytest.raises(DataError, match="a: another prepare.py is at work")

@@ -2,14 +2,13 @@
 Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
 
     python train.py --arch=ngpt                      # laptop size; makes the default corpus if missing
-    python train.py --resume=true                    # go on; with a larger --max_steps, further
+    python train.py --arch=ngpt --resume=true        # go on; with a larger --max_steps, further
     python train.py --init_from=out/angpt --data=data/mine       # from weights, a run's or GPT-2's
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
-It writes ckpt.pt, log.jsonl and loss.png to out/<arch>, and a sample of text to the screen (not
-under torchrun). An earlier run in that folder is moved to out/<arch>.1, .2, ... What is not given
-comes from the arch's recipe, else from the size, else from the default; in a run that goes on, from
-its checkpoint.
+Results go to out/<arch>: ckpt.pt, log.jsonl, loss.png; an earlier run there moves to out/<arch>.1.
+What is not given comes from the arch's recipe, else from the size, else from the default; in a run
+that goes on, from its checkpoint. At the end it prints a sample of text, but not under torchrun.
 """
 import contextlib
 import copy
@@ -65,7 +64,7 @@ RECIPES = {
 def recipe(config):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
-    # The best rates found at widths from 64 to 256 were 0.7 to 3.8 times this, NormFormer's more
+    # The best rates found at widths from 64 to 256 were 0.7 to 3.8 times that, NormFormer's more
     found["learning_rate"] *= (128 / config.n_embd) ** 0.5
     if config.init_from:
         found["learning_rate"] /= 10
@@ -86,7 +85,7 @@ def load_arch(arch):
 
 @dataclass(init=False)
 class TrainConfig(GPTConfig):
-    """Training. Give options when you make it, as others follow; `resolve` replaces None."""
+    """Training. Give options when you make it: others follow from them; `resolve` replaces None."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None        # folder for results (out/<arch>; out/tuned with --init_from)
     init_from: str | None = None      # weights: a run's folder, or GPT-2 (lessons/extras/gpt2.py)
@@ -110,14 +109,13 @@ class TrainConfig(GPTConfig):
     beta2: float = 0.95               # of Adam
     eps: float = 1e-9                 # of Adam
     grad_clip: float = 1.0            # largest norm of the gradient; 0 for no limit
-    eval_tokens: int | None = None    # held out, in a validation (0.5% of all, at least 4,096)
+    eval_tokens: int | None = None    # held out, in a validation (0.5% of all; eval_only: 1M)
     eval_interval: int | None = None  # steps between validations (ten a run, or more)
     log_interval: int = 10            # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval)
 
     def __init__(self, **given):
-        """What is given, else the arch's recipe, else what the size says, else the defaults."""
-        names = asdict(self)
+        names = self.__dataclass_fields__
         for name in given:
             choose("option", name, names)
         self.given = given = {name: value for name, value in given.items() if value is not None}
@@ -135,7 +133,7 @@ class TrainConfig(GPTConfig):
             self.expect(name, getattr(self, name) <= 1, "from 0 to 1")
         for name in ("beta1", "beta2"):
             self.expect(name, getattr(self, name) < 1, "less than 1")
-        self.__post_init__()                      # raises where a model's options do not fit
+        self.__post_init__()                      # GPTConfig's: whether a model's options fit
         vars(self).update(recipe(self) | given)
         new = f"out/{self.arch}{'+qk_norm' * self.qk_norm}"
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
@@ -182,7 +180,7 @@ class Tokens:
 
     def window(self, i):
         """Window i of all shards' and its last token's target: (length + 1,)"""
-        n = np.searchsorted(self.starts, i, side="right") - 1
+        n = np.searchsorted(self.starts, i, side="right") - 1  # its shard
         start = (i - self.starts[n]) * self.length
         window = self.shards[n][start:start + self.length + 1].astype(np.int64)
         expect(window.max() < self.vocab_size,
@@ -229,22 +227,22 @@ def batches(tokens, step, config, machine):
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine):
-    """Held-out loss in nats per token, its standard error, and bits per byte. The tokens are the same
-    whatever the ranks or the arch; the error is by how this process's micro-batches differ."""
+    """Held-out loss in nats per token, its standard error by how micro-batches differ, and bits per
+    byte. The tokens are the same whatever the ranks or the arch."""
     model.eval()
     windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
-    sums = np.zeros(3)
-    losses = []
+    sums = np.zeros(5)
     for i in windows[::config.batch_size][machine.rank::machine.world_size]:
         x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
             loss = model(x, y, loss_only=True)[1].item()
-        sums += loss * y.numel(), y.numel(), corpus.token_bytes[y.cpu()].sum()
-        losses.append(loss)
+        n = y.numel()
+        sums += 1, n, loss * n, loss ** 2 * n, corpus.token_bytes[y.cpu()].sum()
     model.train()
-    nats, tokens, n_bytes = machine.sum(torch.from_numpy(sums)).tolist()
+    parts, tokens, nats, squares, n_bytes = machine.sum(torch.from_numpy(sums)).tolist()
+    variance = max(0, squares / tokens - (nats / tokens) ** 2)
     return {"val_loss": nats / tokens,
-            "val_error": np.std(losses or 0) / max(1, len(losses) - 1) ** 0.5,
+            "val_error": (variance / max(1, parts - 1)) ** 0.5,
             "val_bpb": nats / math.log(2) / n_bytes}
 
 # ---- The machine ---------------------------------------------------------------------------------
@@ -267,12 +265,11 @@ class Machine:
     world_size: int = 1
 
     def autocast(self):
-        """Without autocast's cache, where a loss in pieces sums the head's gradient in bfloat16."""
+        """Its cache would sum the head's gradient in bfloat16, where the loss is in pieces."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
     def sum(self, x):
-        """The sum of a tensor over all processes."""
         if self.world_size > 1:
             x = x.to(self.device)
             torch.distributed.all_reduce(x)
@@ -305,15 +302,14 @@ def join_machine(config):
 # ---- A step --------------------------------------------------------------------------------------
 
 def source_code(model):
-    """Of all classes that a model is made of, but torch's; None in a notebook."""
+    """The source of all classes in a model but torch's; None in a notebook."""
     owners = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__)
     with contextlib.suppress(Exception):
         own = [owner for owner in owners if not owner.__module__.startswith(("torch", "builtins"))]
         return "".join(map(inspect.getsource, own))
 
 def make_model(config, device, state=None):
-    """A GPT with new weights, or with a checkpoint's, whose learned positions are cut to block_size.
-    Raises DataError."""
+    """A GPT with new weights, or a checkpoint's, learned positions cut to block_size; or DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
     if state:
@@ -335,7 +331,7 @@ def make_optimizer(model, config):
                              config.weight_decay, fused=True)
 
 def compile_blocks(model, config, machine):
-    """Compiles if --compile says so. It takes a quarter of a minute and saves a third of each step."""
+    """Compiles if --compile says so: it takes a quarter of a minute and saves a third of a step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     pays = machine.device.type == "cuda" or work > 2e12 and shutil.which("g++")
     torch.compiler.reset()                     # earlier models would count towards torch's limit
@@ -396,9 +392,8 @@ def read_checkpoint(source, device="cpu"):
         return state
 
 def with_checkpoint(config, state):
-    """config, filled with a checkpoint's options where none are given: of its own run with all that
-    were given, of another's with the model's. Raises DataError where what is given would change the
-    model or the order of the data."""
+    """config, with a checkpoint's options where none are given: its own run's, or of another's the
+    model's. Raises DataError where what is given changes the model or the order of the data."""
     saved = state["config"]
     saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
     model = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
@@ -416,8 +411,7 @@ def with_checkpoint(config, state):
     return joined
 
 def load_model(source, device="cpu", arch=None):
-    """(model in eval mode, tokenizer, checkpoint dict); arch: "file.py:name", if it is of a file.
-    Raises DataError."""
+    """(model in eval mode, tokenizer, checkpoint). arch: "file.py:name", a file's. Or DataError."""
     state = read_checkpoint(source, device)
     config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
@@ -445,8 +439,8 @@ def draw_losses(folder):
 
 @contextlib.contextmanager
 def signals_noted():
-    """Yields a list that the first SIGINT or SIGTERM joins, so that a step can end and be saved; a
-    second one acts as usual, except under torchrun, which repeats them."""
+    """Yields a list of the signals received: after a first SIGINT or SIGTERM the step ends and is
+    saved. A second one acts as usual, except under torchrun, which repeats them."""
     received = []
 
     def note(number, frame):
@@ -462,8 +456,7 @@ def signals_noted():
             signal.signal(number, handler)
 
 def begin(config):
-    """What a run has before its first step: (config, machine, corpus, model, optimizer, checkpoint).
-    Of a new run the checkpoint only says step 0."""
+    """(config, machine, corpus, model, optimizer, checkpoint), a new run's with step 0 alone."""
     state = {}
     if config.source:
         state = read_checkpoint(config.source)
@@ -483,8 +476,7 @@ def begin(config):
     return config, machine, corpus, model, optimizer, state
 
 def open_log(folder, step, goes_on):
-    """Cuts the log behind a step; returns the last step that it has, -1 for none. What another run
-    left in the folder is moved to folder.1, .2, ..."""
+    """Moves another run aside, cuts the log behind a step; returns the last step in it, or -1."""
     if not goes_on and (folder / "log.jsonl").exists():
         n = 1
         while Path(f"{folder}.{n}").exists():
@@ -497,7 +489,6 @@ def open_log(folder, step, goes_on):
     return records[-1]["step"] if records else -1
 
 def log(record, folder, say):
-    """Writes and tells a record; draws the log where it has a validation."""
     with open(folder / "log.jsonl", "a") as file:
         file.write(json.dumps(record, default=float) + "\n")
     line = f"step {record['step']}"
@@ -509,11 +500,9 @@ def log(record, folder, say):
     say(line)
 
 def validate(model, optimizer, step, corpus, config, machine, watch):
-    """What evaluate and watch measure; at step 0 also the options. Raises Diverged."""
+    """What evaluate and watch measure. Raises Diverged."""
     found = evaluate(model, corpus, config, machine)
-    if step == 0:
-        found["config"] = asdict(config)
-    elif not found["val_loss"] < 2 * math.log(config.vocab_size):  # so that NaN is caught, too
+    if step > 0 and not found["val_loss"] < 2 * math.log(config.vocab_size):  # NaN is caught, too
         raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above "
                        "guessing's; a lower --learning_rate may help")
     if watch:
@@ -521,11 +510,10 @@ def validate(model, optimizer, step, corpus, config, machine, watch):
     return found
 
 def train(config, watch=None, say=functools.partial(print, flush=True)):
-    """Runs what config (a TrainConfig) asks for; returns the log, the list of dicts that log.jsonl
-    holds. watch(model, optimizer, step) is called at each validation; the dict that it returns
-    joins the record. say=None is quiet. Raises ConfigError for options, DataError for files,
-    Diverged for a loss that is not finite or far worse than guessing's; stopped by a signal it
-    saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
+    """Runs config, a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called
+    at each validation; the dict that it returns joins the record. say=None is quiet. Raises
+    ConfigError for options, DataError for files, Diverged for a loss not finite or far above guessing;
+    stopped by a signal it saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
     is_first = os.environ.get("RANK", "0") == "0"
     if say is None or not is_first:
         say = lambda text: None
