@@ -115,10 +115,10 @@ class TrainConfig(GPTConfig):
     checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval)
 
     def __init__(self, **given):
-        names = self.__dataclass_fields__
         for name in given:
-            choose("option", name, names)
-        self.given = given = {name: value for name, value in given.items() if value is not None}
+            choose("option", name, self.__dataclass_fields__)
+        self.given = given = {name: str(value) if isinstance(value, Path) else value
+                              for name, value in given.items() if value is not None}
         if "arch" in given:
             given["arch"] = load_arch(given["arch"])
         vars(self).update(given)                  # in these lines what comes later wins
@@ -126,14 +126,13 @@ class TrainConfig(GPTConfig):
                "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
         choose("size", self.size, SIZES)
         vars(self).update(SIZES[self.size] | given)
-        at_least(0, self, *names)
         at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "max_steps", "batch_size",
                  "total_batch_size", "eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
-        for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
+        at_least(0, self, *self.__dataclass_fields__)
+        for name in "rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio":
             self.expect(name, getattr(self, name) <= 1, "from 0 to 1")
-        for name in ("beta1", "beta2"):
+        for name in "beta1", "beta2":
             self.expect(name, getattr(self, name) < 1, "less than 1")
-        self.__post_init__()                      # GPTConfig's: whether a model's options fit
         vars(self).update(recipe(self) | given)
         new = f"out/{self.arch}{'+qk_norm' * self.qk_norm}"
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
@@ -144,6 +143,8 @@ class TrainConfig(GPTConfig):
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
         self.source = self.out_dir if self.own else self.init_from
+        if "arch" in given or not self.source:    # else its arch is not known yet
+            self.__post_init__()
 
 def resolve(config, corpus_vocab=257, world_size=1):
     """A copy of config that fits corpus and processes, every None replaced."""
@@ -155,9 +156,8 @@ def resolve(config, corpus_vocab=257, world_size=1):
     if c.total_batch_size % (c.batch_size * c.block_size * world_size):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
                           f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
-    trained = c.max_steps * c.total_batch_size
-    by_default = 2 ** 20 if c.eval_only else min(10_485_760, max(4096, trained // 200))
-    c.eval_tokens = c.eval_tokens or by_default
+    in_training = min(10_485_760, max(4096, c.max_steps * c.total_batch_size // 200))
+    c.eval_tokens = c.eval_tokens or (2 ** 20 if c.eval_only else in_training)
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
     c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
     if c.pn_warmup is None:
@@ -222,8 +222,8 @@ def batches(tokens, step, config, machine):
     for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
         epoch, i = divmod(place, tokens.windows)
         mine.append(epoch_order(config.seed, epoch, tokens.windows)[i])
-    starts = range(0, len(mine), config.batch_size)
-    return [tokens.batch(mine[i:i + config.batch_size], machine.device) for i in starts]
+    return [tokens.batch(mine[i:i + config.batch_size], machine.device)
+            for i in range(0, len(mine), config.batch_size)]
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine):
@@ -240,9 +240,9 @@ def evaluate(model, corpus, config, machine):
         sums += 1, n, loss * n, loss ** 2 * n, corpus.token_bytes[y.cpu()].sum()
     model.train()
     parts, tokens, nats, squares, n_bytes = machine.sum(torch.from_numpy(sums)).tolist()
-    variance = max(0, squares / tokens - (nats / tokens) ** 2)
+    variance = abs(squares / tokens - (nats / tokens) ** 2)
     return {"val_loss": nats / tokens,
-            "val_error": (variance / max(1, parts - 1)) ** 0.5,
+            "val_error": (variance / (parts - 1)) ** 0.5 if parts > 1 else None,
             "val_bpb": nats / math.log(2) / n_bytes}
 
 # ---- The machine ---------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Machine:
 
     def any(self, flag):
         """Whether the flag is set in any process; all wait for each other."""
-        return self.sum(torch.tensor(float(bool(flag)))).item() > 0
+        return self.sum(torch.tensor(float(bool(flag)))) > 0
 
 def join_machine(config):
     """This process's Machine, as torchrun's environment has it; sets up what makes it faster."""
@@ -303,10 +303,10 @@ def join_machine(config):
 
 def source_code(model):
     """The source of all classes in a model but torch's; None in a notebook."""
-    owners = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__)
+    classes = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__
+                            if not owner.__module__.startswith(("torch", "builtins")))
     with contextlib.suppress(Exception):
-        own = [owner for owner in owners if not owner.__module__.startswith(("torch", "builtins"))]
-        return "".join(map(inspect.getsource, own))
+        return "".join(map(inspect.getsource, classes))
 
 def make_model(config, device, state=None):
     """A GPT with new weights, or a checkpoint's, learned positions cut to block_size; or DataError."""
@@ -318,7 +318,7 @@ def make_model(config, device, state=None):
             weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
             model.load_state_dict(weights)
-        if state.get("source") not in (None, "", source_code(model)):
+        if state.get("source") not in (None, source_code(model)):
             print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
@@ -430,7 +430,7 @@ def read_log(folder):
 def draw_losses(folder):
     axes = Figure().subplots()
     records = read_log(folder)
-    for key in ("loss", "val_loss"):
+    for key in "loss", "val_loss":
         shown = [(record["tokens"], record[key]) for record in records if key in record]
         axes.plot(*zip(*shown), label=key)
     axes.set(xlabel="tokens", ylabel="nats/token")
@@ -492,7 +492,7 @@ def log(record, folder, say):
     with open(folder / "log.jsonl", "a") as file:
         file.write(json.dumps(record, default=float) + "\n")
     line = f"step {record['step']}"
-    if "loss" in record:
+    if "tokens_per_s" in record:
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
     if "val_loss" in record:
         line += f"   held out: {record['val_loss']:.3f} nats, {record['val_bpb']:.3f} bits/byte"
@@ -509,7 +509,11 @@ def validate(model, optimizer, step, corpus, config, machine, watch):
         found = (watch(model, optimizer, step) or {}) | found
     return found
 
-def train(config, watch=None, say=functools.partial(print, flush=True)):
+def tell(text):
+    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends `| tee` first, and all is to be saved
+        print(text, flush=True)
+
+def train(config, watch=None, say=tell):
     """Runs config, a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called
     at each validation; the dict that it returns joins the record. say=None is quiet. Raises
     ConfigError for options, DataError for files, Diverged for a loss not finite or far above guessing;
@@ -550,15 +554,15 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
         if is_new and (validates or step % config.log_interval == 0):
             log(record, folder, say)
         if is_new and (stops or is_last or step % config.checkpoint_interval == 0):
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step,
-                     "seconds": seconds, "config": asdict(config), "given": config.given,
-                     "source": code, "tokenizer": corpus.tokenizer}
             with atomic(folder / "ckpt.pt") as file:
-                torch.save(state, file)
+                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                            "step": step, "seconds": seconds, "config": asdict(config),
+                            "given": config.given, "source": code, "tokenizer": corpus.tokenizer},
+                           file)
         if stops:
             say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
             is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
-            raise SystemExit(128 + signal.SIGTERM) if is_term else KeyboardInterrupt
+            raise SystemExit(143) if is_term else KeyboardInterrupt  # 128 + SIGTERM
         if is_last:
             return read_log(folder)
         began = time.perf_counter()
