@@ -1268,7 +1268,7 @@ def test_auto_goes_on_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_goes_on(tiny, command, tmp_path):
     killed = tiny(arch="powernorm", max_steps=12)
-    whole = tiny(arch="powernorm", max_steps=12, out_dir=str(tmp_path / "whole"))
+    whole = tiny(arch="powernorm", max_steps=12, out_dir=tmp_path / "whole")  # no string
     train(whole, say=None)
     script = f"""
 import os, sys, time

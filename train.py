@@ -396,11 +396,11 @@ def with_checkpoint(config, state):
     model's. Raises DataError where what is given changes the model or the order of the data."""
     saved = state["config"]
     saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
-    model = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
-    fixed = model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
-    begun = state.get("given", saved) if config.own else {}  # what was not given is derived anew
-    begun = {name: begun[name] for name in begun if hasattr(config, name)}
-    joined = TrainConfig(**begun | model | config.given | {"out_dir": config.out_dir})
+    of_model = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
+    fixed = of_model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
+    earlier = state.get("given", saved) if config.own else {}  # what was not given is derived anew
+    earlier = {name: earlier[name] for name in earlier if hasattr(config, name)}
+    joined = TrainConfig(**earlier | of_model | config.given | {"out_dir": config.out_dir})
     if config.own:
         fixed |= {"block_size", "seed", "total_batch_size"}
         if "warmup_ratio" not in config.given:    # a longer run has no second warm-up
