@@ -8,7 +8,7 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
 
 Results go to out/<arch>: ckpt.pt, log.jsonl, loss.png; an earlier run there moves to out/<arch>.1.
 What is not given comes from the arch's recipe, else from the size, else from the default; in a run
-that goes on, from its checkpoint. At the end it prints a sample of text, but not under torchrun.
+that goes on, first from what it was given. The end is a sample of text, but not under torchrun.
 """
 import contextlib
 import copy
@@ -93,15 +93,15 @@ class TrainConfig(GPTConfig):
     eval_only: bool = False           # print the held-out loss of init_from or out_dir, as JSON
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where it is fast
-    compile: Literal["auto", "true", "false"] = "auto"      # auto: on a GPU, in long runs
+    compile: Literal["auto", "true", "false"] = "auto"      # auto: on a GPU or in long runs
     data: str = "data/stdlib"         # corpus: a folder made by prepare.py
     seed: int = 1337                  # of weights, order of the data, and dropout
     vocab_size: int | None = None     # tokens in the vocabulary (by size, or the corpus's)
     pn_warmup: int | None = None      # powernorm: steps that use the batch's moment (warm-up's)
     max_steps: int = 1600             # optimizer steps (by size; there 20 tokens a parameter)
-    batch_size: int = 8               # sequences in a process's micro-step (by size, or what fits)
+    batch_size: int = 8               # sequences in a process's micro-step (by size, or a divisor)
     total_batch_size: int = 2048      # tokens in an optimizer step of all processes (by size)
-    learning_rate: float = 4e-3       # peak (by arch, here angpt's; a tenth with --init_from)
+    learning_rate: float = 4e-3       # peak (by arch and width; a tenth with --init_from)
     min_lr_ratio: float = 0.01        # last learning rate over the peak; a cosine leads there
     warmup_ratio: float = 0.0         # share of the steps in which the rate rises (by arch)
     weight_decay: float = 0.0         # of matrices and embeddings (by arch)
@@ -109,7 +109,7 @@ class TrainConfig(GPTConfig):
     beta2: float = 0.95               # of Adam
     eps: float = 1e-9                 # of Adam
     grad_clip: float = 1.0            # largest norm of the gradient; 0 for no limit
-    eval_tokens: int | None = None    # held out, in a validation (0.5% of all; eval_only: 1M)
+    eval_tokens: int | None = None    # held out, in a validation (0.5% of training; eval_only: 1M)
     eval_interval: int | None = None  # steps between validations (ten a run, or more)
     log_interval: int = 10            # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval)
@@ -167,7 +167,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
 # ---- Data ----------------------------------------------------------------------------------------
 
 class Tokens:
-    """One split of a corpus in windows of `length` tokens; what is over at a shard's end is not read."""
+    """A split of a corpus in windows of `length` tokens; what is over at a shard's end is not read."""
     def __init__(self, folder, split, length, vocab_size):
         self.shards = [read_shard(path) for path in sorted(Path(folder).glob(f"*_{split}_??????.bin"))]
         self.length = length
@@ -179,7 +179,7 @@ class Tokens:
                f"{folder}: too few {split} tokens, expected more than block_size={length}")
 
     def window(self, i):
-        """Window i of all shards' and its last token's target: (length + 1,)"""
+        """Window i of all shards, and a token more: (length + 1,)"""
         n = np.searchsorted(self.starts, i, side="right") - 1  # its shard
         start = (i - self.starts[n]) * self.length
         window = self.shards[n][start:start + self.length + 1].astype(np.int64)
@@ -189,8 +189,8 @@ class Tokens:
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
-        rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)
-        return rows[:, :-1], rows[:, 1:]          # of (len(indices), length + 1)
+        rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)  # one longer
+        return rows[:, :-1], rows[:, 1:]
 
 class Corpus:
     """What prepare.py made: tokens to train on and held out, and the bytes that each stands for."""
@@ -216,7 +216,7 @@ def epoch_order(seed, epoch, windows):
     return np.random.default_rng((seed, epoch)).permutation(windows)
 
 def batches(tokens, step, config, machine):
-    """This rank's micro-batches (x, y), each (batch_size, block_size), by (seed, step) alone."""
+    """This rank's micro-batches (x, y), each (batch_size, block_size), by seed and step alone."""
     sequences = config.total_batch_size // config.block_size
     mine = []
     for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
@@ -265,7 +265,7 @@ class Machine:
     world_size: int = 1
 
     def autocast(self):
-        """Its cache would sum the head's gradient in bfloat16, where the loss is in pieces."""
+        """In dtype; without the cache, which would sum the head's gradient in bfloat16."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -290,7 +290,7 @@ def join_machine(config):
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
-    elif sys.platform == "linux":                   # malloc keeps freed memory: 20 to 40% of a step
+    elif sys.platform == "linux":                   # malloc keeps freed memory: saves 20 to 40%
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 2 ** 25)                   # M_MMAP_THRESHOLD, the most that glibc takes
         libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
@@ -302,14 +302,14 @@ def join_machine(config):
 # ---- A step --------------------------------------------------------------------------------------
 
 def source_code(model):
-    """The source of all classes in a model but torch's; None in a notebook."""
+    """The source of all classes in a model but torch's; None if one has no file."""
     classes = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__
                             if not owner.__module__.startswith(("torch", "builtins")))
     with contextlib.suppress(Exception):
         return "".join(map(inspect.getsource, classes))
 
 def make_model(config, device, state=None):
-    """A GPT with new weights, or a checkpoint's, learned positions cut to block_size; or DataError."""
+    """A GPT with new weights, or a checkpoint's, learned positions cut to fit. Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
     if state:
@@ -350,10 +350,10 @@ def learning_rate(config, step):
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 class Diverged(DataError):
-    exit_code = 3  # after a loss that is no longer finite, or worse than guessing
+    exit_code = 3  # after a loss that is not finite, or far above guessing's
 
 def optimizer_step(step, model, optimizer, micro_batches, config, machine):
-    """A step on this rank's micro-batches: what was measured. Raises Diverged before the update."""
+    """Updates the model by this rank's micro-batches; returns measurements, or raises Diverged."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -378,7 +378,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
 # ---- Checkpoints ---------------------------------------------------------------------------------
 
 def read_checkpoint(source, device="cpu"):
-    """The dict that `train` saved, of a folder or a .pt file; or GPT-2's. Raises DataError."""
+    """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
     names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
     if (path / "config.json").exists() or str(source) in names:
@@ -393,7 +393,7 @@ def read_checkpoint(source, device="cpu"):
 
 def with_checkpoint(config, state):
     """config, with a checkpoint's options where none are given: its own run's, or of another's the
-    model's. Raises DataError where what is given changes the model or the order of the data."""
+    model's. Raises DataError where what is given changes these, or its own run's order of data."""
     saved = state["config"]
     saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
     of_model = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
@@ -456,7 +456,7 @@ def signals_noted():
             signal.signal(number, handler)
 
 def begin(config):
-    """(config, machine, corpus, model, optimizer, checkpoint), a new run's with step 0 alone."""
+    """(config, machine, corpus, model, optimizer, checkpoint), a new run's with 0 steps alone."""
     state = {}
     if config.source:
         state = read_checkpoint(config.source)
@@ -476,7 +476,7 @@ def begin(config):
     return config, machine, corpus, model, optimizer, state
 
 def open_log(folder, step, goes_on):
-    """Moves another run aside, cuts the log behind a step; returns the last step in it, or -1."""
+    """Moves another run aside, drops records after `step`; returns the last step left, or -1."""
     if not goes_on and (folder / "log.jsonl").exists():
         n = 1
         while Path(f"{folder}.{n}").exists():
@@ -541,7 +541,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
     measured = {}
-    logged = open_log(folder, step, config.own) if machine.rank == 0 else math.inf
+    logged = open_log(folder, step, config.own) if machine.rank == 0 else math.inf  # others: no log
     code = source_code(model)                      # now: a run may outlive an edit
     while True:
         is_last = step >= config.max_steps
@@ -550,7 +550,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
         if validates:
             record = validate(model, optimizer, step, corpus, config, machine, watch) | record
         stops = machine.any(signals)
-        is_new = step > logged                     # and this is the process that writes
+        is_new = step > logged                     # never in other processes
         if is_new and (validates or step % config.log_interval == 0):
             log(record, folder, say)
         if is_new and (stops or is_last or step % config.checkpoint_interval == 0):
