@@ -1077,12 +1077,13 @@ def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, 
     nats = F.cross_entropy(model(x, y)[0].mT, y, reduction="none").detach()
     bits = nats.sum().item() / math.log(2)
     n_bytes = (y != 256).sum().item()              # an end of text has none
-    for batch_size in (1, 3, 10):
+    for batch_size in 1, 3, 10:
         measured = found(batch_size, 160)
         assert measured["val_loss"] == pytest.approx(nats.mean().item())
         assert measured["val_bpb"] == pytest.approx(bits / n_bytes)
     error = nats.mean(1).std().item() / 10 ** 0.5
     assert found(1, 160)["val_error"] == pytest.approx(error)
+    assert measured["val_error"] is None           # of one micro-batch
     assert found(3, 9)["val_loss"] > 1             # one window at least
     assert found(3, 992) == found(3, 9999)
     assert model.training

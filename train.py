@@ -143,7 +143,7 @@ class TrainConfig(GPTConfig):
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
         self.source = self.out_dir if self.own else self.init_from
-        if "arch" in given or not self.source:    # else its arch is not known yet
+        if not self.source:                       # else its arch is not known yet
             self.__post_init__()
 
 def resolve(config, corpus_vocab=257, world_size=1):
@@ -277,7 +277,7 @@ class Machine:
 
     def any(self, flag):
         """Whether the flag is set in any process; all wait for each other."""
-        return self.sum(torch.tensor(float(bool(flag)))) > 0
+        return self.sum(torch.tensor(1.0 if flag else 0.0)).item() > 0
 
 def join_machine(config):
     """This process's Machine, as torchrun's environment has it; sets up what makes it faster."""
@@ -510,7 +510,7 @@ def validate(model, optimizer, step, corpus, config, machine, watch):
     return found
 
 def tell(text):
-    with contextlib.suppress(BrokenPipeError):  # Ctrl-C ends `| tee` first, and all is to be saved
+    with contextlib.suppress(OSError):  # Ctrl-C has ended `| tee`, or the terminal is gone: go on
         print(text, flush=True)
 
 def train(config, watch=None, say=tell):
@@ -580,12 +580,12 @@ def main(argv):
         os._exit(0)  # a thread of torch's that still runs may abort the usual way out
     if config.eval_only:
         return
-    print(f"\nA sample of {config.out_dir} (more: sample.py --out_dir={config.out_dir}):\n")
+    tell(f"\nA sample of {config.out_dir} (more: sample.py --out_dir={config.out_dir}):\n")
     with contextlib.suppress(DataError):  # where its tokenizer is not at hand
         model, tokenizer, _ = load_model(config.out_dir)
         start = torch.tensor([[tokenizer.eot_token]])
         tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
-        print(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
+        tell(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
 
 if __name__ == "__main__":
     run_script(main)
