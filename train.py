@@ -143,7 +143,7 @@ class TrainConfig(GPTConfig):
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
         self.source = self.out_dir if self.own else self.init_from
-        if not self.source:                       # else its arch is not known yet
+        if "arch" in given or not self.source:    # else its arch is not known yet
             self.__post_init__()
 
 def resolve(config, corpus_vocab=257, world_size=1):
@@ -561,8 +561,8 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
                            file)
         if stops:
             say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
-            is_term = machine.any(signal.SIGTERM in signals)  # all wait until it is saved
-            raise SystemExit(143) if is_term else KeyboardInterrupt  # 128 + SIGTERM
+            # All wait until it is saved; 143 is 128 + SIGTERM
+            raise SystemExit(143) if machine.any(signal.SIGTERM in signals) else KeyboardInterrupt
         if is_last:
             return read_log(folder)
         began = time.perf_counter()
