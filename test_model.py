@@ -1157,7 +1157,7 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     log = train(config, watch, told.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "16,496 parameters, peak learning rate 0.01; 60 steps on cpu" in told[0]
+    assert "16,496 parameters, cpu, torch.float32; peak learning rate 0.01; steps 0 to 60" in told[0]
     assert read_log(out) == log
     assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
     assert column(log, "twice") == [(20, 40), (40, 80), (60, 120)]

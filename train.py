@@ -529,8 +529,8 @@ def train(config, watch=None, say=tell):
             say(json.dumps(found))
             return [found]
         parameters = sum(p.numel() for p in model.parameters())
-        say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, peak learning rate "
-            f"{config.learning_rate:.2g}; {config.max_steps} steps on {machine.device}, {machine.dtype}")
+        say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, {machine.device}, {machine.dtype}; "
+            f"peak learning rate {config.learning_rate:.2g}; steps {state['step']} to {config.max_steps}")
         compile_blocks(model, config, machine)
         with signals_noted() as signals:
             return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
