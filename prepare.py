@@ -147,7 +147,7 @@ def bytes_per_token(tokenizer):
     return np.array(lengths, np.uint8)
 
 def encode(tokenizer, data, new=True):
-    """Bytes of text as uint16 tokens (n,), after an end-of-text if `new`; one in the text is text."""
+    """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; "<|endoftext|>" is text."""
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
