@@ -974,11 +974,12 @@ DRIFT = "drift = grade('1.1', lambda n, a, b, m, v: (m + n * a, v * b ** n))"
 SAMPLE_VARIANCE = """def f(x, eps):
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps) ** 0.5
 layer_norm = grade('1.2', f)"""
-SWALLOWS = """def f(n):
+SWALLOWS = """import time
+def f(n):
     while True:
         try:
             while True:
-                n = n + 1
+                time.sleep(0.01)
         except:
             pass
 largest = grade('1.3', f)
@@ -991,7 +992,8 @@ CLASS = {
     "bob/01.ipynb": [
         "from grader import grade", SWALLOWS, DRIFT, "def layer norm(x, eps):\n    return x\nhelper = 1",
         "layer_norm = grade('1.2', layer_norm)", "assert callable(globals().get('layer_norm'))",
-        "while True:\n    pass", "helper + 1", "import os\nos._exit(0)", "geometry = grade('1.4', lambda x: x)"],
+        "while True:\n    time.sleep(0.01)", "helper + 1", "import os\nos._exit(0)",
+        "geometry = grade('1.4', lambda x: x)"],
     "stuck.ipynb": [
         "print('pass')", DRIFT, "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(100)"]}
 
