@@ -14,7 +14,7 @@ import textwrap
 import time
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,7 +110,10 @@ def test_reference_passes_but_not_as_an_answer(number, capsys):
 
 
 @every_exercise
-def test_every_mistake_gets_its_own_sentence(number, capsys):
+def test_every_mistake_gets_its_own_sentence(number, capsys, monkeypatch):
+    once = cache(grader.answers)                        # each mistake is compared with all others
+    monkeypatch.setattr(grader, "answers", once)
+    monkeypatch.setattr(mistakes, "answers", once)
     sentences = [sentence for _, sentence in EXERCISES[number].misconceptions]
     assert len(sentences) >= 5 and len(set(sentences)) == len(sentences), "at least five, each with its own sentence"
     for wrong, sentence in EXERCISES[number].misconceptions:
