@@ -380,7 +380,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
 def read_checkpoint(source, device="cpu"):
     """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
-    if (path / "config.json").exists() or source in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
+    names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
+    if (path / "config.json").exists() or str(source) in names:
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     if path.suffix != ".pt":

@@ -46,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))                                              # exercises import model.py
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)                    # so that it can be a key
 class Exercise:
     """reference(*arguments) is the right answer: a number, a tensor, or a tuple or list of them.
 

@@ -165,8 +165,7 @@ def go_on(shell, source, error, cause):
 def run_task(folder):
     """Does what FOLDER/task.json says, and writes FOLDER/report.json after each step."""
     task = json.loads(Path(folder, "task.json").read_text())
-    cells = [re.sub(r"\brounds=\d+", "rounds=2", cell) for cell in task["cells"]]       # lesson 7's timings
-    seconds = task["cell_seconds"]
+    cells, seconds = task["cells"], task["cell_seconds"]
     report = dict(results=grader.results, errors=[], done=0, at="the start")
 
     def tell(**news):

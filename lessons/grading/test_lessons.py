@@ -93,7 +93,11 @@ def runs(request, tmp_path_factory):
     pool, other = ThreadPoolExecutor(2, initializer=getattr(os, "nice", int), initargs=(10,)), ThreadPoolExecutor(1)
     graded = [other.submit(a_class_graded, tmp_path_factory.mktemp("class")) for item in request.session.items
               if item.name == "test_a_class_of_notebooks_is_graded"]
-    found = {name: pool.submit(grade_class.run_notebook, HERE / f"{name}.ipynb", 300, steps) for name in names[::-1]}
+    folder = tmp_path_factory.mktemp("lessons")
+    for name in names:                                  # lesson 7 measures times, here in two rounds
+        source = (HERE / f"{name}.ipynb").read_text()
+        (folder / f"{name}.ipynb").write_text(re.sub(r"\brounds=\d+\)", "rounds=2)", source))
+    found = {name: pool.submit(grade_class.run_notebook, folder / f"{name}.ipynb", 300, steps) for name in names[::-1]}
     yield found | dict(zip(["class"], graded))
     pool.shutdown(cancel_futures=True)
 
@@ -111,9 +115,7 @@ def test_reference_passes_but_not_as_an_answer(number, capsys):
 
 @every_exercise
 def test_every_mistake_gets_its_own_sentence(number, capsys, monkeypatch):
-    once = cache(grader.answers)                        # each mistake is compared with all others
-    monkeypatch.setattr(grader, "answers", once)
-    monkeypatch.setattr(mistakes, "answers", once)
+    monkeypatch.setattr(mistakes, "answers", cache(grader.answers))     # each mistake is compared with all others
     sentences = [sentence for _, sentence in EXERCISES[number].misconceptions]
     assert len(sentences) >= 5 and len(set(sentences)) == len(sentences), "at least five, each with its own sentence"
     for wrong, sentence in EXERCISES[number].misconceptions:
