@@ -232,9 +232,9 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to h
 class Block(nn.Module):
     """The linear maps of all. What others must know of a class of blocks: family, whose recipe
     train.py takes; Norm, of which GPT makes its last norm, none on the sphere; refuses, options
-    that keep their defaults, for want of an equation; sphere, whether h and weights keep norm 1:
-    GPT then calls constrain_ on the rows of all matrices, on the columns of those in `columns`, and
-    stores s_z at `scale`."""
+    that keep their defaults, for want of an equation; sphere, whether weights have bounded norms:
+    GPT then starts them at 1, calls constrain_ on the rows of all matrices, on the columns of those
+    in `columns`, and stores s_z at `scale`."""
     family = None
     sphere = False
     Norm = nn.Identity
@@ -288,7 +288,7 @@ class RMSNormBlock(PreNormBlock):
 class PowerNormBlock(PreNormBlock):
     family = "powernorm"
     Norm = PowerNorm
-    refuses = ("resid_scale", "checkpoint_blocks")  # made anew, a batch counts twice
+    refuses = ("resid_scale", "checkpoint_blocks")  # a batch computed twice would count twice
 
 class NormFormerBlock(PreNormBlock):
     """Pre-LN with three more operations (NormFormer 2.1); head_scale before w_o, as in the paper."""
@@ -316,7 +316,7 @@ class NormFormerBlock(PreNormBlock):
 
 class NGPTBlock(Block):
     """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its
-    equation numbers; z is its v)."""
+    equation numbers; z is its MLP's v)."""
     family = "ngpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
@@ -436,7 +436,7 @@ class GPT(nn.Module):
             if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                p.normal_(std=100.0 if self.sphere else std)  # project_ makes norms 1
+                p.normal_(std=100.0 if self.sphere else std)  # long: project_ cuts
             elif name.endswith("bias"):
                 p.zero_()
         for layer, block in enumerate(self.blocks, 1):

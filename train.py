@@ -580,7 +580,7 @@ def main(argv):
         os._exit(0)  # a thread of torch's that still runs may abort the usual way out
     if config.eval_only:
         return
-    tell(f"\nA sample of {config.out_dir} (more: sample.py --out_dir={config.out_dir}):\n")
+    tell(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
     with contextlib.suppress(DataError):  # where its tokenizer is not at hand
         model, tokenizer, _ = load_model(config.out_dir)
         start = torch.tensor([[tokenizer.eot_token]])

@@ -20,7 +20,7 @@ Importing this file registers them, and so does their name with the file's in fr
   normformer_no_attn_ln     without the LayerNorm after attention                 NormFormer Table 4
   normformer_no_ffn_ln      without the LayerNorm in the MLP                      NormFormer Table 4
   normformer_no_head_scale  without the gain of each head                         NormFormer Table 4
-  powernorm_plain           PowerNorm without GroupScaling1D: diverges if deep    README, PowerNorm's divergence
+  powernorm_plain           PowerNorm without GroupScaling1D: diverges if deep    lesson 2
 
 In these h is the residual stream, F a branch (attention or MLP), N a norm, l = 1, ... L the number of a layer:
 
