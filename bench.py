@@ -466,7 +466,7 @@ def draw_race(ratios, losses, path):
         bars = mean - over.min(1), over.max(1) - mean
         x = np.array(ratios) * 1.03 ** i                 # side by side, so that bars are seen
         axes.errorbar(x, mean, bars, color=COLORS.get(name, f"C{i}"), fmt="o-", ms=3, label=label(name))
-    axes.set(xscale="log", xlabel="tokens a parameter", ylabel=f"loss over {label(first)}'s")
+    axes.set(xscale="log", xlabel="tokens a parameter", ylabel=f"loss over {label(first)}'s; bars: all seeds")
     axes.set_xticks(ratios, map("{:g}".format, ratios))
     axes.minorticks_off()
     axes.grid(alpha=0.3)
