@@ -436,7 +436,7 @@ class GPT(nn.Module):
             if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                p.normal_(std=100.0 if self.sphere else std)  # long: project_ cuts
+                p.normal_(std=100.0 if self.sphere else std)  # long, for project_ to cut to 1
             elif name.endswith("bias"):
                 p.zero_()
         for layer, block in enumerate(self.blocks, 1):
