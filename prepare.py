@@ -1,4 +1,4 @@
-"""Turn text into shards of tokens for train.py; and the reader of every script's options.
+"""Turn text into shards of tokens; and, as all scripts import this one, their options and errors.
 
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
@@ -6,9 +6,8 @@
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
 
 A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out,
-<name>_train_000001.bin and so on to train on, and of meta.json, written last. Files come in a
-seeded order; what comes first is held out, 5% of the text, at most 10M tokens. Stopped, it goes on
-from the last whole shard.
+<name>_train_000001.bin and so on to train on, and of meta.json. Files come in a seeded order; the
+first 5% of their text, at most 10M tokens, is held out. Stopped, it goes on from the last shard.
 """
 import argparse
 import contextlib
@@ -22,7 +21,6 @@ import random
 import re
 import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -34,8 +32,6 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from model import ConfigError
-
-# ---- Options and errors of every script: here, since all others import this one ------------------
 
 class DataError(Exception):
     """A fault of files or of what they hold, told in one line."""
@@ -73,20 +69,17 @@ def at_least(least, config, *names):
         if isinstance(value, (int, float)) and not least <= value < math.inf:
             raise ConfigError(f"{name}={value}: expected at least {least}")
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise ConfigError(message)
-
 def true_or_false(word):
     return bool(["false", "true"].index(word.lower()))   # another word: argparse refuses it
 
 def typed(argv, description, *classes):
     """A command line's --name=value, --name value, or --name alone for true, as a dict. Options are
     the fields of dataclasses, of one name the first one's, help is the comment behind a field.
-    Raises ConfigError; --help prints the options, and exits."""
-    parser = Parser(usage="%(prog)s [--name=value ...]", description=description,
-                    formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                    argument_default=argparse.SUPPRESS)
+    Raises argparse.ArgumentError, ConfigError; --help prints the options, and exits."""
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [--name=value ...]", description=description, exit_on_error=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS)
     options = {}
     comments = {}
     for cls in reversed(classes):
@@ -120,11 +113,9 @@ def run_script(main):
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
-    except (ConfigError, DataError, OSError) as error:
+    except (argparse.ArgumentError, ConfigError, DataError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
-
-# ---- Tokens --------------------------------------------------------------------------------------
 
 MAGIC, VERSION = 20240520, 1
 HEADER = 256                         # int32 numbers before the tokens
@@ -134,25 +125,17 @@ TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # those tha
 def get_tokenizer(name):
     """The tiktoken.Encoding of that name; "bytes": a token for each byte, end-of-text = 256."""
     if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
-        return tiktoken.Encoding(name, pat_str=r"[\s\S]{1,64}",
-                                 mergeable_ranks={bytes([i]): i for i in range(256)},
-                                 special_tokens={"<|endoftext|>": 256})
+        return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
+                                 mergeable_ranks={bytes([i]): i for i in range(256)})
     with blame(f"tokenizer={name}: unknown, or not to download; TIKTOKEN_CACHE_DIR may hold it"):
         return tiktoken.get_encoding(name)
 
-def bytes_per_token(tokenizer):
-    """(n_vocab,) length of each token's text; end-of-text has none."""
-    lengths = [len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.n_vocab)]
-    lengths[tokenizer.eot_token] = 0
-    return np.array(lengths, np.uint8)
-
 def encode(tokenizer, data, new=True):
-    """Bytes of text as uint16 tokens (n,), if `new` after an end-of-text; "<|endoftext|>" is text."""
+    """Text as uint16 tokens (n,), if `new` after an end-of-text; "<|endoftext|>" in it is text."""
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
-        text = data.decode(errors="replace")
-        tokens = tokenizer.encode_to_numpy(text, disallowed_special=())
+        tokens = tokenizer.encode_to_numpy(data.decode(errors="replace"), disallowed_special=())
     tokens = tokens.astype(np.uint16)
     return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
 
@@ -165,14 +148,12 @@ def atomic(path):
         os.fsync(file.fileno())
     os.replace(f"{path}.tmp", path)
 
-@contextlib.contextmanager
 def only_one_in(folder, otherwise):
-    """While it lasts no other process enters here for the same folder. Raises DataError."""
+    """A context: until it ends no other process gets one of the same folder. Raises DataError."""
     folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder.with_name(f".{folder.name}.lock"), blocking=False):
-            yield
+        return FileLock(folder.with_name(f".{folder.name}.lock")).acquire(blocking=False)
     except Timeout:
         raise DataError(f"{folder}: {otherwise}") from None
 
@@ -199,23 +180,19 @@ def read_shard(path):
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
 def read_meta(folder):
-    """meta.json of a whole corpus; shards made for llm.c have none, and are taken for GPT-2's."""
-    folder = Path(folder)
-    expect(folder.is_dir(),
-           f"data={folder}: no such corpus; python prepare.py --source=... makes a corpus")
-    if not (folder / "meta.json").exists():
-        expect(shards_of(folder) and not (folder / BEGUN).exists(),
-               f"data={folder}: no whole corpus; this goes on: python prepare.py --source=...")
-        return {"tokenizer": "gpt2"}
-    return read_json(folder / "meta.json")
+    """meta.json, which a whole corpus has. Raises DataError."""
+    path = Path(folder, "meta.json")
+    expect(path.exists(), f"data={folder}: no full corpus; python prepare.py --source=... makes it")
+    return read_json(path)
 
 def token_lengths(meta):
-    """(vocab_size,) bytes of each token's text, in hexadecimal digits or by the tokenizer."""
+    """(vocab_size,) bytes of each token's text, by meta or its tokenizer; end-of-text has none."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
-    return bytes_per_token(get_tokenizer(meta["tokenizer"]))
-
-# ---- Corpora -------------------------------------------------------------------------------------
+    tokenizer = get_tokenizer(meta["tokenizer"])
+    lengths = [len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.n_vocab)]
+    lengths[tokenizer.eot_token] = 0
+    return np.array(lengths, np.uint8)
 
 PIECE = 900_000                      # bytes encoded at a time; tiktoken can't take 1M spaces
 STREAMED = "fineweb", "fineweb10B-gpt2"
@@ -254,16 +231,9 @@ def source_files(source, seed):
         found = [path for path in (Path(source), *Path(source).rglob("*"), *matching)
                  if path.suffix.lower() in KINDS or path == Path(source)]
     paths = sorted({path for path in found if path.is_file() and path.stat().st_size})
-    expect(paths, f"--source={source}: no .txt, .jsonl or .parquet file that holds anything, nor "
-           "stdlib or fineweb")
+    expect(paths, f"--source={source}: no filled .txt, .jsonl or .parquet, nor stdlib or fineweb")
     random.Random(seed).shuffle(paths)
     return paths
-
-def state_of(paths):
-    """What tells whether files have changed, in words."""
-    stats = [path.stat() for path in paths]
-    newest = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(max(s.st_mtime for s in stats)))
-    return f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest} UTC"
 
 def read_texts(path):
     """Texts of a .jsonl or .parquet file. Not by `datasets`: it takes 2024-01-01 for a date."""
@@ -306,8 +276,7 @@ def read_source(options, paths, place):
             yield row["text"].encode(), True, rows.state_dict()
 
 def write_shards(folder, options, tokenizer, paths, begun):
-    """Writes the shards that are not there yet: the beginning of the source, held out, then those
-    to train on. Bytes decide where a shard ends, tokens where the last one does."""
+    """Writes the shards that are missing, a first one held out. Bytes end each, tokens the last."""
     per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
     val_tokens = options.val_tokens or 10_000_000
     held_out = val_tokens * per_token
@@ -338,31 +307,29 @@ def fetch_shards(folder, options):
     import huggingface_hub
     count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]
+    names.append("fineweb_val_000000.bin")
     with blame(f"--source={options.source}: failed; the same command goes on"):
         huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset",
-                                          local_dir=folder,
-                                          allow_patterns=["fineweb_val_000000.bin", *names])
+                                          local_dir=folder, allow_patterns=names)
 
-def shards_of(folder):
-    return sorted(folder.glob("*_[tv][ra][al]*_??????.bin"))  # train and val
-
-def begin(folder, options, files):
+def begin(folder, options, paths):
     """A corpus's BEGUN, new or as it was left; DataError where options or files were others."""
-    made = asdict(options)
+    stats = [path.stat() for path in paths]
+    newest = np.datetime64(max((int(s.st_mtime) for s in stats), default=0), "s")
+    files = f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest}"
+    made = asdict(options) | {"files": files}
     del made["data_dir"]
-    now = made | {"files": files}
     for path in (folder / "meta.json", folder / BEGUN):
         if path.exists():
             begun = read_json(path)
-            earlier = begun["options"] | {"files": begun["files"]}
-            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in now.items()
+            earlier = begun["options"]
+            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in made.items()
                      if earlier.get(name) != value]
             expect(not other, f"{folder}: made with {'; '.join(other)}; "
                    "go back, give another --name, or remove the folder")
             return begun
-    expect(not shards_of(folder), f"{folder}: has unknown shards; give another --name")
-    begun = {"source": options.source, "options": made, "files": files,
-             "shards": 0, "tokens": 0, "place": 0}
+    expect(not any(folder.glob("*.bin")), f"{folder}: has unknown shards; give another --name")
+    begun = {"source": options.source, "options": made, "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)
     return begun
 
@@ -374,7 +341,7 @@ def prepare(source="stdlib", **options):
     paths = [] if source in STREAMED else source_files(source, options.seed)
     with only_one_in(folder, "another prepare.py is at work here; wait, or give another --name"):
         folder.mkdir(exist_ok=True)
-        begun = begin(folder, options, state_of(paths) if paths else None)
+        begun = begin(folder, options, paths)
         if not (folder / "meta.json").exists():
             if source == "fineweb10B-gpt2":
                 fetch_shards(folder, options)
@@ -387,7 +354,7 @@ def prepare(source="stdlib", **options):
 
 def write_meta(folder, tokenizer, begun):
     """meta.json: what the corpus is, what it was made of and with."""
-    lengths = bytes_per_token(tokenizer)
+    lengths = token_lengths({"tokenizer": tokenizer.name})
     counts = {}
     for split in ("train", "val"):
         shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
@@ -396,7 +363,6 @@ def write_meta(folder, tokenizer, begun):
     del begun["tokens"], begun["place"]
     write_json(folder / "meta.json", {
         "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
-        "shards": [path.name for path in shards_of(folder)],
         "versions": {"python": sys.version}, "token_bytes": lengths.tobytes().hex()})
     (folder / BEGUN).unlink()
 

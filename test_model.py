@@ -662,8 +662,7 @@ def read_corpus(folder):
     tokenizer = prep.get_tokenizer(meta["tokenizer"])
     splits = []
     for split in ("val", "train"):
-        names = [name for name in meta["shards"] if f"_{split}_" in name]
-        tokens = np.concatenate([read_shard(folder / name) for name in names])
+        tokens = np.concatenate([read_shard(path) for path in sorted(folder.glob(f"*_{split}_*"))])
         starts = [i for i in np.flatnonzero(tokens == tokenizer.eot_token) if i > 0]
         documents = []
         for part in np.split(tokens, starts):
@@ -751,8 +750,9 @@ def test_as_many_tokens_as_asked_for(texts, small_gpt2, tokenizer, monkeypatch):
                          tokenizer=tokenizer, val_tokens=1500, shard_tokens=500)
         meta = read_meta(folder)
         assert meta["val_tokens"] == 1500
-        assert len(meta["shards"]) > 2
-        return np.concatenate([read_shard(path) for path in sorted(folder.glob("*_train_*"))])
+        shards = [read_shard(path) for path in sorted(folder.glob("*_train_*"))]
+        assert shards[1:]
+        return np.concatenate(shards)
 
     monkeypatch.setattr(prep, "PIECE", 300)
     (texts / "all.txt").write_text("".join(TEXTS[:150]))
@@ -808,8 +808,7 @@ def test_fineweb_tokenized_by_others(tmp_path, small_gpt2, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     folder = prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
     assert read_corpus(folder) == [[b"the inn"], [b"the inn"] * 2]
-    names = ["train_000001", "train_000002", "val_000000"]
-    assert read_meta(folder)["shards"] == [f"fineweb_{name}.bin" for name in names]
+    assert (folder / "fineweb_train_000002.bin").exists()
 
 def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
     source = tmp_path / "long.jsonl"
@@ -823,7 +822,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
         while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
             time.sleep(0.001)
         process.kill()
-    with pytest.raises(DataError, match="no whole corpus; .* goes on: python prepare.py"):
+    with pytest.raises(DataError, match="no full corpus; python prepare.py"):
         read_meta(tmp_path / "long")
     shutil.copytree(tmp_path / "long", tmp_path / "kept" / "long")
     again = prepare(**options, data_dir=str(tmp_path))
@@ -843,7 +842,7 @@ def test_a_second_at_work_is_refused(texts):
 
 def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, monkeypatch):
     meta = read_meta(prepare(f"{texts}/a.jsonl", data_dir=str(texts), tokenizer="gpt2"))
-    want = prep.bytes_per_token(small_gpt2)
+    want = prep.token_lengths({"tokenizer": "gpt2"})
     monkeypatch.setattr(tiktoken, "get_encoding", None)      # no network
     assert np.array_equal(prep.token_lengths(meta), want)
     assert (want[256], want[257], want[261]) == (2, 3, 0)    # th, the, end of text
@@ -851,8 +850,8 @@ def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, 
         prep.token_lengths({"tokenizer": "gpt2"})
 
 @pytest.mark.parametrize("name, content, says", [
-    ("a.csv", None, "a.csv: no .txt"),
-    ("a.txt", b"", "file that holds anything"),
+    ("a.csv", None, "a.csv: no filled .txt"),
+    ("a.txt", b"", "a.txt: no filled .txt"),
     ("finweb", None, "nor stdlib or fineweb"),
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
     ("a.jsonl", b'{"text": 5}\n', "a.jsonl: expected .*'int'"),
@@ -1001,11 +1000,11 @@ fast  no such option
 --tie=1  invalid true_or_false value: '1'
 --out_dir=FILE  File exists
 --out_dir=/proc/x  /proc
---data=nowhere  data=nowhere: no such corpus; python prepare.py --source=... makes a corpus
---data=FILE  data=FILE: no such corpus; python prepare.py --source=... makes a corpus
+--data=nowhere  data=nowhere: no full corpus; python prepare.py --source=... makes it
+--data=FILE  data=FILE: no full corpus; python prepare.py --source=... makes it
 --resume=true  run/ckpt.pt: no such checkpoint
 --init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
---init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
+--init_from=gpt2-mine  init_from=gpt2-mine: no such folder, nor one of gpt2
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"
@@ -1055,8 +1054,7 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
         return rows
 
     assert sorted(windows(5)) == sorted(windows(5, 2)) == sorted(windows(5, 4, batch_size=1))
-    assert windows(5) == windows(5, batch_size=8) != windows(6)
-    assert windows(5) != windows(5, seed=1)
+    assert windows(6) != windows(5) == windows(5, batch_size=8) != windows(5, seed=1)
     seen = sum((windows(step) for step in range(125)), [])
     n = tokens.windows                             # an epoch ends within a step
     first, second = seen[:n], seen[n:2 * n]
@@ -1164,7 +1162,6 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert list(losses) == seen == [0, 20, 40, 60]
     assert losses[60] < 0.7 * losses[0]
     assert log[-1].keys() >= {"seconds", "val_bpb", "lr", "grad_norm"}
-    assert "class RMSNormBlock" in checkpoint(config)["source"]
     assert log[-1]["tokens"] == 60 * 128
 
 def test_a_new_run_moves_what_it_finds_of_another(tiny, tmp_path):
@@ -1200,7 +1197,7 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
     code, _, said = command(f"--out_dir={old}", "--resume", *options)
     assert code == 3
-    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's", said)
+    assert "nats/token, far above guessing's; a lower --learning_rate" in said
     assert read_checkpoint(old)["step"] == 6
 
 # ---- Going on
@@ -1306,14 +1303,18 @@ train(TrainConfig(**{killed.given}), wait)
 def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, options, block_size):
     old = tiny(**options, max_steps=1)
     train(old, say=None)
-    new = TrainConfig(init_from=old.out_dir, data=old.data, block_size=block_size, mlp=old.mlp)
-    c, _, _, model, optimizer, state = train_py.begin(new)
-    assert asdict(c).items() >= (options | dict(n_embd=16, block_size=block_size)).items()
-    assert c.learning_rate == train_py.recipe(old)["learning_rate"] / 10
-    assert len(optimizer.state) == state["step"] == 0
-    for name, x in weights(old).items():
-        first = model.state_dict()[name]
-        assert first.flatten().equal(x.flatten()[:first.numel()])
+    new = TrainConfig(init_from=old.out_dir, data=old.data, block_size=block_size, mlp=old.mlp,
+                      out_dir=f"{old.out_dir}-new", max_steps=1)
+
+    def watch(model, optimizer, step):
+        pairs = zip(model.state_dict().values(), weights(old).values())
+        same = all(now.flatten().equal(x.flatten()[:now.numel()]) for now, x in pairs)
+        return {"as_it_was": same and not optimizer.state}
+
+    assert column(train(new, watch, say=None), "as_it_was") == [(0, True), (1, False)]
+    config = checkpoint(new)["config"]
+    assert config.items() >= (options | {"block_size": block_size}).items()
+    assert config["learning_rate"] == train_py.recipe(old)["learning_rate"] / 10
 
 def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     new = dict(init_from=str(trained[0]), out_dir="none")

@@ -380,8 +380,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
 def read_checkpoint(source, device="cpu"):
     """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
-    names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
-    if (path / "config.json").exists() or str(source) in names:
+    if (path / "config.json").exists() or str(source).startswith("gpt2") and not path.exists():
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     if path.suffix != ".pt":
@@ -455,26 +454,6 @@ def signals_noted():
         for number, handler in before.items():
             signal.signal(number, handler)
 
-def begin(config):
-    """(config, machine, corpus, model, optimizer, checkpoint); a new run's says step 0."""
-    state = {}
-    if config.source:
-        state = read_checkpoint(config.source)
-        config = with_checkpoint(config, state)
-    machine = join_machine(config)
-    corpus = open_corpus(config, machine)
-    config = resolve(config, corpus.vocab_size, machine.world_size)
-    expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made with "
-           f"tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
-    model = make_model(config, machine.device, state)
-    optimizer = make_optimizer(model, config)
-    if config.own:                                 # its moments, with the options of now
-        state["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict(state["optimizer"])
-    else:
-        state = {"step": 0, "seconds": 0.0}
-    return config, machine, corpus, model, optimizer, state
-
 def open_log(folder, step, goes_on):
     """Moves another run aside, drops records after `step`; returns the last step left, or -1."""
     if not goes_on and (folder / "log.jsonl").exists():
@@ -521,13 +500,28 @@ def train(config, watch=None, say=tell):
     is_first = os.environ.get("RANK", "0") == "0"
     if say is None or not is_first:
         say = lambda text: None
-    alone = only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-    with alone if is_first and not config.eval_only else contextlib.nullcontext():
-        config, machine, corpus, model, optimizer, state = begin(config)
+    with (only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
+          if is_first and not config.eval_only else contextlib.nullcontext()):
+        state = {}
+        if config.source:
+            state = read_checkpoint(config.source)
+            config = with_checkpoint(config, state)
+        machine = join_machine(config)
+        corpus = open_corpus(config, machine)
+        expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made "
+               f"with tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
+        config = resolve(config, corpus.vocab_size, machine.world_size)
+        model = make_model(config, machine.device, state)
         if config.eval_only:
             found = evaluate(model, corpus, config, machine)
             say(json.dumps(found))
             return [found]
+        optimizer = make_optimizer(model, config)
+        if config.own:                             # its moments, with the options of now
+            state["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict(state["optimizer"])
+        else:
+            state = {"step": 0, "seconds": 0.0}
         parameters = sum(p.numel() for p in model.parameters())
         say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, {machine.device}, {machine.dtype}; "
             f"peak learning rate {config.learning_rate:.2g}; steps {state['step']} to {config.max_steps}")
