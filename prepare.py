@@ -106,13 +106,12 @@ def typed(argv, description, *classes):
     return vars(given)
 
 def run_script(main):
-    """Calls main with the command line's words. What a user can mend ends in one line, exit code 2
-    or the exception's own; Ctrl-C as the signal itself does, so that a shell's loop ends, too."""
+    """Calls main(words). What a user can mend ends in one line, exit code 2 or the exception's own."""
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)                   # so that a shell's loop ends, too
     except (argparse.ArgumentError, ConfigError, DataError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
@@ -246,8 +245,7 @@ def read_texts(path):
             yield from batch["text"].to_pylist()
 
 def read_files(paths):
-    """Yields (bytes, begins a document?): a row of .jsonl and .parquet files whole, other texts by
-    lines, in pieces that are no more than a twentieth of all files."""
+    """Yields (bytes, begins a document?): rows, or lines of no more than a twentieth of all text."""
     half = min(PIECE, sum(path.stat().st_size for path in paths) // 20) // 2 or 1
     for path in paths:
         if path.suffix.lower() in (".jsonl", ".parquet"):
@@ -314,15 +312,17 @@ def fetch_shards(folder, options):
 
 def begin(folder, options, paths):
     """A corpus's BEGUN, new or as it was left; DataError where options or files were others."""
-    stats = [path.stat() for path in paths]
-    newest = np.datetime64(max((int(s.st_mtime) for s in stats), default=0), "s")
-    files = f"{len(stats)} with {sum(s.st_size for s in stats):,} bytes, the newest of {newest}"
-    made = asdict(options) | {"files": files}
+    made = asdict(options)
     del made["data_dir"]
+    if paths:
+        stats = [path.stat() for path in paths]
+        newest = str(np.datetime64(int(max(s.st_mtime for s in stats)), "s")).replace("T", " ")
+        n_bytes = sum(s.st_size for s in stats)
+        made["files"] = f"{len(stats)} with {n_bytes:,} bytes, the newest of {newest} UTC"
     for path in (folder / "meta.json", folder / BEGUN):
         if path.exists():
             begun = read_json(path)
-            earlier = begun["options"]
+            earlier = begun | begun["options"]
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in made.items()
                      if earlier.get(name) != value]
             expect(not other, f"{folder}: made with {'; '.join(other)}; "
