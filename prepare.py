@@ -106,7 +106,7 @@ def typed(argv, description, *classes):
     return vars(given)
 
 def run_script(main):
-    """Calls main(words). What a user can mend ends in one line, exit code 2 or the exception's own."""
+    """Calls main(words). What a user can mend ends in one line; exit code 2 or the exception's."""
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
@@ -245,7 +245,7 @@ def read_texts(path):
             yield from batch["text"].to_pylist()
 
 def read_files(paths):
-    """Yields (bytes, begins a document?): rows, or lines of no more than a twentieth of all text."""
+    """Yields (bytes, begins a document?): rows, or lines in pieces of at most a 20th of all."""
     half = min(PIECE, sum(path.stat().st_size for path in paths) // 20) // 2 or 1
     for path in paths:
         if path.suffix.lower() in (".jsonl", ".parquet"):
