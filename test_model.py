@@ -1062,8 +1062,8 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
     every = [tokens.window(i)[:-1].tolist() for i in range(n)]
     assert sorted(first) == sorted(second) == sorted(every)
 
-def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(corpus, tiny):
-    held_out = train_py.Corpus(corpus, 16)
+def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(tiny):
+    held_out = train_py.open_corpus(tiny(), Machine(CPU))
     torch.manual_seed(0)
     model = GPT(resolve(tiny())).double()
 
@@ -1230,7 +1230,6 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     log = train(go_on(tiny(), max_steps=30), say=None)
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
-    assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(9, 31, 3)]   # ten, of either length
 
@@ -1241,12 +1240,13 @@ def test_an_early_checkpoint_s_gone_options_are_left_out_and_it_runs_no_file():
 def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
-    same = checkpoint(config)["config"] | dict(resume="true")
+    same = checkpoint(config)["config"] | dict(resume=True)
     train(go_on(config, max_steps=7), say=None)
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
     same_run = [f"--out_dir={config.out_dir}", "--resume=true"]
     command(*same_run, "--max_steps=8", "--beta1=0.9", "--grad_clip=1")   # the defaults, but typed
-    assert checkpoint(config)["config"] == same | dict(max_steps=8, beta1=0.9, grad_clip=1)
+    changes = dict(resume="true", max_steps=8, beta1=0.9, grad_clip=1)
+    assert checkpoint(config)["config"] == same | changes
     assert checkpoint(config)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
     assert train(go_on(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
     others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
@@ -1375,7 +1375,11 @@ def test_damaged_files_are_one_line(tiny, old, corpus, tmp_path, name, how):
 
 def test_a_stopped_command_says_how_to_go_on(tiny, old, command, monkeypatch):
     monkeypatch.chdir(old.parent)
-    with patch.object(train_py, "validate", lambda *_: signal.raise_signal(signal.SIGTERM) or {}):
+    def stop(*given):
+        signal.raise_signal(signal.SIGTERM)
+        return {"val_loss": 5, "val_bpb": 7}
+
+    with patch.object(train_py, "evaluate", stop):
         code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
     assert code == 143
     assert "saved at step 0. To go on: the same command with --resume=true" in out

@@ -1,14 +1,13 @@
-"""
-Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
+"""Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
 
-    python train.py --arch=ngpt                      # laptop size; makes the default corpus if missing
+    python train.py --arch=ngpt                      # laptop size; makes the corpus if missing
     python train.py --arch=ngpt --resume=true        # go on; with a larger --max_steps, further
     python train.py --init_from=out/angpt --data=data/mine       # from weights, a run's or GPT-2's
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
 Results go to out/<arch>: ckpt.pt, log.jsonl, loss.png; an earlier run there moves to out/<arch>.1.
 What is not given comes from the arch's recipe, else from the size, else from the default; in a run
-that goes on, first from what it was given. The end is a sample of text, but not under torchrun.
+that goes on, first from what it was given.
 """
 import contextlib
 import copy
@@ -26,6 +25,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin slow down whatever else runs
@@ -121,11 +121,10 @@ class TrainConfig(GPTConfig):
                               for name, value in given.items() if value is not None}
         if "arch" in given:
             given["arch"] = load_arch(given["arch"])
-        vars(self).update(given)                  # in these lines what comes later wins
+        vars(self).update(SIZES.get(given.get("size"), {}) | given)  # given wins
         choose("arch", self.arch, ARCHS,
                "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
         choose("size", self.size, SIZES)
-        vars(self).update(SIZES[self.size] | given)
         at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "max_steps", "batch_size",
                  "total_batch_size", "eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
         at_least(0, self, *self.__dataclass_fields__)
@@ -136,13 +135,10 @@ class TrainConfig(GPTConfig):
         vars(self).update(recipe(self) | given)
         new = f"out/{self.arch}{'+qk_norm' * self.qk_norm}"
         self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
-        self.compile = str(self.compile).lower()  # True from Python
-        self.resume = str(self.resume).lower()
-        # The checkpoint that it begins with: its own, another's, or none
-        self.own = (self.resume == "true"
+        self.own = (self.resume in ("true", True)            # True from Python
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
-        self.source = self.out_dir if self.own else self.init_from
+        self.source = self.out_dir if self.own else self.init_from  # the checkpoint to begin with
         if "arch" in given or not self.source:    # else its arch is not known yet
             self.__post_init__()
 
@@ -164,12 +160,11 @@ def resolve(config, corpus_vocab=257, world_size=1):
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
 
-# ---- Data ----------------------------------------------------------------------------------------
-
 class Tokens:
-    """A split of a corpus in windows of `length` tokens; what is over at a shard's end is not read."""
+    """A split of a corpus in windows of `length` tokens; a rest at a shard's end is not read."""
     def __init__(self, folder, split, length, vocab_size):
-        self.shards = [read_shard(path) for path in sorted(Path(folder).glob(f"*_{split}_??????.bin"))]
+        paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
+        self.shards = [read_shard(path) for path in paths]
         self.length = length
         self.vocab_size = vocab_size
         counts = [(len(tokens) - 1) // length for tokens in self.shards]
@@ -192,23 +187,17 @@ class Tokens:
         rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)
         return rows[:, :-1], rows[:, 1:]          # of (len(indices), length + 1)
 
-class Corpus:
-    """What prepare.py made: tokens to train on and held out, and the bytes that each stands for."""
-    def __init__(self, folder, block_size):
-        meta = read_meta(folder)
-        self.tokenizer = meta["tokenizer"]
-        self.token_bytes = token_lengths(meta)     # (vocab_size,)
-        self.vocab_size = len(self.token_bytes)
-        self.train = Tokens(folder, "train", block_size, self.vocab_size)
-        self.val = Tokens(folder, "val", block_size, self.vocab_size)
-
 def open_corpus(config, machine):
-    """The Corpus of config.data; the default one is made if it is missing."""
+    """What prepare.py made in config.data; the default corpus is made if it is missing."""
     path = Path(config.data, "meta.json")
     if config.data == TrainConfig.data and machine.rank == 0 and not path.exists():
         prepare()
     machine.any(False)                             # all wait for it
-    return Corpus(config.data, config.block_size)
+    corpus = SimpleNamespace(**read_meta(config.data))    # tokenizer, vocab_size and more
+    corpus.token_bytes = token_lengths(vars(corpus))      # (vocab_size,), of each token's text
+    corpus.train = Tokens(config.data, "train", config.block_size, corpus.vocab_size)
+    corpus.val = Tokens(config.data, "val", config.block_size, corpus.vocab_size)
+    return corpus
 
 @functools.lru_cache                               # every step of an epoch asks for it
 def epoch_order(seed, epoch, windows):
@@ -222,13 +211,12 @@ def batches(tokens, step, config, machine):
     for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
         epoch, i = divmod(place, tokens.windows)
         mine.append(epoch_order(config.seed, epoch, tokens.windows)[i])
-    return [tokens.batch(mine[i:i + config.batch_size], machine.device)
-            for i in range(0, len(mine), config.batch_size)]
+    micro_batches = np.reshape(mine, (-1, config.batch_size))
+    return [tokens.batch(windows, machine.device) for windows in micro_batches]
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine):
-    """Held-out loss in nats per token, its standard error by how micro-batches differ, and bits per
-    byte. The tokens are the same whatever the ranks or the arch."""
+    """Held-out nats per token, their standard error by how micro-batches differ, bits per byte."""
     model.eval()
     windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
     sums = np.zeros(5)
@@ -244,8 +232,6 @@ def evaluate(model, corpus, config, machine):
     return {"val_loss": nats / tokens,
             "val_error": (variance / (parts - 1)) ** 0.5 if parts > 1 else None,
             "val_bpb": nats / math.log(2) / n_bytes}
-
-# ---- The machine ---------------------------------------------------------------------------------
 
 def find_device(name):
     """The torch.device that --device means. Raises DataError where torch does not see it."""
@@ -285,7 +271,8 @@ def join_machine(config):
     on_gpu = device.type == "cuda"
     dtype = config.dtype
     if dtype == "auto":                             # bfloat16 where it is much faster
-        fast = torch.cuda.is_bf16_supported(False) if on_gpu else torch.cpu._is_avx512_bf16_supported()
+        fast = (torch.cuda.is_bf16_supported(False) if on_gpu
+                else torch.cpu._is_avx512_bf16_supported())
         dtype = "bfloat16" if fast else "float32"
     if on_gpu:
         torch.cuda.set_device(device)
@@ -299,8 +286,6 @@ def join_machine(config):
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     return Machine(device, getattr(torch, dtype), int(os.environ.get("RANK", 0)), world_size)
 
-# ---- A step --------------------------------------------------------------------------------------
-
 def source_code(model):
     """The source of all classes in a model but torch's; None if one has no file."""
     classes = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__
@@ -312,13 +297,14 @@ def make_model(config, device, state=None):
     """A GPT with new weights, or a checkpoint's, learned positions cut to fit. Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
+    model.source = source_code(model)               # of now: a run may outlive an edit
     if state:
         weights = state["model"]
         if config.pos == "learned":
             weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
             model.load_state_dict(weights)
-        if state.get("source") not in (None, source_code(model)):
+        if state.get("source") not in (None, model.source):
             print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
@@ -326,8 +312,8 @@ def make_optimizer(model, config):
     """AdamW over two groups: matrices and embeddings decay, vectors and scalars do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    return torch.optim.AdamW([dict(params=matrices), dict(params=others, weight_decay=0.0)],
-                             config.learning_rate, (config.beta1, config.beta2), config.eps,
+    groups = [dict(params=matrices), dict(params=others, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps,
                              config.weight_decay, fused=True)
 
 def compile_blocks(model, config, machine):
@@ -335,7 +321,7 @@ def compile_blocks(model, config, machine):
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     pays = machine.device.type == "cuda" or work > 2e12 and shutil.which("g++")
     torch.compiler.reset()                     # earlier models would count towards torch's limit
-    if config.compile == "true" or config.compile == "auto" and pays:
+    if config.compile in ("true", True) or config.compile == "auto" and pays:
         for block in model.blocks:
             block.compile()
         model.nats = torch.compile(model.nats)  # head and loss: half of a step for many tokens
@@ -375,9 +361,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
     model.project_()                                # nGPT's and anGPT's constraint on the weights
     return {"loss": machine.sum(loss).item(), "grad_norm": norm, "lr": rate}
 
-# ---- Checkpoints ---------------------------------------------------------------------------------
-
-def read_checkpoint(source, device="cpu"):
+def read_checkpoint(source):
     """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
     if (path / "config.json").exists() or str(source).startswith("gpt2") and not path.exists():
@@ -386,24 +370,23 @@ def read_checkpoint(source, device="cpu"):
     if path.suffix != ".pt":
         path /= "ckpt.pt"
     with blame(f"{path}: no such checkpoint, or not a whole one"):
-        state = torch.load(path, map_location=device, mmap=True)  # which runs no code
+        state = torch.load(path, map_location="cpu", mmap=True)  # which runs no code
         expect(state.keys() >= {"model", "config", "tokenizer"}, f"{path}: no whole checkpoint")
         return state
 
 def with_checkpoint(config, state):
-    """config, with a checkpoint's options where none are given: its own run's, or of another's the
-    model's. Raises DataError where what is given changes these, or its own run's order of data."""
+    """config with a checkpoint's options where none are given; DataError where these clash."""
     saved = state["config"]
     saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
-    of_model = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
-    fixed = of_model.keys() - {"block_size", "dropout", "checkpoint_blocks"}
-    earlier = state.get("given", saved) if config.own else {}  # what was not given is derived anew
-    earlier = {name: earlier[name] for name in earlier if hasattr(config, name)}
-    joined = TrainConfig(**earlier | of_model | config.given | {"out_dir": config.out_dir})
+    kept = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
+    fixed = kept.keys() - {"block_size", "dropout", "checkpoint_blocks"}
     if config.own:
         fixed |= {"block_size", "seed", "total_batch_size"}
-        if "warmup_ratio" not in config.given:    # a longer run has no second warm-up
-            joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
+        earlier = state.get("given", saved)       # what was not given is derived anew
+        kept = {name: earlier[name] for name in earlier if hasattr(config, name)} | kept
+    joined = TrainConfig(**kept | config.given | {"out_dir": config.out_dir})
+    if config.own and "warmup_ratio" not in config.given:    # a longer run has no second warm-up
+        joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
     for name in sorted(fixed):
         expect(getattr(joined, name) == saved[name], f"{config.source}: made with {name}="
                f"{saved[name]}, now {name}={getattr(joined, name)}")
@@ -411,12 +394,10 @@ def with_checkpoint(config, state):
 
 def load_model(source, device="cpu", arch=None):
     """(model in eval mode, tokenizer, checkpoint). arch: "file.py:name", a file's. Or DataError."""
-    state = read_checkpoint(source, device)
+    state = read_checkpoint(source)
     config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
-
-# ---- A run ---------------------------------------------------------------------------------------
 
 def read_log(folder):
     """The records of folder/log.jsonl, up to one that a kill has cut."""
@@ -438,34 +419,30 @@ def draw_losses(folder):
 
 @contextlib.contextmanager
 def signals_noted():
-    """Yields a list of the signals received: after a first SIGINT or SIGTERM the step ends and is
-    saved. A second one acts as usual, except under torchrun, which repeats them."""
+    """Yields a list of the signals received, where a first SIGINT or SIGTERM is noted. A second one
+    acts as usual, except under torchrun, which repeats them."""
     received = []
-
     def note(number, frame):
         received.append(number)
         if "RANK" not in os.environ:
-            signal.signal(number, before[number])
+            as_usual.close()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with contextlib.ExitStack() as as_usual:
+        for number in signal.SIGINT, signal.SIGTERM:
+            as_usual.callback(signal.signal, number, signal.signal(number, note))
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 def open_log(folder, step, goes_on):
-    """Moves another run aside, drops records after `step`; returns the last step left, or -1."""
+    """Moves another run aside; of a run that goes on keeps the records before `step`."""
     if not goes_on and (folder / "log.jsonl").exists():
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
         folder.rename(f"{folder}.{n}")
     folder.mkdir(parents=True, exist_ok=True)
-    records = [record for record in read_log(folder) if record["step"] <= step]
+    records = [record for record in read_log(folder) if record["step"] < step]
     with atomic(folder / "log.jsonl") as file:
         file.writelines(json.dumps(record).encode() + b"\n" for record in records)
-    return records[-1]["step"] if records else -1
 
 def log(record, folder, say):
     with open(folder / "log.jsonl", "a") as file:
@@ -478,25 +455,14 @@ def log(record, folder, say):
         draw_losses(folder)
     say(line)
 
-def validate(model, optimizer, step, corpus, config, machine, watch):
-    """What evaluate and watch measure. Raises Diverged."""
-    found = evaluate(model, corpus, config, machine)
-    if step > 0 and not found["val_loss"] < 2 * math.log(config.vocab_size):  # NaN is caught, too
-        raise Diverged(f"step {step}: held out {found['val_loss']:.4g} nats/token, far above "
-                       "guessing's; a lower --learning_rate may help")
-    if watch:
-        found = (watch(model, optimizer, step) or {}) | found
-    return found
-
 def tell(text):
     with contextlib.suppress(OSError):  # Ctrl-C has ended `| tee`, or the terminal is gone: go on
         print(text, flush=True)
 
 def train(config, watch=None, say=tell):
-    """Runs config, a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called
-    at each validation; the dict that it returns joins the record. say=None is quiet. Raises
-    ConfigError for options, DataError for files, Diverged for a loss not finite or far above guessing;
-    stopped by a signal it saves, and raises KeyboardInterrupt or, for SIGTERM, SystemExit."""
+    """Runs a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called at each
+    validation; a dict that it returns joins the record. say=None is quiet. Raises ConfigError,
+    DataError, Diverged; stopped by a signal it saves, and raises KeyboardInterrupt or SystemExit."""
     is_first = os.environ.get("RANK", "0") == "0"
     if say is None or not is_first:
         say = lambda text: None
@@ -518,13 +484,15 @@ def train(config, watch=None, say=tell):
             return [found]
         optimizer = make_optimizer(model, config)
         if config.own:                             # its moments, with the options of now
-            state["optimizer"]["param_groups"] = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict(state["optimizer"])
+            moments = {"state": state["optimizer"]["state"]}
+            optimizer.load_state_dict(optimizer.state_dict() | moments)
         else:
             state = {"step": 0, "seconds": 0.0}
         parameters = sum(p.numel() for p in model.parameters())
         say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, {machine.device}, {machine.dtype}; "
             f"peak learning rate {config.learning_rate:.2g}; steps {state['step']} to {config.max_steps}")
+        if is_first:
+            open_log(Path(config.out_dir), state["step"], config.own)
         compile_blocks(model, config, machine)
         with signals_noted() as signals:
             return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
@@ -534,25 +502,28 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     folder = Path(config.out_dir)
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
-    measured = {}
-    logged = open_log(folder, step, config.own) if machine.rank == 0 else math.inf  # others: no log
-    code = source_code(model)                      # now: a run may outlive an edit
+    measured = state.get("measured", {})           # in the step before
     while True:
         is_last = step >= config.max_steps
         validates = is_last or step % config.eval_interval == 0
-        record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
+        tokens = step * config.total_batch_size
+        record = measured | {"step": step, "tokens": tokens, "seconds": seconds}
         if validates:
-            record = validate(model, optimizer, step, corpus, config, machine, watch) | record
+            record |= evaluate(model, corpus, config, machine)
+            if step > 0 and not record["val_loss"] < 2 * math.log(config.vocab_size):  # or NaN
+                raise Diverged(f"step {step}: held out {record['val_loss']:.4g} nats/token, far "
+                               "above guessing's; a lower --learning_rate may help")
+            if watch:
+                record = (watch(model, optimizer, step) or {}) | record
         stops = machine.any(signals)
-        is_new = step > logged                     # never in other processes
-        if is_new and (validates or step % config.log_interval == 0):
+        if machine.rank == 0 and (validates or step % config.log_interval == 0):
             log(record, folder, say)
-        if is_new and (stops or is_last or step % config.checkpoint_interval == 0):
+        if machine.rank == 0 and (stops or is_last or step % config.checkpoint_interval == 0):
             with atomic(folder / "ckpt.pt") as file:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                            "step": step, "seconds": seconds, "config": asdict(config),
-                            "given": config.given, "source": code, "tokenizer": corpus.tokenizer},
-                           file)
+                            "step": step, "seconds": seconds, "measured": measured,
+                            "config": asdict(config), "given": config.given,
+                            "source": model.source, "tokenizer": corpus.tokenizer}, file)
         if stops:
             say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
             # All wait until it is saved; 143 is 128 + SIGTERM
