@@ -360,7 +360,7 @@ def write_meta(folder, tokenizer, begun):
         shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
         counts[f"{split}_tokens"] = sum(map(len, shards))
         counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
-    del begun["tokens"], begun["place"]
+    del begun["shards"], begun["tokens"], begun["place"]
     write_json(folder / "meta.json", {
         "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
         "versions": {"python": sys.version}, "token_bytes": lengths.tobytes().hex()})
