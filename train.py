@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin slow down whatever else runs
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spinning threads slow down what else runs
 if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
@@ -56,7 +56,7 @@ RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,                          # and GPT+
     "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
-    "normformer": dict(PRE_NORM, embed_std=1.0),  # its branches end in LayerNorms, of that size
+    "normformer": dict(PRE_NORM, embed_std=1.0),  # as large as its branches, LayerNorms' outputs
     "ngpt": dict(learning_rate=8e-3),
     "angpt": dict(learning_rate=4e-3),
 }
@@ -64,7 +64,7 @@ RECIPES = {
 def recipe(config):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
-    # The best found at widths from 64 to 256 were 0.7 to 3.8 times what this gives, NormFormer's more
+    # Roughly: at widths of 64 to 256 the best found were 0.7 to 3.8 times this, NormFormer's more
     found["learning_rate"] *= (128 / config.n_embd) ** 0.5
     if config.init_from:
         found["learning_rate"] /= 10
@@ -139,7 +139,7 @@ class TrainConfig(GPTConfig):
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
         self.source = self.out_dir if self.own else self.init_from  # the checkpoint to begin with
-        if "arch" in given or not self.source:    # else its arch is not known yet
+        if "arch" in given or not self.source:    # else the checkpoint knows its arch
             self.__post_init__()
 
 def resolve(config, corpus_vocab=257, world_size=1):
@@ -220,7 +220,7 @@ def evaluate(model, corpus, config, machine):
     model.eval()
     windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
     sums = np.zeros(5)
-    for i in windows[::config.batch_size][machine.rank::machine.world_size]:
+    for i in windows[::config.batch_size][machine.rank::machine.world_size]:  # i: a batch's first
         x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
         with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
             loss = model(x, y, loss_only=True)[1].item()
@@ -339,7 +339,7 @@ class Diverged(DataError):
     exit_code = 3  # after a loss that is not finite, or far above guessing's
 
 def optimizer_step(step, model, optimizer, micro_batches, config, machine):
-    """Updates the model by this rank's micro-batches; returns measurements, or raises Diverged."""
+    """Updates the model by all ranks' micro-batches, these are this one's. Or raises Diverged."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -353,13 +353,14 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
     for p in model.parameters():
         p.grad = machine.sum(p.grad)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
+    loss = machine.sum(loss).item()
     if not math.isfinite(norm):
-        raise Diverged(f"step {step + 1}: loss {float(loss)}, gradient's norm {norm}; "
+        raise Diverged(f"step {step + 1}: loss {loss}, gradient's norm {norm}; "
                        "a lower --learning_rate may help")
     optimizer.step()
     optimizer.zero_grad()
     model.project_()                                # nGPT's and anGPT's constraint on the weights
-    return {"loss": machine.sum(loss).item(), "grad_norm": norm, "lr": rate}
+    return {"loss": loss, "grad_norm": norm, "lr": rate}
 
 def read_checkpoint(source):
     """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
@@ -422,14 +423,16 @@ def signals_noted():
     """Yields a list of the signals received, where a first SIGINT or SIGTERM is noted. A second one
     acts as usual, except under torchrun, which repeats them."""
     received = []
+
     def note(number, frame):
         received.append(number)
         if "RANK" not in os.environ:
-            as_usual.close()
+            usual.close()
 
-    with contextlib.ExitStack() as as_usual:
-        for number in signal.SIGINT, signal.SIGTERM:
-            as_usual.callback(signal.signal, number, signal.signal(number, note))
+    with contextlib.ExitStack() as usual:          # closing it puts the usual handlers back
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.signal(number, note)
+            usual.callback(signal.signal, number, handler)
         yield received
 
 def open_log(folder, step, goes_on):
@@ -502,7 +505,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     folder = Path(config.out_dir)
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
-    measured = state.get("measured", {})           # in the step before
+    measured = state.get("measured", {})           # by the step before this one
     while True:
         is_last = step >= config.max_steps
         validates = is_last or step % config.eval_interval == 0
