@@ -1,4 +1,4 @@
-"""Turn text into shards of tokens; and, as all scripts import this one, their options and errors.
+"""Turn text into shards of tokens. Options and errors of all scripts, which import it, are here.
 
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
@@ -6,8 +6,8 @@
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
 
 A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out,
-<name>_train_000001.bin and so on to train on, and of meta.json. Files come in a seeded order; the
-first 5% of their text, at most 10M tokens, is held out. Stopped, it goes on from the last shard.
+<name>_train_000001.bin and so on to train on, and, written last, meta.json. Files come in a seeded
+order; their first 5%, at most 10M tokens, are held out. Stopped, it goes on after a whole shard.
 """
 import argparse
 import contextlib
@@ -74,7 +74,7 @@ def true_or_false(word):
 
 def typed(argv, description, *classes):
     """A command line's --name=value, --name value, or --name alone for true, as a dict. Options are
-    the fields of dataclasses, of one name the first one's, help is the comment behind a field.
+    the fields of dataclasses, of two of one name the first's; help is the comment behind a field.
     Raises argparse.ArgumentError, ConfigError; --help prints the options, and exits."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--name=value ...]", description=description, exit_on_error=False,
@@ -106,7 +106,7 @@ def typed(argv, description, *classes):
     return vars(given)
 
 def run_script(main):
-    """Calls main(words). What a user can mend ends in one line; exit code 2 or the exception's."""
+    """Calls main(words). What a user can mend ends in one line; exit code 2, or exception's own."""
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
@@ -148,7 +148,7 @@ def atomic(path):
     os.replace(f"{path}.tmp", path)
 
 def only_one_in(folder, otherwise):
-    """A context: until it ends no other process gets one of the same folder. Raises DataError."""
+    """Locks a folder at once, until the `with` ends. Raises DataError if another process has it."""
     folder = Path(folder).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -185,7 +185,7 @@ def read_meta(folder):
     return read_json(path)
 
 def token_lengths(meta):
-    """(vocab_size,) bytes of each token's text, by meta or its tokenizer; end-of-text has none."""
+    """(vocab_size,) bytes of each token's text, from meta or its tokenizer; 0 for end-of-text."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     tokenizer = get_tokenizer(meta["tokenizer"])
@@ -230,7 +230,7 @@ def source_files(source, seed):
         found = [path for path in (Path(source), *Path(source).rglob("*"), *matching)
                  if path.suffix.lower() in KINDS or path == Path(source)]
     paths = sorted({path for path in found if path.is_file() and path.stat().st_size})
-    expect(paths, f"--source={source}: no filled .txt, .jsonl or .parquet, nor stdlib or fineweb")
+    expect(paths, f"--source={source}: no .txt, .jsonl, .parquet with text, nor stdlib or fineweb")
     random.Random(seed).shuffle(paths)
     return paths
 
@@ -245,7 +245,7 @@ def read_texts(path):
             yield from batch["text"].to_pylist()
 
 def read_files(paths):
-    """Yields (bytes, begins a document?): rows, or lines in pieces of at most a 20th of all."""
+    """Yields (bytes, begins a document?): a row, or lines; these are at most a 20th of the text."""
     half = min(PIECE, sum(path.stat().st_size for path in paths) // 20) // 2 or 1
     for path in paths:
         if path.suffix.lower() in (".jsonl", ".parquet"):
@@ -274,7 +274,7 @@ def read_source(options, paths, place):
             yield row["text"].encode(), True, rows.state_dict()
 
 def write_shards(folder, options, tokenizer, paths, begun):
-    """Writes the shards that are missing, a first one held out. Bytes end each, tokens the last."""
+    """Writes the missing shards, first the held-out one. Bytes end a shard, tokens the last one."""
     per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
     val_tokens = options.val_tokens or 10_000_000
     held_out = val_tokens * per_token
@@ -328,7 +328,7 @@ def begin(folder, options, paths):
             expect(not other, f"{folder}: made with {'; '.join(other)}; "
                    "go back, give another --name, or remove the folder")
             return begun
-    expect(not any(folder.glob("*.bin")), f"{folder}: has unknown shards; give another --name")
+    expect(not any(folder.glob("*.bin")), f"{folder}: has unknown .bin files; give another --name")
     begun = {"source": options.source, "options": made, "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)
     return begun

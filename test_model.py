@@ -784,7 +784,6 @@ def fineweb(texts, monkeypatch):
 def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb):
     options = dict(source="fineweb", data_dir=str(tmp_path), val_tokens=900, shard_tokens=400)
     whole = prepare(**options, name="whole")
-    assert read_meta(whole)["tokenizer"] == "gpt2"
     assert read_corpus(whole)[1][-1] == TEXT_BYTES[-1]
     begins = []
     for fineweb.fails_at in (151, 210):
@@ -824,14 +823,12 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
         process.kill()
     with pytest.raises(DataError, match="no full corpus; python prepare.py"):
         read_meta(tmp_path / "long")
-    shutil.copytree(tmp_path / "long", tmp_path / "kept" / "long")
     again = prepare(**options, data_dir=str(tmp_path))
     assert files_of(again) == files_of(whole)
     with source.open("a") as file:
         file.write(json.dumps({"text": "more"}))
-    for data_dir in (tmp_path, tmp_path / "kept"):
-        with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
-            prepare(**options, data_dir=str(data_dir))
+    with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
+        prepare(**options, data_dir=str(tmp_path))
     shutil.rmtree(again)
     assert read_corpus(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
 
@@ -850,8 +847,8 @@ def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, 
         prep.token_lengths({"tokenizer": "gpt2"})
 
 @pytest.mark.parametrize("name, content, says", [
-    ("a.csv", None, "a.csv: no filled .txt"),
-    ("a.txt", b"", "a.txt: no filled .txt"),
+    ("a.csv", None, "a.csv: no .txt"),
+    ("a.txt", b"", "a.txt: no .txt, .jsonl, .parquet with text"),
     ("finweb", None, "nor stdlib or fineweb"),
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
     ("a.jsonl", b'{"text": 5}\n', "a.jsonl: expected .*'int'"),
@@ -1004,7 +1001,7 @@ fast  no such option
 --data=FILE  data=FILE: no full corpus; python prepare.py --source=... makes it
 --resume=true  run/ckpt.pt: no such checkpoint
 --init_from=nowhere  nowhere/ckpt.pt: no such checkpoint
---init_from=gpt2-mine  init_from=gpt2-mine: no such folder, nor one of gpt2
+--init_from=gpt2-mine  gpt2-mine/ckpt.pt: no such checkpoint
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"
@@ -1049,7 +1046,6 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
         for rank in range(world_size):
             machine = Alone(CPU, rank=rank, world_size=world_size)
             for x, _ in batches(tokens, step, config, machine):
-                assert len(x) == config.batch_size
                 rows += x.tolist()
         return rows
 
@@ -1197,7 +1193,7 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
     code, _, said = command(f"--out_dir={old}", "--resume", *options)
     assert code == 3
-    assert "nats/token, far above guessing's; a lower --learning_rate" in said
+    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's", said)
     assert read_checkpoint(old)["step"] == 6
 
 # ---- Going on
@@ -1210,8 +1206,11 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
     def stop(model, optimizer, step):
         if step == 3:
             signal.raise_signal(number)
+            assert signal.getsignal(number) is usual   # a second one ends it
+    usual = signal.getsignal(number)
     whole, parts, never = [tiny(**options, out_dir=f"{tmp_path}/{name}") for name in "abc"]
     log = train(whole, say=None)
+    assert signal.getsignal(number) is usual
     with pytest.raises(error):
         for config in (parts, never):
             train(config, watch=stop, say=None)
@@ -1220,18 +1219,17 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
     again = train(go_on(parts), say=None)
     assert column(again, "loss") == column(log, "loss")
     assert column(again, "val_loss") == column(log, "val_loss")
-    seconds = [value for _, value in column(again, "seconds")]
-    assert seconds == sorted(seconds)
+    assert again[4]["seconds"] > again[3]["seconds"] > 0
     assert_same_state(weights(parts), weights(whole))
-    assert not list(tmp_path.glob("*.1"))
 
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
-    log = train(go_on(tiny(), max_steps=30), say=None)
+    log = train(go_on(tiny(), max_steps=40), say=None)
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
+    assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
     validated = [step for step, _ in column(log, "val_loss")]
-    assert validated == [*range(7), *range(9, 31, 3)]   # ten, of either length
+    assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
 
 def test_an_early_checkpoint_s_gone_options_are_left_out_and_it_runs_no_file():
     saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
@@ -1249,6 +1247,7 @@ def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, comm
     assert checkpoint(config)["config"] == same | changes
     assert checkpoint(config)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
     assert train(go_on(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
+    assert checkpoint(config)["config"]["max_steps"] == 8
     others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
     for option, was in others.items():
         _, _, said = command(*same_run, f"--{option}")

@@ -1,6 +1,6 @@
 """Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
 
-    python train.py --arch=ngpt                      # laptop size; makes the corpus if missing
+    python train.py --arch=ngpt                      # laptop size; makes data/stdlib if missing
     python train.py --arch=ngpt --resume=true        # go on; with a larger --max_steps, further
     python train.py --init_from=out/angpt --data=data/mine       # from weights, a run's or GPT-2's
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
@@ -160,6 +160,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
 
+# ---- Data ----------------------------------------------------------------------------------------
 class Tokens:
     """A split of a corpus in windows of `length` tokens; a rest at a shard's end is not read."""
     def __init__(self, folder, split, length, vocab_size):
@@ -233,6 +234,7 @@ def evaluate(model, corpus, config, machine):
             "val_error": (variance / (parts - 1)) ** 0.5 if parts > 1 else None,
             "val_bpb": nats / math.log(2) / n_bytes}
 
+# ---- The machine ---------------------------------------------------------------------------------
 def find_device(name):
     """The torch.device that --device means. Raises DataError where torch does not see it."""
     if name == "auto":
@@ -286,6 +288,7 @@ def join_machine(config):
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     return Machine(device, getattr(torch, dtype), int(os.environ.get("RANK", 0)), world_size)
 
+# ---- A step --------------------------------------------------------------------------------------
 def source_code(model):
     """The source of all classes in a model but torch's; None if one has no file."""
     classes = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__
@@ -339,7 +342,7 @@ class Diverged(DataError):
     exit_code = 3  # after a loss that is not finite, or far above guessing's
 
 def optimizer_step(step, model, optimizer, micro_batches, config, machine):
-    """Updates the model by all ranks' micro-batches, these are this one's. Or raises Diverged."""
+    """A step by all ranks' micro-batches, of which these are this one's. Raises Diverged."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -362,10 +365,12 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
     model.project_()                                # nGPT's and anGPT's constraint on the weights
     return {"loss": loss, "grad_norm": norm, "lr": rate}
 
+# ---- Checkpoints ---------------------------------------------------------------------------------
 def read_checkpoint(source):
     """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
-    if (path / "config.json").exists() or str(source).startswith("gpt2") and not path.exists():
+    names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
+    if (path / "config.json").exists() or str(source) in names:
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     if path.suffix != ".pt":
@@ -376,7 +381,8 @@ def read_checkpoint(source):
         return state
 
 def with_checkpoint(config, state):
-    """config with a checkpoint's options where none are given; DataError where these clash."""
+    """config with the options of its own run where none are given, or of another's the model's.
+    Raises DataError where what is given changes the model, or its own run's order of data."""
     saved = state["config"]
     saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
     kept = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
@@ -400,6 +406,7 @@ def load_model(source, device="cpu", arch=None):
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
+# ---- A run ---------------------------------------------------------------------------------------
 def read_log(folder):
     """The records of folder/log.jsonl, up to one that a kill has cut."""
     records = []
@@ -420,32 +427,34 @@ def draw_losses(folder):
 
 @contextlib.contextmanager
 def signals_noted():
-    """Yields a list of the signals received, where a first SIGINT or SIGTERM is noted. A second one
-    acts as usual, except under torchrun, which repeats them."""
+    """Yields a list of the signals received: after a first SIGINT or SIGTERM the step ends and is
+    saved. A second one acts as usual, except under torchrun, which repeats them."""
     received = []
 
     def note(number, frame):
         received.append(number)
         if "RANK" not in os.environ:
-            usual.close()
+            signal.signal(number, before[number])
 
-    with contextlib.ExitStack() as usual:          # closing it puts the usual handlers back
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.signal(number, note)
-            usual.callback(signal.signal, number, handler)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
         yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 def open_log(folder, step, goes_on):
-    """Moves another run aside; of a run that goes on keeps the records before `step`."""
+    """Moves another run aside, drops records after `step`; returns the last step left, or -1."""
     if not goes_on and (folder / "log.jsonl").exists():
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
         folder.rename(f"{folder}.{n}")
     folder.mkdir(parents=True, exist_ok=True)
-    records = [record for record in read_log(folder) if record["step"] < step]
+    records = [record for record in read_log(folder) if record["step"] <= step]
     with atomic(folder / "log.jsonl") as file:
         file.writelines(json.dumps(record).encode() + b"\n" for record in records)
+    return records[-1]["step"] if records else -1
 
 def log(record, folder, say):
     with open(folder / "log.jsonl", "a") as file:
@@ -463,9 +472,9 @@ def tell(text):
         print(text, flush=True)
 
 def train(config, watch=None, say=tell):
-    """Runs a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called at each
-    validation; a dict that it returns joins the record. say=None is quiet. Raises ConfigError,
-    DataError, Diverged; stopped by a signal it saves, and raises KeyboardInterrupt or SystemExit."""
+    """Runs a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called at
+    each validation; a dict that it returns joins the record. say=None is quiet. Raises ConfigError,
+    DataError, Diverged; stopped, it saves and raises KeyboardInterrupt or SystemExit (SIGTERM)."""
     is_first = os.environ.get("RANK", "0") == "0"
     if say is None or not is_first:
         say = lambda text: None
@@ -494,8 +503,6 @@ def train(config, watch=None, say=tell):
         parameters = sum(p.numel() for p in model.parameters())
         say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, {machine.device}, {machine.dtype}; "
             f"peak learning rate {config.learning_rate:.2g}; steps {state['step']} to {config.max_steps}")
-        if is_first:
-            open_log(Path(config.out_dir), state["step"], config.own)
         compile_blocks(model, config, machine)
         with signals_noted() as signals:
             return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
@@ -505,12 +512,12 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
     folder = Path(config.out_dir)
     step = state["step"]
     seconds = state["seconds"]                     # in steps alone
-    measured = state.get("measured", {})           # by the step before this one
+    measured = {}                                  # by the step before this one
+    logged = open_log(folder, step, config.own) if machine.rank == 0 else math.inf  # others: no log
     while True:
         is_last = step >= config.max_steps
         validates = is_last or step % config.eval_interval == 0
-        tokens = step * config.total_batch_size
-        record = measured | {"step": step, "tokens": tokens, "seconds": seconds}
+        record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
         if validates:
             record |= evaluate(model, corpus, config, machine)
             if step > 0 and not record["val_loss"] < 2 * math.log(config.vocab_size):  # or NaN
@@ -519,17 +526,17 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             if watch:
                 record = (watch(model, optimizer, step) or {}) | record
         stops = machine.any(signals)
-        if machine.rank == 0 and (validates or step % config.log_interval == 0):
+        is_new = step > logged                     # never in other processes
+        if is_new and (validates or step % config.log_interval == 0):
             log(record, folder, say)
-        if machine.rank == 0 and (stops or is_last or step % config.checkpoint_interval == 0):
+        if is_new and (stops or is_last or step % config.checkpoint_interval == 0):
             with atomic(folder / "ckpt.pt") as file:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                            "step": step, "seconds": seconds, "measured": measured,
-                            "config": asdict(config), "given": config.given,
-                            "source": model.source, "tokenizer": corpus.tokenizer}, file)
-        if stops:
+                            "step": step, "seconds": seconds, "config": asdict(config),
+                            "given": config.given, "source": model.source,
+                            "tokenizer": corpus.tokenizer}, file)
+        if stops:                                  # all wait, below, until it is saved
             say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
-            # All wait until it is saved; 143 is 128 + SIGTERM
             raise SystemExit(143) if machine.any(signal.SIGTERM in signals) else KeyboardInterrupt
         if is_last:
             return read_log(folder)
