@@ -1219,7 +1219,7 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
     again = train(go_on(parts), say=None)
     assert column(again, "loss") == column(log, "loss")
     assert column(again, "val_loss") == column(log, "val_loss")
-    assert again[4]["seconds"] > again[3]["seconds"] > 0
+    assert again[4]["seconds"] > again[3]["seconds"]
     assert_same_state(weights(parts), weights(whole))
 
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
