@@ -194,8 +194,9 @@ def open_corpus(config, machine):
     if config.data == TrainConfig.data and machine.rank == 0 and not path.exists():
         prepare()
     machine.any(False)                             # all wait for it
-    corpus = SimpleNamespace(**read_meta(config.data))    # tokenizer, vocab_size and more
+    corpus = SimpleNamespace(**read_meta(config.data))    # its tokenizer, and more
     corpus.token_bytes = token_lengths(vars(corpus))      # (vocab_size,), of each token's text
+    corpus.vocab_size = len(corpus.token_bytes)
     corpus.train = Tokens(config.data, "train", config.block_size, corpus.vocab_size)
     corpus.val = Tokens(config.data, "val", config.block_size, corpus.vocab_size)
     return corpus
