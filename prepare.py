@@ -59,8 +59,8 @@ def nearest(word, names):
 def choose(option, given, valid, hint=""):
     """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
     if given not in valid:
-        raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}{hint}"
-                          f"{nearest(given, valid)}")
+        raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}"
+                          f"{nearest(given, valid)}{hint}")
 
 def at_least(least, config, *names):
     """Raises ConfigError where an option of these names is a number and below `least`."""
@@ -211,8 +211,7 @@ class PrepareConfig:
 
     def __post_init__(self):
         at_least(1, self, "tokens", "val_tokens", "shard_tokens")
-        stem = Path(self.source.split("*")[0]).stem.strip(".")
-        self.name = self.name or stem or "text"
+        self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
         choose("tokenizer", self.tokenizer,
                ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
@@ -325,9 +324,10 @@ def begin(folder, options, paths):
             earlier = begun | begun["options"]
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in made.items()
                      if earlier.get(name) != value]
-            expect(not other, f"{folder}: made with {'; '.join(other)}; "
+            if not other:
+                return begun
+            expect(not any(folder.glob("*.bin")), f"{folder}: made with {'; '.join(other)}; "
                    "go back, give another --name, or remove the folder")
-            return begun
     expect(not any(folder.glob("*.bin")), f"{folder}: has unknown .bin files; give another --name")
     begun = {"source": options.source, "options": made, "shards": 0, "tokens": 0, "place": 0}
     write_json(folder / BEGUN, begun)

@@ -87,7 +87,7 @@ def load_arch(arch):
 class TrainConfig(GPTConfig):
     """Training. Give options when you make it: others follow from them; `resolve` replaces None."""
     size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
-    out_dir: str | None = None        # folder for results (out/<arch>; out/tuned with --init_from)
+    out_dir: str | None = None        # folder for results (out/<arch>, out/<arch>+qk_norm, out/tuned)
     init_from: str | None = None      # weights: a run's folder, or GPT-2 (lessons/extras/gpt2.py)
     resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir; auto: if it has a run
     eval_only: bool = False           # print the held-out loss of init_from or out_dir, as JSON
