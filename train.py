@@ -218,7 +218,8 @@ def batches(tokens, step, config, machine):
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine):
-    """Held-out nats per token, their standard error by how micro-batches differ, bits per byte."""
+    """Held-out nats per token, their standard error by how micro-batches differ, bits per byte: of
+    the same tokens whatever the ranks or the arch."""
     model.eval()
     windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
     sums = np.zeros(5)
@@ -301,7 +302,7 @@ def make_model(config, device, state=None):
     """A GPT with new weights, or a checkpoint's, learned positions cut to fit. Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
-    model.source = source_code(model)               # of now: a run may outlive an edit
+    model.source = source_code(model)               # for checkpoints; a run may outlive an edit
     if state:
         weights = state["model"]
         if config.pos == "learned":
@@ -343,7 +344,7 @@ class Diverged(DataError):
     exit_code = 3  # after a loss that is not finite, or far above guessing's
 
 def optimizer_step(step, model, optimizer, micro_batches, config, machine):
-    """A step by all ranks' micro-batches, of which these are this one's. Raises Diverged."""
+    """A step by these and all other ranks' micro-batches; returns what it measured. Or Diverged."""
     rate = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -536,7 +537,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
                             "step": step, "seconds": seconds, "config": asdict(config),
                             "given": config.given, "source": model.source,
                             "tokenizer": corpus.tokenizer}, file)
-        if stops:                                  # all wait, below, until it is saved
+        if stops:                    # any(), below, waits until it is saved; 143 is 128 + SIGTERM
             say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
             raise SystemExit(143) if machine.any(signal.SIGTERM in signals) else KeyboardInterrupt
         if is_last:
