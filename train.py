@@ -6,8 +6,7 @@
     torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
 
 Results go to out/<arch>: ckpt.pt, log.jsonl, loss.png; an earlier run there moves to out/<arch>.1.
-What is not given comes from the arch's recipe, else from the size, else from the default; in a run
-that goes on, first from what it was given.
+What is not given comes from the run that goes on, the arch's recipe, the size, or the default.
 """
 import contextlib
 import copy
@@ -18,7 +17,6 @@ import inspect
 import json
 import math
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -29,7 +27,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spinning threads slow down what else runs
-if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN
+if sys.platform == "linux":                       # else GCC 12 may compile bfloat16 to NaN
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
@@ -39,8 +37,7 @@ from model import ARCHS, GPT, ConfigError, GPTConfig
 from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer,
                      only_one_in, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 
-# anGPT's Table F.1: width and depth, heads of 64; the micro-batch is ours, the steps make 20 tokens a
-# parameter. Context from its section 5, rope from Table F.2. The defaults are for a laptop.
+# anGPT's Table F.1, context of its section 5, rope of Table F.2; micro-batches are ours.
 SIZES = {"laptop": {}}
 for name, width, depth, batch, steps in (
         ("32m", 256, 6, 32, 1223), ("62m", 384, 10, 32, 2375), ("125m", 512, 18, 16, 4846),
@@ -49,8 +46,7 @@ for name, width, depth, batch, steps in (
                        rope_fraction=0.5, vocab_size=50304, max_steps=steps, batch_size=batch,
                        total_batch_size=524_288)
 
-# By a block's family: the best of a sweep at laptop size (README). The sphere needs neither weight
-# decay nor warm-up (nGPT 2.6, anGPT F.2), which are 0 by default.
+# A sweep's best at laptop size (README); the sphere needs no decay, no warm-up (nGPT 2.6, anGPT F.2).
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
@@ -64,8 +60,7 @@ RECIPES = {
 def recipe(config):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
-    # Roughly: at widths of 64 to 256 the best found were 0.7 to 3.8 times this, NormFormer's more
-    found["learning_rate"] *= (128 / config.n_embd) ** 0.5
+    found["learning_rate"] *= (128 / config.n_embd) ** 0.5  # at 64 to 256 the best: 0.7 to 3.8 times
     if config.init_from:
         found["learning_rate"] /= 10
     if config.tie:
@@ -99,7 +94,7 @@ class TrainConfig(GPTConfig):
     vocab_size: int | None = None     # tokens in the vocabulary (by size, or the corpus's)
     pn_warmup: int | None = None      # powernorm: steps that use the batch's moment (warm-up's)
     max_steps: int = 1600             # optimizer steps (by size; there 20 tokens a parameter)
-    batch_size: int = 8               # sequences in a process's micro-step (by size, or a divisor)
+    batch_size: int | None = None     # sequences in a process's micro-step (by size, or up to 8)
     total_batch_size: int = 2048      # tokens in an optimizer step of all processes (by size)
     learning_rate: float = 4e-3       # peak (by arch and width; a tenth with --init_from)
     min_lr_ratio: float = 0.01        # last learning rate over the peak; a cosine leads there
@@ -107,7 +102,6 @@ class TrainConfig(GPTConfig):
     weight_decay: float = 0.0         # of matrices and embeddings (by arch)
     beta1: float = 0.9                # of Adam
     beta2: float = 0.95               # of Adam
-    eps: float = 1e-9                 # of Adam
     grad_clip: float = 1.0            # largest norm of the gradient; 0 for no limit
     eval_tokens: int | None = None    # held out, in a validation (0.5% of training; eval_only: 1M)
     eval_interval: int | None = None  # steps between validations (ten a run, or more)
@@ -147,9 +141,9 @@ def resolve(config, corpus_vocab=257, world_size=1):
     c = copy.copy(config)
     c.vocab_size = c.vocab_size or corpus_vocab
     at_least(corpus_vocab, c, "vocab_size")
-    if "batch_size" not in c.given:  # one that divides the sequences of a process in a step
-        c.batch_size = math.gcd(c.total_batch_size // (c.block_size * world_size), c.batch_size)
-    if c.total_batch_size % (c.batch_size * c.block_size * world_size):
+    sequences, rest = divmod(c.total_batch_size, c.block_size * world_size)
+    c.batch_size = c.batch_size or math.gcd(sequences, 8)
+    if rest or sequences % c.batch_size:
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
                           f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
     in_training = min(10_485_760, max(4096, c.max_steps * c.total_batch_size // 200))
@@ -159,29 +153,24 @@ def resolve(config, corpus_vocab=257, world_size=1):
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
-
 # ---- Data ----------------------------------------------------------------------------------------
 class Tokens:
     """A split of a corpus in windows of `length` tokens; a rest at a shard's end is not read."""
-    def __init__(self, folder, split, length, vocab_size):
+    def __init__(self, folder, split, length):
         paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         self.shards = [read_shard(path) for path in paths]
         self.length = length
-        self.vocab_size = vocab_size
         counts = [(len(tokens) - 1) // length for tokens in self.shards]
         self.starts = np.cumsum([0, *counts])     # the number of each shard's first window
         self.windows = self.starts[-1]
-        expect(self.windows > 0,
+        expect(self.windows,
                f"{folder}: too few {split} tokens, expected more than block_size={length}")
 
     def window(self, i):
         """Window i of all shards, and a token more: (length + 1,)"""
         n = np.searchsorted(self.starts, i, side="right") - 1  # its shard
         start = (i - self.starts[n]) * self.length
-        window = self.shards[n][start:start + self.length + 1].astype(np.int64)
-        expect(window.max() < self.vocab_size,
-               f"{self.shards[n].filename}: token {window.max()} of {self.vocab_size}")
-        return window
+        return self.shards[n][start:start + self.length + 1].astype(np.int64)
 
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
@@ -197,8 +186,8 @@ def open_corpus(config, machine):
     corpus = SimpleNamespace(**read_meta(config.data))    # its tokenizer, and more
     corpus.token_bytes = token_lengths(vars(corpus))      # (vocab_size,), of each token's text
     corpus.vocab_size = len(corpus.token_bytes)
-    corpus.train = Tokens(config.data, "train", config.block_size, corpus.vocab_size)
-    corpus.val = Tokens(config.data, "val", config.block_size, corpus.vocab_size)
+    corpus.train = Tokens(config.data, "train", config.block_size)
+    corpus.val = Tokens(config.data, "val", config.block_size)
     return corpus
 
 @functools.lru_cache                               # every step of an epoch asks for it
@@ -208,18 +197,16 @@ def epoch_order(seed, epoch, windows):
 
 def batches(tokens, step, config, machine):
     """This rank's micro-batches (x, y), each (batch_size, block_size), by seed and step alone."""
+    n = tokens.windows
     sequences = config.total_batch_size // config.block_size
-    mine = []
-    for place in range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size):
-        epoch, i = divmod(place, tokens.windows)
-        mine.append(epoch_order(config.seed, epoch, tokens.windows)[i])
+    places = range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size)
+    mine = [epoch_order(config.seed, place // n, n)[place % n] for place in places]
     micro_batches = np.reshape(mine, (-1, config.batch_size))
     return [tokens.batch(windows, machine.device) for windows in micro_batches]
 
 @torch.no_grad()
 def evaluate(model, corpus, config, machine):
-    """Held-out nats per token, their standard error by how micro-batches differ, bits per byte: of
-    the same tokens whatever the ranks or the arch."""
+    """Nats per held-out token, their standard error by how micro-batches differ, bits per byte."""
     model.eval()
     windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
     sums = np.zeros(5)
@@ -235,15 +222,14 @@ def evaluate(model, corpus, config, machine):
     return {"val_loss": nats / tokens,
             "val_error": (variance / (parts - 1)) ** 0.5 if parts > 1 else None,
             "val_bpb": nats / math.log(2) / n_bytes}
-
 # ---- The machine ---------------------------------------------------------------------------------
 def find_device(name):
     """The torch.device that --device means. Raises DataError where torch does not see it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # torchrun: a GPU for each process
     with blame(f"device={name}: torch cannot use it here"):
+        if name == "cuda":                        # torchrun: a GPU for each process
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         return torch.empty(0, device=name).device
 
 @dataclass
@@ -279,7 +265,6 @@ def join_machine(config):
                 else torch.cpu._is_avx512_bf16_supported())
         dtype = "bfloat16" if fast else "float32"
     if on_gpu:
-        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":                   # malloc keeps freed memory: saves 20 to 40%
         libc = ctypes.CDLL(None)
@@ -287,30 +272,21 @@ def join_machine(config):
         libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+        torch.distributed.init_process_group()
     return Machine(device, getattr(torch, dtype), int(os.environ.get("RANK", 0)), world_size)
-
 # ---- A step --------------------------------------------------------------------------------------
-def source_code(model):
-    """The source of all classes in a model but torch's; None if one has no file."""
-    classes = dict.fromkeys(owner for module in model.modules() for owner in type(module).__mro__
-                            if not owner.__module__.startswith(("torch", "builtins")))
-    with contextlib.suppress(Exception):
-        return "".join(map(inspect.getsource, classes))
-
 def make_model(config, device, state=None):
-    """A GPT with new weights, or a checkpoint's, learned positions cut to fit. Raises DataError."""
+    """A GPT with new weights, or a checkpoint's. Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
     model = GPT(config)
-    model.source = source_code(model)               # for checkpoints; a run may outlive an edit
+    model.code = None                               # its arch's file; a notebook's has none
+    with contextlib.suppress(Exception):
+        model.code = inspect.getsource(inspect.getmodule(model.blocks[0]))
     if state:
-        weights = state["model"]
-        if config.pos == "learned":
-            weights["wpe.weight"] = weights["wpe.weight"][:config.block_size]
         with blame("the checkpoint's weights do not fit this model.py"):
-            model.load_state_dict(weights)
-        if state.get("source") not in (None, model.source):
-            print(f"The code of {config.arch} has changed since this checkpoint", file=sys.stderr)
+            model.load_state_dict(state["model"])
+        if state.get("code", model.code) != model.code:
+            print(f"The file of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
 def make_optimizer(model, config):
@@ -318,7 +294,7 @@ def make_optimizer(model, config):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [dict(params=matrices), dict(params=others, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps,
+    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), 1e-9,
                              config.weight_decay, fused=True)
 
 def compile_blocks(model, config, machine):
@@ -366,27 +342,24 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
     optimizer.zero_grad()
     model.project_()                                # nGPT's and anGPT's constraint on the weights
     return {"loss": loss, "grad_norm": norm, "lr": rate}
-
 # ---- Checkpoints ---------------------------------------------------------------------------------
 def read_checkpoint(source):
     """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
     path = Path(source)
-    names = "gpt2 gpt2-medium gpt2-large gpt2-xl".split()
-    if (path / "config.json").exists() or str(source) in names:
+    if path.is_dir():
+        path /= "ckpt.pt"
+    if not path.exists():
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
-    if path.suffix != ".pt":
-        path /= "ckpt.pt"
-    with blame(f"{path}: no such checkpoint, or not a whole one"):
+    with blame(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True)  # which runs no code
-        expect(state.keys() >= {"model", "config", "tokenizer"}, f"{path}: no whole checkpoint")
+        state["config"]["arch"] = state["config"]["arch"].split(":")[-1]  # nor an arch's file
         return state
 
 def with_checkpoint(config, state):
     """config with the options of its own run where none are given, or of another's the model's.
     Raises DataError where what is given changes the model, or its own run's order of data."""
     saved = state["config"]
-    saved["arch"] = saved["arch"].split(":")[-1]  # a checkpoint runs no file
     kept = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
     fixed = kept.keys() - {"block_size", "dropout", "checkpoint_blocks"}
     if config.own:
@@ -407,7 +380,6 @@ def load_model(source, device="cpu", arch=None):
     config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
-
 # ---- A run ---------------------------------------------------------------------------------------
 def read_log(folder):
     """The records of folder/log.jsonl, up to one that a kill has cut."""
@@ -418,13 +390,10 @@ def read_log(folder):
     return records
 
 def draw_losses(folder):
+    import pandas                                  # a third of a second that few scripts need
     axes = Figure().subplots()
-    records = read_log(folder)
-    for key in "loss", "val_loss":
-        shown = [(record["tokens"], record[key]) for record in records if key in record]
-        axes.plot(*zip(*shown), label=key)
-    axes.set(xlabel="tokens", ylabel="nats/token")
-    axes.legend()
+    losses = pandas.DataFrame(read_log(folder), columns=["tokens", "loss", "val_loss"])
+    losses.interpolate().plot("tokens", ax=axes, ylabel="nats/token")
     axes.figure.savefig(folder / "loss.png")
 
 @contextlib.contextmanager
@@ -432,12 +401,10 @@ def signals_noted():
     """Yields a list of the signals received: after a first SIGINT or SIGTERM the step ends and is
     saved. A second one acts as usual, except under torchrun, which repeats them."""
     received = []
-
     def note(number, frame):
         received.append(number)
         if "RANK" not in os.environ:
             signal.signal(number, before[number])
-
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
@@ -477,37 +444,33 @@ def train(config, watch=None, say=tell):
     """Runs a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called at
     each validation; a dict that it returns joins the record. say=None is quiet. Raises ConfigError,
     DataError, Diverged; stopped, it saves and raises KeyboardInterrupt or SystemExit (SIGTERM)."""
-    is_first = os.environ.get("RANK", "0") == "0"
-    if say is None or not is_first:
+    state = read_checkpoint(config.source) if config.source else {}
+    if state:
+        config = with_checkpoint(config, state)
+    machine = join_machine(config)
+    if say is None or machine.rank > 0:
         say = lambda text: None
+    corpus = open_corpus(config, machine)
+    expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made "
+           f"with tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
+    config = resolve(config, corpus.vocab_size, machine.world_size)
+    model = make_model(config, machine.device, state)
+    if config.eval_only:
+        found = evaluate(model, corpus, config, machine)
+        say(json.dumps(found))
+        return [found]
+    optimizer = make_optimizer(model, config)
+    if config.own:                                 # its moments, with the options of now
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state["optimizer"]["state"]})
+    else:
+        state = {"step": 0, "seconds": 0.0}
     with (only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-          if is_first and not config.eval_only else contextlib.nullcontext()):
-        state = {}
-        if config.source:
-            state = read_checkpoint(config.source)
-            config = with_checkpoint(config, state)
-        machine = join_machine(config)
-        corpus = open_corpus(config, machine)
-        expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made "
-               f"with tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
-        config = resolve(config, corpus.vocab_size, machine.world_size)
-        model = make_model(config, machine.device, state)
-        if config.eval_only:
-            found = evaluate(model, corpus, config, machine)
-            say(json.dumps(found))
-            return [found]
-        optimizer = make_optimizer(model, config)
-        if config.own:                             # its moments, with the options of now
-            moments = {"state": state["optimizer"]["state"]}
-            optimizer.load_state_dict(optimizer.state_dict() | moments)
-        else:
-            state = {"step": 0, "seconds": 0.0}
-        parameters = sum(p.numel() for p in model.parameters())
-        say(f"{config.out_dir}: {config.arch}, {parameters:,} parameters, {machine.device}, {machine.dtype}; "
-            f"peak learning rate {config.learning_rate:.2g}; steps {state['step']} to {config.max_steps}")
+          if machine.rank == 0 else contextlib.nullcontext()), signals_noted() as signals:
+        say(f"{config.out_dir}: {config.arch}, {sum(p.numel() for p in model.parameters()):,} parameters, "
+            f"{machine.device}, {machine.dtype}; peak learning rate {config.learning_rate:.2g}; "
+            f"steps {state['step']} to {config.max_steps}")
         compile_blocks(model, config, machine)
-        with signals_noted() as signals:
-            return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
+        return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
 
 def take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals):
     """The loop: what is due at a step, then the next one."""
@@ -522,7 +485,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
         record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
         if validates:
             record |= evaluate(model, corpus, config, machine)
-            if step > 0 and not record["val_loss"] < 2 * math.log(config.vocab_size):  # or NaN
+            if step and not record["val_loss"] < 2 * math.log(config.vocab_size):  # or NaN
                 raise Diverged(f"step {step}: held out {record['val_loss']:.4g} nats/token, far "
                                "above guessing's; a lower --learning_rate may help")
             if watch:
@@ -535,7 +498,7 @@ def take_steps(config, corpus, model, optimizer, state, machine, watch, say, sig
             with atomic(folder / "ckpt.pt") as file:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
                             "step": step, "seconds": seconds, "config": asdict(config),
-                            "given": config.given, "source": model.source,
+                            "given": config.given, "code": model.code,
                             "tokenizer": corpus.tokenizer}, file)
         if stops:                    # any(), below, waits until it is saved; 143 is 128 + SIGTERM
             say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
@@ -555,14 +518,13 @@ def main(argv):
     train(config)
     if "RANK" in os.environ:
         os._exit(0)  # a thread of torch's that still runs may abort the usual way out
-    if config.eval_only:
-        return
-    tell(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
-    with contextlib.suppress(DataError):  # where its tokenizer is not at hand
-        model, tokenizer, _ = load_model(config.out_dir)
-        start = torch.tensor([[tokenizer.eot_token]])
-        tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
-        tell(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
+    if not config.eval_only:
+        tell(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
+        with contextlib.suppress(DataError):  # where its tokenizer is not at hand
+            model, tokenizer, _ = load_model(config.out_dir)
+            start = torch.tensor([[tokenizer.eot_token]])
+            tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
+            tell(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
 
 if __name__ == "__main__":
     run_script(main)

@@ -33,11 +33,12 @@ OURS = {"arch": "layernorm", "pos": "learned", "mlp": "gelu", "tie": True, "qk_n
 def read_gpt2(source):
     """A dict as train.read_checkpoint's, without an optimizer, of a folder or, fetched, of one of PUBLISHED. Raises
     DataError."""
-    from safetensors.torch import load_file
     folder = Path(source)
+    expect(source in PUBLISHED or (folder / "config.json").exists(), f"{source}: no such checkpoint; expected a run's "
+           f"folder, with ckpt.pt, GPT-2's, with config.json, or one of {', '.join(PUBLISHED)}")
+    from safetensors.torch import load_file
     with blame(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
-            expect(source in PUBLISHED, f"init_from={source}: no such folder, nor one of {', '.join(PUBLISHED)}")
             from huggingface_hub import snapshot_download
             folder = Path(snapshot_download(f"openai-community/{source}",
                                             allow_patterns=["config.json", "model.safetensors"]))

@@ -44,7 +44,7 @@ def run(name, seed):
                          n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS,
                          learning_rate=rate, embed_std=std, dtype="float32", resume="auto",
                          eval_tokens=2 ** 17, eval_interval=STEPS // 8, out_dir=f"out/depth/{name}-{seed}")
-    batch = Tokens(config.data, "val", 128, 257).batch(range(16), torch.device("cpu"))
+    batch = Tokens(config.data, "val", 128).batch(range(16), torch.device("cpu"))
     return [record for record in train(config, watch=diagnose(batch)) if "val_loss" in record]
 
 
