@@ -17,6 +17,7 @@ import inspect
 import json
 import math
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -25,9 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
-
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spinning threads slow down what else runs
-if sys.platform == "linux":                       # else GCC 12 may compile bfloat16 to NaN
+if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 import numpy as np
 import torch
@@ -36,9 +36,8 @@ from matplotlib.figure import Figure
 from model import ARCHS, GPT, ConfigError, GPTConfig
 from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer,
                      only_one_in, prepare, read_meta, read_shard, run_script, token_lengths, typed)
-
-# anGPT's Table F.1, context of its section 5, rope of Table F.2; micro-batches are ours.
-SIZES = {"laptop": {}}
+# ---- Options -------------------------------------------------------------------------------------
+SIZES = {"laptop": {}}  # anGPT's Table F.1, context: section 5, rope: F.2; the micro-batches are ours
 for name, width, depth, batch, steps in (
         ("32m", 256, 6, 32, 1223), ("62m", 384, 10, 32, 2375), ("125m", 512, 18, 16, 4846),
         ("250m", 768, 18, 16, 9429), ("0.5b", 1024, 24, 8, 19292), ("1b", 1280, 36, 4, 40917)):
@@ -46,21 +45,20 @@ for name, width, depth, batch, steps in (
                        rope_fraction=0.5, vocab_size=50304, max_steps=steps, batch_size=batch,
                        total_batch_size=524_288)
 
-# A sweep's best at laptop size (README); the sphere needs no decay, no warm-up (nGPT 2.6, anGPT F.2).
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
-RECIPES = {
+RECIPES = {                                       # a sweep's best at laptop size (README)
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,                          # and GPT+
     "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
     "normformer": dict(PRE_NORM, embed_std=1.0),  # as large as its branches, LayerNorms' outputs
-    "ngpt": dict(learning_rate=8e-3),
+    "ngpt": dict(learning_rate=8e-3),             # without decay and warm-up: nGPT 2.6, anGPT F.2
     "angpt": dict(learning_rate=4e-3),
 }
 
 def recipe(config):
     """What the arch's family trains with, unless told otherwise."""
     found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
-    found["learning_rate"] *= (128 / config.n_embd) ** 0.5  # at 64 to 256 the best: 0.7 to 3.8 times
+    found["learning_rate"] *= (128 / config.n_embd) ** 0.5  # roughly: lessons/studies
     if config.init_from:
         found["learning_rate"] /= 10
     if config.tie:
@@ -68,7 +66,7 @@ def recipe(config):
     return found
 
 def load_arch(arch):
-    """Runs the file of an arch like "mine.py:scalenorm"; returns the name that it adds to ARCHS."""
+    """The name of an arch; the file in "mine.py:scalenorm", which adds it to ARCHS, is run."""
     file, _, name = arch.rpartition(":")
     if file:
         with blame(f"arch={arch}: {file} cannot be run"):
@@ -102,6 +100,7 @@ class TrainConfig(GPTConfig):
     weight_decay: float = 0.0         # of matrices and embeddings (by arch)
     beta1: float = 0.9                # of Adam
     beta2: float = 0.95               # of Adam
+    eps: float = 1e-9                 # of Adam
     grad_clip: float = 1.0            # largest norm of the gradient; 0 for no limit
     eval_tokens: int | None = None    # held out, in a validation (0.5% of training; eval_only: 1M)
     eval_interval: int | None = None  # steps between validations (ten a run, or more)
@@ -132,7 +131,7 @@ class TrainConfig(GPTConfig):
         self.own = (self.resume in ("true", True)            # True from Python
                     or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
                     or self.eval_only and not self.init_from)
-        self.source = self.out_dir if self.own else self.init_from  # the checkpoint to begin with
+        self.source = self.out_dir if self.own else self.init_from  # None: new weights
         if "arch" in given or not self.source:    # else the checkpoint knows its arch
             self.__post_init__()
 
@@ -147,7 +146,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
         raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
                           f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
     in_training = min(10_485_760, max(4096, c.max_steps * c.total_batch_size // 200))
-    c.eval_tokens = c.eval_tokens or (2 ** 20 if c.eval_only else in_training)
+    c.eval_tokens = c.eval_tokens or (1_048_576 if c.eval_only else in_training)
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
     c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
     if c.pn_warmup is None:
@@ -156,7 +155,7 @@ def resolve(config, corpus_vocab=257, world_size=1):
 # ---- Data ----------------------------------------------------------------------------------------
 class Tokens:
     """A split of a corpus in windows of `length` tokens; a rest at a shard's end is not read."""
-    def __init__(self, folder, split, length):
+    def __init__(self, folder, split, length, vocab_size=None):  # the last: old notebooks'
         paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         self.shards = [read_shard(path) for path in paths]
         self.length = length
@@ -175,7 +174,7 @@ class Tokens:
     def batch(self, indices, device):
         """Windows -> inputs and targets, each (len(indices), length)."""
         rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)
-        return rows[:, :-1], rows[:, 1:]          # of (len(indices), length + 1)
+        return rows[:, :-1], rows[:, 1:]          # rows: (len(indices), length + 1)
 
 def open_corpus(config, machine):
     """What prepare.py made in config.data; the default corpus is made if it is missing."""
@@ -212,7 +211,7 @@ def evaluate(model, corpus, config, machine):
     sums = np.zeros(5)
     for i in windows[::config.batch_size][machine.rank::machine.world_size]:  # i: a batch's first
         x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
-        with machine.autocast(), torch.compiler.set_stance("force_eager"):  # compiled for training
+        with machine.autocast(), torch.compiler.set_stance("force_eager"):  # else compiled anew
             loss = model(x, y, loss_only=True)[1].item()
         n = y.numel()
         sums += 1, n, loss * n, loss ** 2 * n, corpus.token_bytes[y.cpu()].sum()
@@ -227,9 +226,9 @@ def find_device(name):
     """The torch.device that --device means. Raises DataError where torch does not see it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # torchrun: a GPU for each process
     with blame(f"device={name}: torch cannot use it here"):
-        if name == "cuda":                        # torchrun: a GPU for each process
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         return torch.empty(0, device=name).device
 
 @dataclass
@@ -241,7 +240,7 @@ class Machine:
     world_size: int = 1
 
     def autocast(self):
-        """In dtype; without the cache, which would sum the head's gradient in bfloat16."""
+        """In dtype; a bfloat16 head in the cache would sum its pieces' gradients in bfloat16."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -265,16 +264,17 @@ def join_machine(config):
                 else torch.cpu._is_avx512_bf16_supported())
         dtype = "bfloat16" if fast else "float32"
     if on_gpu:
+        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
-    elif sys.platform == "linux":                   # malloc keeps freed memory: saves 20 to 40%
+    elif sys.platform == "linux":                   # malloc keeps freed memory: 20 to 40% of a step
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 2 ** 25)                   # M_MMAP_THRESHOLD, the most that glibc takes
         libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group()
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     return Machine(device, getattr(torch, dtype), int(os.environ.get("RANK", 0)), world_size)
-# ---- A step --------------------------------------------------------------------------------------
+# ---- Model and step ------------------------------------------------------------------------------
 def make_model(config, device, state=None):
     """A GPT with new weights, or a checkpoint's. Raises DataError."""
     torch.manual_seed(config.seed)                  # the same weights in all processes
@@ -283,9 +283,9 @@ def make_model(config, device, state=None):
     with contextlib.suppress(Exception):
         model.code = inspect.getsource(inspect.getmodule(model.blocks[0]))
     if state:
-        with blame("the checkpoint's weights do not fit this model.py"):
+        with blame("the checkpoint's weights do not fit this model"):
             model.load_state_dict(state["model"])
-        if state.get("code", model.code) != model.code:
+        if state.get("code") not in (None, model.code):
             print(f"The file of {config.arch} has changed since this checkpoint", file=sys.stderr)
     return model.to(device)
 
@@ -294,11 +294,11 @@ def make_optimizer(model, config):
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [dict(params=matrices), dict(params=others, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), 1e-9,
+    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps,
                              config.weight_decay, fused=True)
 
 def compile_blocks(model, config, machine):
-    """Compiles if --compile says so: it takes a quarter of a minute and saves a third of a step."""
+    """Has the first step compile where --compile says so: 15 seconds, for a third of each step."""
     work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
     pays = machine.device.type == "cuda" or work > 2e12 and shutil.which("g++")
     torch.compiler.reset()                     # earlier models would count towards torch's limit
@@ -317,7 +317,7 @@ def learning_rate(config, step):
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 class Diverged(DataError):
-    exit_code = 3  # after a loss that is not finite, or far above guessing's
+    exit_code = 3  # after a gradient that is not finite, or a held-out loss far above guessing's
 
 def optimizer_step(step, model, optimizer, micro_batches, config, machine):
     """A step by these and all other ranks' micro-batches; returns what it measured. Or Diverged."""
@@ -332,7 +332,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, machine):
         part.backward()
         loss += part.detach()
     for p in model.parameters():
-        p.grad = machine.sum(p.grad)
+        p.grad = machine.sum(p.grad)                # once a step, where DDP would hook in
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
     loss = machine.sum(loss).item()
     if not math.isfinite(norm):
@@ -357,7 +357,7 @@ def read_checkpoint(source):
         return state
 
 def with_checkpoint(config, state):
-    """config with the options of its own run where none are given, or of another's the model's.
+    """config, filled up with what its own run was given, or with another's options of the model.
     Raises DataError where what is given changes the model, or its own run's order of data."""
     saved = state["config"]
     kept = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
@@ -393,7 +393,7 @@ def draw_losses(folder):
     import pandas                                  # a third of a second that few scripts need
     axes = Figure().subplots()
     losses = pandas.DataFrame(read_log(folder), columns=["tokens", "loss", "val_loss"])
-    losses.interpolate().plot("tokens", ax=axes, ylabel="nats/token")
+    losses.set_index("tokens").interpolate("index").plot(ax=axes, ylabel="nats/token")
     axes.figure.savefig(folder / "loss.png")
 
 @contextlib.contextmanager
@@ -444,33 +444,33 @@ def train(config, watch=None, say=tell):
     """Runs a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called at
     each validation; a dict that it returns joins the record. say=None is quiet. Raises ConfigError,
     DataError, Diverged; stopped, it saves and raises KeyboardInterrupt or SystemExit (SIGTERM)."""
-    state = read_checkpoint(config.source) if config.source else {}
-    if state:
-        config = with_checkpoint(config, state)
-    machine = join_machine(config)
-    if say is None or machine.rank > 0:
-        say = lambda text: None
-    corpus = open_corpus(config, machine)
-    expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made "
-           f"with tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
-    config = resolve(config, corpus.vocab_size, machine.world_size)
-    model = make_model(config, machine.device, state)
-    if config.eval_only:
-        found = evaluate(model, corpus, config, machine)
-        say(json.dumps(found))
-        return [found]
-    optimizer = make_optimizer(model, config)
-    if config.own:                                 # its moments, with the options of now
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": state["optimizer"]["state"]})
-    else:
-        state = {"step": 0, "seconds": 0.0}
     with (only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-          if machine.rank == 0 else contextlib.nullcontext()), signals_noted() as signals:
+          if os.environ.get("RANK", "0") == "0" and not config.eval_only else contextlib.nullcontext()):
+        state = read_checkpoint(config.source) if config.source else {}
+        config = with_checkpoint(config, state) if state else config
+        machine = join_machine(config)
+        if say is None or machine.rank > 0:
+            say = lambda text: None
+        corpus = open_corpus(config, machine)
+        expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made "
+               f"with tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
+        config = resolve(config, corpus.vocab_size, machine.world_size)
+        model = make_model(config, machine.device, state)
+        if config.eval_only:
+            found = evaluate(model, corpus, config, machine)
+            say(json.dumps(found))
+            return [found]
+        optimizer = make_optimizer(model, config)
+        if config.own:                             # its moments, with the options of now
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": state["optimizer"]["state"]})
+        else:
+            state = {"step": 0, "seconds": 0.0}
         say(f"{config.out_dir}: {config.arch}, {sum(p.numel() for p in model.parameters()):,} parameters, "
             f"{machine.device}, {machine.dtype}; peak learning rate {config.learning_rate:.2g}; "
             f"steps {state['step']} to {config.max_steps}")
         compile_blocks(model, config, machine)
-        return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
+        with signals_noted() as signals:
+            return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
 
 def take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals):
     """The loop: what is due at a step, then the next one."""
