@@ -998,9 +998,9 @@ fast  no such option
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no full corpus; python prepare.py --source=... makes it
 --data=FILE  data=FILE: no full corpus; python prepare.py --source=... makes it
---resume=true  run: no such checkpoint; expected a run's folder
+--resume=true  run: no such checkpoint; expected a folder with ckpt.pt
 --init_from=nowhere  nowhere: no such checkpoint
---init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a run's folder, with ckpt.pt, GPT-2's
+--init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"

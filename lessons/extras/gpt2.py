@@ -34,8 +34,8 @@ def read_gpt2(source):
     """A dict as train.read_checkpoint's, without an optimizer, of a folder or, fetched, of one of PUBLISHED. Raises
     DataError."""
     folder = Path(source)
-    expect(source in PUBLISHED or (folder / "config.json").exists(), f"{source}: no such checkpoint; expected a run's "
-           f"folder, with ckpt.pt, GPT-2's, with config.json, or one of {', '.join(PUBLISHED)}")
+    expect(source in PUBLISHED or (folder / "config.json").exists(), f"{source}: no such checkpoint; expected a folder "
+           f"with ckpt.pt, a run's, or config.json, GPT-2's, or one of {', '.join(PUBLISHED)}")
     from safetensors.torch import load_file
     with blame(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
