@@ -37,7 +37,7 @@ from model import ARCHS, GPT, ConfigError, GPTConfig
 from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer,
                      only_one_in, prepare, read_meta, read_shard, run_script, token_lengths, typed)
 # ---- Options -------------------------------------------------------------------------------------
-SIZES = {"laptop": {}}  # anGPT's Table F.1, context: section 5, rope: F.2; the micro-batches are ours
+SIZES = {"laptop": {}}  # anGPT's Table F.1, context: section 5, rope: F.2; the batches are ours
 for name, width, depth, batch, steps in (
         ("32m", 256, 6, 32, 1223), ("62m", 384, 10, 32, 2375), ("125m", 512, 18, 16, 4846),
         ("250m", 768, 18, 16, 9429), ("0.5b", 1024, 24, 8, 19292), ("1b", 1280, 36, 4, 40917)):
@@ -46,7 +46,7 @@ for name, width, depth, batch, steps in (
                        total_batch_size=524_288)
 
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
-RECIPES = {                                       # a sweep's best at laptop size (README)
+RECIPES = {                                       # a sweep's best at laptop size (lessons/studies)
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,                          # and GPT+
     "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
@@ -162,7 +162,7 @@ class Tokens:
         counts = [(len(tokens) - 1) // length for tokens in self.shards]
         self.starts = np.cumsum([0, *counts])     # the number of each shard's first window
         self.windows = self.starts[-1]
-        expect(self.windows,
+        expect(self.windows > 0,
                f"{folder}: too few {split} tokens, expected more than block_size={length}")
 
     def window(self, i):
@@ -252,7 +252,7 @@ class Machine:
 
     def any(self, flag):
         """Whether the flag is set in any process; all wait for each other."""
-        return self.sum(torch.tensor(1.0 if flag else 0.0)).item() > 0
+        return bool(self.sum(torch.tensor(1.0 if flag else 0.0)))
 
 def join_machine(config):
     """This process's Machine, as torchrun's environment has it; sets up what makes it faster."""
