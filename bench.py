@@ -74,8 +74,8 @@ class RaceConfig:
     """The race."""
     archs: str = EVERY_ARCH              # what to compare, the baseline first; +qk_norm is a switch
     out_dir: str = "out/bench"           # folder for the picture
-    results: str = "out/bench/race.json" # all runs that have ended, added to those that are there
-    tokens_per_parameter: str = "1,5,20" # of the runs of each length
+    results: str = "out/bench/race.json"  # all runs that have ended, added to those that are there
+    tokens_per_parameter: str = "1,5,20"  # of the runs of each length
     sweep: bool = True                   # search for rates and embed_stds; false: the recipes'
     seed: int = 1                        # the first, with which the search is made
     seeds: int = 3                       # runs at the best point

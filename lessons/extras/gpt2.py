@@ -34,8 +34,9 @@ def read_gpt2(source):
     """A dict as train.read_checkpoint's, without an optimizer, of a folder or, fetched, of one of PUBLISHED. Raises
     DataError."""
     folder = Path(source)
-    expect(str(source) in PUBLISHED or (folder / "config.json").exists(), f"{source}: no such checkpoint; expected a folder "
-           f"with ckpt.pt, a run's, or config.json, GPT-2's, or one of {', '.join(PUBLISHED)}")
+    is_known = str(source) in PUBLISHED or (folder / "config.json").exists()
+    expect(is_known, f"{source}: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's, "
+           f"or one of {', '.join(PUBLISHED)}")
     from safetensors.torch import load_file
     with blame(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
