@@ -13,7 +13,7 @@ from typing import Literal
 from train import find_device, load_model  # before torch: it sets how torch's threads wait
 import torch
 
-from prepare import at_least, encode, run_script, typed
+from prepare import check_at_least, encode, parse_options, run_script
 
 @dataclass
 class SampleConfig:
@@ -30,8 +30,8 @@ class SampleConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
 
     def __post_init__(self):
-        at_least(1, self, "num_samples", "max_new_tokens", "top_k")
-        at_least(0, self, "temperature", "seed")
+        check_at_least(1, self, "num_samples", "max_new_tokens", "top_k")
+        check_at_least(0, self, "temperature", "seed")
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
     """Yields the text that follows `prompt`, piece by piece, until end-of-text or
@@ -56,7 +56,7 @@ def write(model, tokenizer, prompt="", **options):
     print()
 
 def main(argv):
-    config = SampleConfig(**typed(argv, __doc__, SampleConfig))
+    config = SampleConfig(**parse_options(argv, __doc__, SampleConfig))
     device = find_device(config.device)
     folders = [config.init_from] if config.init_from else config.out_dir.split(",")
     for folder in folders:
