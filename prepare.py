@@ -10,10 +10,13 @@ on, <name>_train_000001.bin and so on to train on, and, written last, meta.json.
 resumes a preparation that was stopped.
 """
 import argparse
+import codecs
+import collections
 import contextlib
 import difflib
-import glob
+import hashlib
 import inspect
+import io
 import json
 import math
 import os
@@ -31,7 +34,7 @@ import tiktoken
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from model import ConfigError
+from model import ConfigError, GPTConfig
 
 
 # ---- Errors and checks (all scripts use them) ----------------------------------------------------
@@ -310,23 +313,30 @@ def read_json(path):
         return json.loads(Path(path).read_bytes())
 
 
-# ---- Shards ----
+# ---- Tokenizers ----------------------------------------------------------------------------------
 
-MAGIC, VERSION = 20240520, 1
-HEADER = 256                         # int32 numbers before the tokens
-BEGUN = "begun.json"                 # what a corpus is made of and with, and how far it has come
-TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # those that fit in uint16
+TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")  # those that fit in uint16
+
 
 def get_tokenizer(name):
-    """The tiktoken.Encoding of that name; "bytes": a token for each byte, end-of-text = 256."""
-    if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
+    """Return the tiktoken.Encoding of that name.
+
+    "bytes" has a token for each byte, and 256 for the end of a text.
+    """
+    if name == "bytes":
+        # Nothing is ever merged, so the pattern only sets the speed.
         return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
-    with explain_errors(f"tokenizer={name}: unknown, or not to download; TIKTOKEN_CACHE_DIR may hold it"):
+    with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; TIKTOKEN_CACHE_DIR"
+                        " may name a folder that has it"):
         return tiktoken.get_encoding(name)
 
+
 def encode(tokenizer, data, new=True):
-    """Text as uint16 tokens (n,), if `new` after an end-of-text; "<|endoftext|>" in it is text."""
+    """Return UTF-8 text as uint16 tokens (n,), after an end-of-text token if `new`.
+
+    The words "<|endoftext|>" in the text are text.
+    """
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
@@ -334,28 +344,9 @@ def encode(tokenizer, data, new=True):
     tokens = tokens.astype(np.uint16)
     return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
 
-def write_shard(path, tokens):
-    header = np.zeros(HEADER, "<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    with atomic_write(path) as file:
-        file.write(header)
-        file.write(np.ascontiguousarray(tokens, "<u2"))
-
-def read_shard(path):
-    """The tokens of a whole shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
-    header = np.fromfile(path, "<i4", count=3).tolist()
-    count = (os.path.getsize(path) - 4 * HEADER) / 2
-    check(header == [MAGIC, VERSION, count], f"{path}: no whole shard of tokens, as llm.c has it")
-    return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
-
-def read_meta(folder):
-    """meta.json, which a whole corpus has. Raises DataError."""
-    path = Path(folder, "meta.json")
-    check(path.exists(), f"data={folder}: no full corpus; python prepare.py --source=... makes it")
-    return read_json(path)
 
 def token_lengths(meta):
-    """(vocab_size,) bytes of each token's text, from meta or its tokenizer; 0 for end-of-text."""
+    """Return how many bytes of text each token stands for, (vocab_size,); 0 for end-of-text."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     tokenizer = get_tokenizer(meta["tokenizer"])
@@ -363,178 +354,415 @@ def token_lengths(meta):
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
 
-PIECE = 900_000                      # bytes encoded at a time; tiktoken can't take 1M spaces
-STREAMED = "fineweb", "fineweb10B-gpt2"
-KINDS = ".txt", ".jsonl", ".parquet"
+
+# ---- Shards: llm.c's format ----------------------------------------------------------------------
+
+MAGIC, VERSION = 20240520, 1
+HEADER = 256                                             # int32 numbers before the tokens
+
+
+def write_shard(path, tokens):
+    """Write uint16 tokens (n,) as a shard, whole or not at all."""
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    with atomic_write(path) as file:
+        file.write(header)
+        file.write(np.ascontiguousarray(tokens, "<u2"))
+
+
+def read_shard(path):
+    """Return the tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
+    header = np.fromfile(path, "<i4", count=3).tolist()
+    count = (os.path.getsize(path) - 4 * HEADER) / 2
+    check(header == [MAGIC, VERSION, count], f"{path}: not a whole shard in llm.c's format")
+    return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
+
+
+def read_meta(folder):
+    """Return a dataset's meta.json, which only a complete dataset has. Raises DataError."""
+    path = Path(folder, "meta.json")
+    check(path.exists(),
+          f"data={folder}: no complete dataset; python prepare.py --source=... makes one")
+    return read_json(path)
+
+
+# ---- Options of this script ----------------------------------------------------------------------
+
+# FineWeb as GPT-2's tokens, made by kjj0 on huggingface.co: name -> number of training shards
+PRETOKENIZED = {"fineweb10B-gpt2": 103, "fineweb100B-gpt2": 1030}
+SHARD_TOKENS = 100_000_000
+SOURCES = ("stdlib", "fineweb", *PRETOKENIZED)
+
 
 @dataclass
 class PrepareConfig:
-    source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
-    name: str | None = None            # of the corpus (from the source)
-    data_dir: str = "data"             # folder of all corpora
-    tokenizer: str | None = None       # bytes, gpt2, or another of tiktoken's (fineweb: gpt2)
-    subset: str = "sample-10BT"        # of fineweb
-    tokens: int | None = None          # stop after that many to train on (all)
-    val_tokens: int | None = None      # hold out at most that many (5% of the text, 10M)
-    shard_tokens: int = 100_000_000    # in a file, about
-    seed: int = 1337                   # of the order of files
+    """Options of prepare.py."""
+    source: str = "stdlib"             # file, folder, glob, or one of stdlib, fineweb, ...-gpt2
+    name: str | None = None            # name of the dataset (by source)
+    data_dir: str = "data"             # folder of all datasets
+    tokenizer: str | None = None       # bytes, gpt2, ... (bytes; for FineWeb gpt2)
+    subset: str = "sample-10BT"        # which part of fineweb
+    tokens: int | None = None          # stop after so many tokens to train on (all)
+    val_tokens: int | None = None      # most tokens to validate on (5% of the text, 10M)
+    shard_tokens: int = SHARD_TOKENS   # tokens per shard
+    seed: int = 1337                   # seed of the order of files
 
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
-        self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
+        available = PRETOKENIZED.get(self.source, math.inf) * SHARD_TOKENS
+        if self.tokens and self.tokens > available:
+            raise ConfigError(f"tokens={self.tokens}: {self.source} has {available:,}; "
+                              "fineweb100B-gpt2 has ten times those of fineweb10B-gpt2")
+        is_fineweb = self.source == "fineweb" or self.source in PRETOKENIZED
+        self.tokenizer = self.tokenizer or ("gpt2" if is_fineweb else "bytes")
         check_choice("tokenizer", self.tokenizer,
-               ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
+                     ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
 
-def source_files(source, seed):
-    """The files of a source on this machine, in a seeded order."""
-    if source == "stdlib":  # without test folders, which some installations lack
-        root = Path(os.__file__).parent
-        left_out = {"site-packages", "dist-packages", "test", "tests"}
-        by_text = {path.read_bytes(): path for path in sorted(root.rglob("*.py"))
-                   if left_out.isdisjoint(path.relative_to(root).parts)}
-        found = by_text.values()  # each text once
-    else:
-        matching = map(Path, glob.glob(source, recursive=True))
-        found = [path for path in (Path(source), *Path(source).rglob("*"), *matching)
-                 if path.suffix.lower() in KINDS or path == Path(source)]
-    paths = sorted({path for path in found if path.is_file() and path.stat().st_size})
-    check(paths, f"--source={source}: no .txt, .jsonl, .parquet with text, nor stdlib or fineweb")
+
+# ---- Sources: files ------------------------------------------------------------------------------
+
+CHUNK_BYTES = 900_000                # at most; tiktoken cannot take a million spaces at a time
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+UNPACKERS = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz",
+             b"BZh": "bunzip2", b"PK": "unzip"}          # by the first bytes of a file
+
+
+def find_files(source, seed):
+    """Return the files of a source on this machine in a seeded order, each text once."""
+    paths = find_library() if source == "stdlib" else find_text(source)
+
+    # Of files with the same bytes keep the last. Only those of the same size need a closer look.
+    sizes = collections.Counter(path.stat().st_size for path in paths)
+    by_text = {}
+    for path in sorted(paths):
+        size, digest = path.stat().st_size, None
+        if sizes[size] > 1:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+        by_text[size, digest] = path
+    paths = sorted(by_text.values())
     random.Random(seed).shuffle(paths)
     return paths
 
-def read_texts(path):
-    """Texts of a .jsonl or .parquet file. Not by `datasets`: it takes 2024-01-01 for a date."""
-    if path.suffix.lower() == ".jsonl":
-        for line in filter(bytes.strip, path.open("rb")):
-            yield json.loads(line)["text"]
+
+def find_library():
+    """Return Python's own source files, without test folders, which some installations lack."""
+    root = Path(os.__file__).parent
+    left_out = {"site-packages", "dist-packages", "test", "tests"}
+    return [path for path in root.rglob("*.py")
+            if left_out.isdisjoint(path.relative_to(root).parts) and path.stat().st_size]
+
+
+def find_text(source):
+    """Return the files that are not empty of a file, folder, or glob. Raises DataError."""
+    place = Path(source)
+    if place.is_dir():
+        found = place.rglob("*")
+    elif place.exists():                                 # even if its name looks like a glob
+        found = [place]
     else:
-        from pyarrow.parquet import ParquetFile
-        for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
-            yield from batch["text"].to_pylist()
+        # Not by glob.glob, whose ** follows links, even back to a folder that holds the link.
+        with explain_errors(f"--source={source}: does not exist, and is no pattern"):
+            pattern = re.sub(r"\*\*$", "**/*", source.removeprefix(place.anchor))
+            found = list(Path(place.anchor).glob(pattern))
+        check(found, f"--source={source}: does not exist; expected a file, a folder, a pattern, or "
+              f"one of {', '.join(SOURCES)}{did_you_mean(source, SOURCES)}")
 
-def read_files(paths):
-    """Yields (bytes, begins a document?): a row, or lines; these are at most a 20th of the text."""
-    half = min(PIECE, sum(path.stat().st_size for path in paths) // 20) // 2 or 1
-    for path in paths:
-        if path.suffix.lower() in (".jsonl", ".parquet"):
-            with explain_errors(f"{path}: expected rows with a string `text`"):
-                for text in read_texts(path):
-                    yield text.encode(errors="replace"), True
-        else:
-            with path.open("rb") as file:
-                while data := file.read(half) + file.readline(half):
-                    yield data, file.tell() == len(data)
+    # Hidden files and folders, as Jupyter's copies, count only if the source names them.
+    found = [path for path in found if path.is_file() and path.stat().st_size and not
+             any(part.startswith(".") and part not in place.parts for part in path.parts)]
+    if place.is_dir():
+        skipped = [path.name for path in found if path.suffix.lower() not in SUFFIXES]
+        found = [path for path in found if path.suffix.lower() in SUFFIXES]
+        if skipped:
+            print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
+                  f"{', '.join(sorted(skipped)):.60}")
+    check(found, f"--source={source}: no text in it; a folder's {', '.join(SUFFIXES)} are read")
+    return found
 
-def read_source(options, paths, place):
-    """Yields (bytes, begins a document?, place to go on from behind it), from a place on."""
-    if paths:
-        for number, piece in enumerate(read_files(paths), 1):
-            if number > place:
-                yield *piece, number
+
+def open_documents(path):
+    """Yield each document of a file as a binary file: a row's `text`, or the whole file's."""
+    suffix = path.suffix.lower()
+    if suffix not in (".jsonl", ".parquet"):
+        with path.open("rb") as file:
+            if file.read(3) != codecs.BOM_UTF8:
+                file.seek(0)
+            yield file
         return
-    import datasets
-    with explain_errors(f"{options.source}: failed; the same command goes on from the last whole shard"):
-        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train",
-                                     streaming=True)
-        if place:
-            rows.load_state_dict(place)
-        for row in rows:
-            yield row["text"].encode(), True, rows.state_dict()
+    for number, row in enumerate(read_rows(path), 1):
+        if suffix == ".parquet" or row.strip():
+            with explain_errors(f"{path}, row {number}: expected a string `text`"):
+                text = row if suffix == ".parquet" else json.loads(row)["text"]
+                data = text.encode(errors="replace")
+            yield io.BytesIO(data)
 
-def write_shards(folder, options, tokenizer, paths, begun):
-    """Writes the missing shards, first the held-out one. Bytes end a shard, tokens the last one."""
-    per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
-    val_tokens = options.val_tokens or 10_000_000
-    held_out = val_tokens * per_token
-    if paths and not options.val_tokens:
-        held_out = min(held_out, sum(len(data) for data, _ in read_files(paths)) / 20)
-    pieces = iter(tqdm(read_source(options, paths, begun["place"]), disable=None))
-    with ThreadPoolExecutor() as pool:
-        while (left := (options.tokens or sys.maxsize) - begun["tokens"]) > 0:
-            split, most, n_bytes = "val", val_tokens, held_out
-            if begun["shards"]:
-                split, most, n_bytes = "train", left, per_token * min(left, options.shard_tokens)
-            encoding = []  # by threads, which suffice as tiktoken releases Python's lock
-            while n_bytes > 0 and (piece := next(pieces, None)):
-                data, begins, begun["place"] = piece
-                encoding.append(pool.submit(encode, tokenizer, data, begins))
-                n_bytes -= len(data)
-            if not encoding:
-                break
-            tokens = np.concatenate([future.result() for future in encoding])[:most]
-            write_shard(folder / f"{folder.name}_{split}_{begun['shards']:06d}.bin", tokens)
-            begun["tokens"] += len(tokens) if split == "train" else 0
-            begun["shards"] += 1
-            write_json(folder / BEGUN, begun)
-    check(begun["tokens"], f"{options.source}: all was held out; more text, or fewer --val_tokens")
+
+def read_rows(path):
+    """Yield the lines of a .jsonl file, or the values in the column `text` of a .parquet file."""
+    with explain_errors(f"{path}: cannot be read"):
+        if path.suffix.lower() == ".jsonl":
+            with path.open("rb") as file:
+                yield from file
+        else:
+            # Not by `datasets`, which takes the text 2024-01-01 for a date.
+            from pyarrow.parquet import ParquetFile
+            for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
+                yield from batch["text"].to_pylist()
+
+
+def cut(document, size):
+    """Yield a document in chunks of about size to 2 size bytes that end with a line if one ends."""
+    while chunk := document.read(size) + document.readline(size):
+        # Do not cut a character: all but the first of its bytes begin with the bits 10.
+        ahead = document.read(3)
+        n_bytes = next((i for i, byte in enumerate(ahead) if byte >> 6 != 0b10), len(ahead))
+        document.seek(n_bytes - len(ahead), os.SEEK_CUR)
+        yield chunk + ahead[:n_bytes]
+
+
+def check_text(path, chunk, offset):
+    """Raise DataError unless a chunk of a file, from a byte offset on, is UTF-8 text."""
+    try:
+        chunk.decode()
+        error = chunk.find(0)                            # UTF-16 has zeros, and text has none
+    except UnicodeDecodeError as exception:
+        error = exception.start
+    if error >= 0:
+        unpackers = [program for magic, program in UNPACKERS.items() if chunk.startswith(magic)]
+        advice = f"unpack it, {unpackers[0]} does" if unpackers else "iconv can convert other text"
+        raise DataError(f"{path}: not UTF-8 text at byte {offset + error:,}; {advice}")
+
+
+def read_files(paths, size, place=0):
+    """Yield (chunk, does it begin a document, place to resume from behind it), from a place on."""
+    number = 0
+    for path in paths:
+        is_text = path.suffix.lower() not in (".jsonl", ".parquet")
+        for document in open_documents(path):
+            begins = True
+            for chunk in cut(document, size):
+                if is_text:
+                    check_text(path, chunk, document.tell() - len(chunk))
+                number += 1
+                if number > place:
+                    yield chunk, begins, number
+                begins = False
+
+
+def count_bytes(paths):
+    """Return how many bytes of text files hold. A thousand million is as good as more."""
+    n_bytes = 0
+    for chunk, _, _ in read_files(paths, CHUNK_BYTES // 2):
+        n_bytes += len(chunk)
+        if n_bytes > 1e9:
+            break
+    return n_bytes
+
+
+# ---- Sources: FineWeb ----------------------------------------------------------------------------
+
+def stream_fineweb(subset, place):
+    """Yield (chunk, does it begin a document, place to resume from behind it), from a place on.
+
+    A place is the state of the stream before a row, and how many of the row's chunks are done.
+    """
+    import datasets
+    state, n_done = place or (None, 0)
+    with explain_errors("fineweb: failed; the same command resumes from the last whole shard"):
+        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=subset, split="train",
+                                     streaming=True)
+        if state:
+            rows.load_state_dict(state)
+        for row in rows:
+            document = io.BytesIO(row["text"].encode(errors="replace"))
+            for number, chunk in enumerate(cut(document, CHUNK_BYTES // 2), 1):
+                if number > n_done:
+                    yield chunk, number == 1, [state, number]
+            state, n_done = rows.state_dict(), 0
+
 
 def fetch_shards(folder, options):
-    """FineWeb tokenized by others: a file held out, 103 to train on, of 100M tokens each."""
+    """Download FineWeb's tokens, as many shards as --tokens asks for. Raises DataError."""
     import huggingface_hub
-    count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
-    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]
+    n_shards = PRETOKENIZED[options.source]
+    if options.tokens:
+        n_shards = math.ceil(options.tokens / SHARD_TOKENS)
+    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, n_shards + 1)]
     names.append("fineweb_val_000000.bin")
-    with explain_errors(f"--source={options.source}: failed; the same command goes on"):
-        huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset",
+    failed = f"{options.source}: not complete; the same command resumes"
+    with explain_errors(failed):
+        huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
+    # Without a network snapshot_download returns what there is.
+    for name in names:
+        check((folder / name).exists(), f"{failed} ({name} could not be downloaded)")
+        read_shard(folder / name)
 
-def begin(folder, options, paths):
-    """A corpus's BEGUN, new or as it was left; DataError where options or files were others."""
-    made = asdict(options)
-    del made["data_dir"]
+
+# ---- Writing -------------------------------------------------------------------------------------
+
+PROGRESS = "progress.json"           # what an unfinished dataset is made of, and where to resume
+
+
+def describe(options, paths):
+    """Return what a dataset is made of and with, as meta.json keeps it."""
+    settings = asdict(options)
+    del settings["data_dir"]
     if paths:
         stats = [path.stat() for path in paths]
-        newest = str(np.datetime64(int(max(s.st_mtime for s in stats)), "s")).replace("T", " ")
-        n_bytes = sum(s.st_size for s in stats)
-        made["files"] = f"{len(stats)} with {n_bytes:,} bytes, the newest of {newest} UTC"
-    for path in (folder / "meta.json", folder / BEGUN):
+        newest = np.datetime64(int(max(stat.st_mtime for stat in stats)), "s").item()
+        n_bytes = sum(stat.st_size for stat in stats)
+        settings["files"] = f"{len(stats)} with {n_bytes:,} bytes, the newest of {newest} UTC"
+    return settings
+
+
+def load_progress(folder, settings):
+    """Return the progress, or the meta.json, of the dataset in a folder, or a new one's progress.
+
+    Raises DataError if the folder holds a dataset that was made with other settings.
+    """
+    has_shards = any(folder.glob("*.bin"))
+    for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
-            begun = read_json(path)
-            earlier = begun | begun["options"]
-            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in made.items()
+            progress = read_json(path)
+            earlier = progress | progress["options"]
+            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             if not other:
-                return begun
-            check(not any(folder.glob("*.bin")), f"{folder}: made with {'; '.join(other)}; "
-                   "go back, give another --name, or remove the folder")
-    check(not any(folder.glob("*.bin")), f"{folder}: has unknown .bin files; give another --name")
-    begun = {"source": options.source, "options": made, "shards": 0, "tokens": 0, "place": 0}
-    write_json(folder / BEGUN, begun)
-    return begun
+                return progress
+            check(not has_shards, f"{folder}: made with {'; '.join(other)}; "
+                  "go back, give another --name, or remove the folder")
+    check(not has_shards, f"{folder}: holds other .bin files; give another --name, or remove it")
+    progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
+    write_json(folder / PROGRESS, progress)
+    return progress
 
-def prepare(source="stdlib", **options):
-    """The command, with its options; returns the corpus's folder. Raises ConfigError, DataError."""
-    options = PrepareConfig(source, **options)
-    folder = Path(options.data_dir, options.name)
-    tokenizer = get_tokenizer(options.tokenizer)
-    paths = [] if source in STREAMED else source_files(source, options.seed)
-    with lock_folder(folder, "another prepare.py is at work here; wait, or give another --name"):
-        folder.mkdir(exist_ok=True)
-        begun = begin(folder, options, paths)
-        if not (folder / "meta.json").exists():
-            if source == "fineweb10B-gpt2":
-                fetch_shards(folder, options)
-            else:
-                write_shards(folder, options, tokenizer, paths, begun)
-            write_meta(folder, tokenizer, begun)
-    meta = read_meta(folder)
-    print(f"{folder}: {meta['train_tokens']:,} tokens to train on, {meta['val_tokens']:,} held out")
-    return folder
 
-def write_meta(folder, tokenizer, begun):
-    """meta.json: what the corpus is, what it was made of and with."""
+def encode_chunks(tokenizer, chunks):
+    """Yield (tokens, bytes of text, place) of chunks in their order, encoded by all cores."""
+    waiting = collections.deque()
+    with ThreadPoolExecutor() as pool:                   # tiktoken releases Python's lock
+        for chunk, begins, place in chunks:
+            waiting.append((pool.submit(encode, tokenizer, chunk, begins), len(chunk), place))
+            if len(waiting) > 2 * os.cpu_count():
+                future, n_bytes, place = waiting.popleft()
+                yield future.result(), n_bytes, place
+        for future, n_bytes, place in waiting:
+            yield future.result(), n_bytes, place
+
+
+def write_shards(folder, options, tokenizer, paths, progress):
+    """Write the shards that are missing, the one to validate on first. Raises DataError.
+
+    That one ends after val_tokens, or with the chunk at 5% of the text. Other shards have
+    shard_tokens, the last one fewer.
+    """
+    n_train = options.tokens or sys.maxsize
+    val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
+    val_bytes = math.inf
+    if paths:
+        n_bytes = count_bytes(paths)
+        chunk_bytes = min(CHUNK_BYTES, n_bytes // 20)
+        chunks = read_files(paths, chunk_bytes // 2 or 1, progress["place"] or 0)
+        if not options.val_tokens:
+            val_bytes = n_bytes / 20
+    else:
+        chunks = stream_fineweb(options.subset, progress["place"])
+    encoded = encode_chunks(tokenizer, chunks)
+    left_over = np.frombuffer(bytes.fromhex(progress["left_over"]), np.uint16)
+    bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
+
+    while progress["tokens"] < n_train:
+        # Plan the next shard.
+        if progress["shards"] == 0:
+            split, most_tokens, most_bytes = "val", val_tokens, val_bytes
+        else:
+            split, most_bytes = "train", math.inf
+            most_tokens = min(options.shard_tokens, n_train - progress["tokens"])
+
+        # Take text, encoded, until the shard is full. What the previous one left comes first.
+        parts = [left_over]
+        n_tokens, n_bytes = len(left_over), 0
+        while n_tokens < most_tokens and n_bytes < most_bytes:
+            chunk = next(encoded, None)
+            if chunk is None:
+                break
+            tokens, chunk_bytes, progress["place"] = chunk
+            parts.append(tokens)
+            n_tokens += len(tokens)
+            n_bytes += chunk_bytes
+            bar.update(len(tokens))
+        if n_tokens == 0:
+            break
+        tokens, left_over = np.split(np.concatenate(parts), [most_tokens])
+
+        # Write the shard, and then where to resume behind it.
+        write_shard(folder / f"{folder.name}_{split}_{progress['shards']:06d}.bin", tokens)
+        progress["shards"] += 1
+        if split == "train":
+            progress["tokens"] += len(tokens)
+        progress["left_over"] = left_over.tobytes().hex()
+        write_json(folder / PROGRESS, progress)
+
+    if progress["tokens"] == 0:
+        # Leave nothing behind that would refuse a smaller --val_tokens.
+        for path in (*folder.glob("*.bin"), folder / PROGRESS):
+            path.unlink()
+        raise DataError(f"{options.source}: all text was held out to validate on; give more text, "
+                        "or a smaller --val_tokens")
+
+
+def write_meta(folder, tokenizer, settings):
+    """Write meta.json: what the dataset is, and what it was made of and with."""
     lengths = token_lengths({"tokenizer": tokenizer.name})
     counts = {}
-    for split in ("train", "val"):
-        shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
+    fingerprint = hashlib.sha256()
+    for split in ("val", "train"):
+        shards = [read_shard(path) for path in sorted(folder.glob(f"*_{split}_??????.bin"))]
         counts[f"{split}_tokens"] = sum(map(len, shards))
         counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
-    del begun["shards"], begun["tokens"], begun["place"]
+        for shard in shards:
+            fingerprint.update(shard)
     write_json(folder / "meta.json", {
-        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
+        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
+        "fingerprint": fingerprint.hexdigest(), "source": settings["source"], "options": settings,
         "versions": {"python": sys.version}, "token_bytes": lengths.tobytes().hex()})
-    (folder / BEGUN).unlink()
+    (folder / PROGRESS).unlink()
+
+
+# ---- The command ---------------------------------------------------------------------------------
+
+def prepare(source="stdlib", **options):
+    """Make a dataset, or what is missing of it, and return its folder.
+
+    The options are the command's. Raises ConfigError and DataError.
+    """
+    options = PrepareConfig(**clean_options(PrepareConfig, {"source": source, **options}))
+    folder = Path(options.data_dir, options.name)
+    tokenizer = get_tokenizer(options.tokenizer)
+    is_fineweb = options.source == "fineweb" or options.source in PRETOKENIZED
+    paths = [] if is_fineweb else find_files(options.source, options.seed)
+    settings = describe(options, paths)
+    with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
+        folder.mkdir(exist_ok=True)
+        progress = load_progress(folder, settings)
+        if not (folder / "meta.json").exists():
+            if options.source in PRETOKENIZED:
+                fetch_shards(folder, options)
+            else:
+                write_shards(folder, options, tokenizer, paths, progress)
+            write_meta(folder, tokenizer, settings)
+
+    meta = read_meta(folder)
+    n_train, n_val = meta["train_tokens"], meta["val_tokens"]
+    print(f"{folder}: {n_train:,} tokens to train on, {n_val:,} to validate on")
+    if min(n_train, n_val) <= GPTConfig.block_size:
+        print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; "
+              "give more text, or train.py a smaller --block_size")
+    return folder
+
 
 if __name__ == "__main__":
     run_script(lambda words: prepare(**parse_options(words, __doc__, PrepareConfig)))
