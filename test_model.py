@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -331,7 +332,7 @@ def test_attend_drops_weights_and_keeps_their_average(T):
     assert abs(y.mean() - 1) < 0.02
     assert len(y.unique()) > 1000
 
-def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
+def test_attend_takes_flash_attn_for_half_precision_on_gpus_before_hopper(monkeypatch):
     def flash(q, k, v, dropout_p, softmax_scale, causal):                         # (B, T, H, d_k)
         calls.append((q.shape[1], dropout_p, causal))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -340,6 +341,8 @@ def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
     calls = []
     monkeypatch.setattr(model_py, "flash_attn_func", flash)
     OnCuda = type("OnCuda", (torch.Tensor,), dict(is_cpu=False, is_cuda=True))    # so it says
+    monkeypatch.setattr(model_py, "on_hopper", lambda device: major >= 9)
+    major = 8
     double = [x.as_subclass(OnCuda) for x in queries_keys_values(2, 9)]
     half = [x.half() for x in double]
     assert_close(attend(*half, 0.5).double(), plain_attention(*double, 0.5), 2e-3)
@@ -348,6 +351,8 @@ def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
     cache.extend(*half[1:])
     one = [x[:, :, :1] for x in half]
     attend(*one, 0.5, cache)                       # as in generation
+    major = 9                                      # torch's own kernel is faster there
+    attend(*half, 0.5)
     assert calls == [(9, 0, True)]
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -873,7 +878,7 @@ SMALL_RUN = dict(TINY_RUN, n_layer=2, total_batch_size=128, max_steps=6, eval_to
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory):
-    """A dataset of bytes, "abcd..." with noise: one shard held out, three to train on."""
+    """A dataset of bytes, "abcd..." with noise: one validation shard, three training shards."""
     folder = tmp_path_factory.mktemp("data") / "tiny"
     folder.mkdir()
     random = np.random.default_rng(0)
@@ -891,14 +896,14 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def tiny(dataset, tmp_path, monkeypatch):
-    """A function that makes a TrainConfig of a tiny run in tmp_path/run; no picture is drawn."""
+    """Return a function that makes the TrainConfig of a tiny run in tmp_path/run. No picture is drawn."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
     places = dict(data=str(dataset), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
 
 @pytest.fixture(scope="session")
 def trained(dataset, tmp_path_factory):
-    """The folders of two short runs, of layernorm and of ngpt, whose vocabulary is padded."""
+    """Return the folders of two short runs, of layernorm and of ngpt. Their vocabulary is padded."""
     folders = [tmp_path_factory.mktemp("trained") / arch for arch in ("layernorm", "ngpt")]
     for folder in folders:
         train(TrainConfig(**SMALL_RUN, arch=folder.name, pos="learned", vocab_size=300,
@@ -907,12 +912,12 @@ def trained(dataset, tmp_path_factory):
 
 @pytest.fixture
 def old(trained, tmp_path):
-    """A copy of the first in tmp_path/run."""
+    """Return a copy of the first of them in tmp_path/run."""
     return shutil.copytree(trained[0], tmp_path / "run")
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """A function that runs train.py's command line: (exit code, stdout, stderr)."""
+    """Return a function that runs train.py's command line and returns (exit code, stdout, stderr)."""
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         code = 0
@@ -927,7 +932,7 @@ def words(config):
     return [f"--{name}={value}" for name, value in config.options.items()]
 
 def resumed(config, **options):
-    """The same run, of which nothing else is given again."""
+    """Return a config that resumes the same run with no other option set again."""
     return TrainConfig(out_dir=config.out_dir, resume="true", **options)
 
 def checkpoint(config):
@@ -937,18 +942,50 @@ def weights(config):
     return checkpoint(config)["model"]
 
 def column(log, name):
-    """[(step, value)] of the records that hold one."""
+    """Return (step, value) of each record that has a value of this name."""
     return [(record["step"], record[name]) for record in log if name in record]
 
 # ---- Options
 
-def test_given_options_win_over_recipe_and_that_over_size():
+def test_options_that_are_set_win_over_the_recipe_and_the_recipe_over_the_size():
     c = TrainConfig(arch="ngpt", size="125m", n_layer=3, weight_decay=0.5)
     assert (c.n_layer, c.weight_decay) == (3, 0.5)
     assert (c.n_embd, c.vocab_size) == (512, 50304)
     assert c.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)  # of width 128
     assert TrainConfig(arch="normformer", tie=True).embed_std == 0.02
     assert TrainConfig(arch="rmsnorm", qk_norm=True).out_dir == "out/rmsnorm+qk_norm"
+    assert TrainConfig(n_layer=4, size="1b").n_layer == 4  # a default that is set is set
+
+@pytest.mark.parametrize("size, world_size, options, batch_size", [
+    ("laptop", 1, {}, 8),
+    ("laptop", 2, {}, 4),
+    ("32m", 8, {}, 16),
+    ("32m", 32, {}, 8),
+    ("250m", 64, {}, 4),
+    ("125m", 8, dict(batch_size=32), 32)])
+def test_a_preset_s_batch_size_shrinks_to_what_the_processes_can_share(
+        size, world_size, options, batch_size):
+    c = resolve(TrainConfig(size=size, **options), world_size=world_size)
+    assert c.batch_size == batch_size
+    assert c.total_batch_size % (c.batch_size * c.block_size * world_size) == 0
+
+def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
+    c = resolve(TrainConfig(size="0.5b"))
+    assert (c.eval_interval, c.checkpoint_interval) == (500, 1930)
+    assert (c.eval_tokens, c.final_eval_tokens) == (10_485_760, 1_048_576)
+    c = resolve(TrainConfig(max_steps=100, eval_tokens=512))
+    assert (c.eval_interval, c.checkpoint_interval) == (10, 10)
+    assert (c.eval_tokens, c.final_eval_tokens) == (512, 512)
+
+def test_options_from_python_are_plain_and_checked(tiny, tmp_path):
+    config = tiny(learning_rate=np.float64(1e-3), seed=np.int64(7), out_dir=tmp_path / "numpy",
+                  compile=False, max_steps=1)
+    train(config, say=None)
+    saved = checkpoint(config)["config"]           # weights_only reads plain values alone
+    assert (saved["learning_rate"], saved["seed"], saved["compile"]) == (1e-3, 7, "false")
+    for options in (dict(compile="no"), dict(max_steps="20"), dict(seed=2 ** 63), dict(n_layer=2.5)):
+        with pytest.raises(ConfigError, match=f"^{list(options)[0]}="):
+            tiny(**options)
 
 def test_sizes_are_table_f1():
     for size, (d, layers, n_head) in zip(list(train_py.SIZES)[1:], WIDTHS, strict=True):
@@ -993,14 +1030,16 @@ def test_sizes_are_table_f1():
 --total_batch_size=100  = 4 x 16 x 1
 --max_steps=x  invalid int value: 'x'
 --max_step=3  did you mean max_steps?
---lr=1  no such option; --help lists them
+--lr=1  did you mean learning_rate?
 fast  no such option
---tie=1  invalid true_or_false value: '1'
+--tie=1  tie
+--seed=99999999999999999999  seed=99999999999999999999: expected a number less than 2**63
 --out_dir=FILE  File exists
 --out_dir=/proc/x  /proc
---data=nowhere  data=nowhere: no full dataset; python prepare.py --source=... makes it
---data=FILE  data=FILE: no full dataset; python prepare.py --source=... makes it
---resume=true  run: no such checkpoint; expected a folder with ckpt.pt
+--data=nowhere  data=nowhere: no complete dataset
+--data=FILE  data=FILE: no complete dataset
+--resume=true  run: no run to resume here; leave out --resume, or set --resume=auto
+--device=mps  device=mps: torch cannot use it on this machine
 --init_from=nowhere  nowhere: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's
 """.strip().splitlines()])
@@ -1028,11 +1067,26 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
     assert np.array_equal(y, rows[:, 1:])
 
 def test_tokens_that_are_too_few_are_said(dataset):
-    with pytest.raises(DataError, match="expected more than block_size=2000"):
+    with pytest.raises(DataError, match="too few val tokens for one window of --block_size=2000"):
         Tokens(dataset, "val", 2000)
 
+def test_no_more_shards_are_open_than_a_process_may_have(dataset, tmp_path):
+    shard = next(dataset.glob("*_train_000003.bin"))
+    for i in range(300):
+        os.link(shard, tmp_path / f"a_train_{i:06d}.bin")
+    before = len(os.listdir("/proc/self/fd"))
+    tokens = Tokens(tmp_path, "train", 16)
+    windows = [tokens.window(i) for i in range(0, tokens.windows, tokens.windows // 300)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 128
+    assert (windows[0] == tokens.window(0)).all()
+
+def test_two_epochs_orders_are_kept_in_memory():
+    for epoch in range(5):
+        train_py.epoch_order(1, epoch, 10)
+    assert train_py.epoch_order.cache_info().currsize == 2
+
 class Alone(Process):
-    """A place among processes that are not there."""
+    """A rank among processes that are not there."""
     def sum(self, x):
         return x
 
@@ -1057,28 +1111,29 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(datase
     every = [tokens.window(i)[:-1].tolist() for i in range(n)]
     assert sorted(first) == sorted(second) == sorted(every)
 
-def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(tiny):
-    held_out = train_py.open_dataset(tiny(), Process(CPU))
+def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(tiny):
+    data = train_py.open_dataset(tiny(), Process(CPU))
     torch.manual_seed(0)
     model = GPT(resolve(tiny())).double()
 
-    def found(batch_size, eval_tokens):
-        config = tiny(batch_size=batch_size, eval_tokens=eval_tokens)
-        return evaluate(model, held_out, config, Process(CPU))
+    def measured(batch_size, eval_tokens):
+        config = tiny(batch_size=batch_size)
+        return evaluate(model, data, config, Process(CPU), eval_tokens)
 
-    x, y = held_out.val.batch(range(10), CPU)
+    assert data.val.windows == 62                  # ten of them, from the first to the last tenth
+    x, y = data.val.batch([0, 6, 12, 18, 24, 31, 37, 43, 49, 55], CPU)
     nats = F.cross_entropy(model(x, y)[0].mT, y, reduction="none").detach()
     bits = float(nats.sum()) / math.log(2)
     n_bytes = int((y != 256).sum())                # an end of text has none
-    for batch_size in 1, 3, 10:
-        measured = found(batch_size, 160)
-        assert measured["val_loss"] == pytest.approx(nats.mean().item())
-        assert measured["val_bpb"] == pytest.approx(bits / n_bytes)
+    for batch_size in (1, 3, 10):
+        result = measured(batch_size, 160)
+        assert result["val_loss"] == pytest.approx(nats.mean().item())
+        assert result["val_bpb"] == pytest.approx(bits / n_bytes)
     error = float(nats.mean(1).std()) / 10 ** 0.5
-    assert found(1, 160)["val_error"] == pytest.approx(error)
-    assert measured["val_error"] is None           # of one micro-batch
-    assert found(3, 9)["val_loss"] > 1             # one window at least
-    assert found(3, 992) == found(3, 9999)
+    assert measured(1, 160)["val_error"] == pytest.approx(error)
+    assert result["val_error"] is None             # of one micro-batch
+    assert measured(3, 9)["val_loss"] > 1          # one window at least
+    assert measured(3, 992) == measured(3, 9999)   # all there are
     assert model.training
 
 # ---- A step
@@ -1123,7 +1178,7 @@ def test_train_is_the_loop_written_out(tiny, dataset, arch, batch_size, grad_cli
     for name, value in model.state_dict().items():
         assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
 
-def test_each_step_of_each_rank_has_its_own_dropout(tiny):
+def test_each_step_of_each_rank_draws_its_own_dropout(tiny):
     c = resolve(tiny())
     model = GPT(c)
     optimizer = make_optimizer(model, c)
@@ -1143,13 +1198,17 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
         assert optimizer.param_groups[0]["params"][0] is model.wte.weight
         return {"twice": 2 * torch.tensor(step), "step": 99} if step else None    # our names stay
 
-    told, seen = [], []
+    lines, seen = [], []
     config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20,
-                  log_interval=15)
-    log = train(config, watch, told.append)
+                  checkpoint_interval=60, log_interval=15)
+    log = train(config, watch, lines.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "16,496 parameters, cpu, torch.float32; peak learning rate 0.01; steps 0 to 60" in told[0]
+    assert "rmsnorm, 16,496 parameters, 1 x cpu, float32" in lines[0]
+    assert "steps 0 to 60 of 128 tokens, 0.96 epochs of " in lines[1]
+    assert lines[1].endswith("peak learning rate 0.01")
+    assert re.fullmatch(r"step 0/60   val loss \S+ ± \S+ \(\S+ bits per byte\)", lines[2])
+    assert re.fullmatch(r"step 15/60   loss \S+   \S+ tokens/s   0:00:\d\d left", lines[3])
     assert read_log(out) == log
     assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
     assert column(log, "twice") == [(20, 40), (40, 80), (60, 120)]
@@ -1159,12 +1218,39 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert log[-1].keys() >= {"seconds", "val_bpb", "lr", "grad_norm"}
     assert log[-1]["tokens"] == 60 * 128
 
-def test_a_new_run_moves_what_it_finds_of_another(tiny, tmp_path):
-    logs = []
-    for seed in (1, 2, 3):
-        logs.append(train(tiny(seed=seed, max_steps=1), say=None))
-        os.remove(tmp_path / "run" / "ckpt.pt")    # a log alone is moved, too
-    assert [read_log(tmp_path / name) for name in ("run.1", "run.2", "run")] == logs
+def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
+    logs, lines = [], []
+    for seed, lost in ((1, "ckpt.pt"), (2, "log.jsonl"), (3, "loss.png")):
+        logs.append(train(tiny(seed=seed, max_steps=1), say=lines.append))
+        os.remove(tmp_path / "run" / lost)         # a checkpoint or a log alone is a run, too
+    assert read_log(tmp_path / "run.1") == logs[0]
+    assert read_checkpoint(tmp_path / "run.2")["config"]["seed"] == 2
+    assert read_log(tmp_path / "run") == logs[2]
+    run = tmp_path / "run"
+    moves = [line for line in lines if "has moved" in line]
+    assert moves == [f"The earlier run in {run} has moved to {run}.{n}" for n in (1, 2)]
+
+def test_a_folder_that_holds_other_runs_is_refused(tiny, tmp_path, old):
+    with pytest.raises(ConfigError, match=f"holds other runs .*; give this run .*{tmp_path}/mine"):
+        train(tiny(out_dir=str(tmp_path)), say=None)
+    assert read_checkpoint(old)["step"] == 6
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
+    def full(state, file):
+        file.write(b"x" * 100)
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DataError, match=r"^[^\n]*ckpt.pt[^\n]*$"):
+        train(TrainConfig(out_dir=str(old), resume=True, max_steps=9), say=None)
+    monkeypatch.undo()
+    assert read_checkpoint(old)["step"] == 6
+    assert not list(old.glob("*.tmp"))
+
+def test_a_run_outside_the_main_thread_has_no_signal_handlers(tiny):
+    with ThreadPoolExecutor() as pool:
+        log = pool.submit(train, tiny(max_steps=2), None, None).result()
+    assert log[-1]["step"] == 2
 
 def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     exact = train(tiny(max_steps=2), say=None)
@@ -1176,13 +1262,13 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
 @pytest.mark.parametrize("factor, eval_interval, says", [
-    (math.nan, 99, "step 7: loss nan, gradient's norm nan; a lower --learning_rate"),
-    (1e30, 99, "step 7: loss .*, gradient's norm inf; a lower --learning_rate"),
-    (math.nan, 3, "step 6: held out nan")])
-def test_a_run_that_is_not_finite_stops_before_its_weights_do(
+    (math.nan, 99, "step 7: loss nan, gradient norm nan; a lower --learning_rate"),
+    (1e30, 99, "step 7: loss .*, gradient norm inf; a lower --learning_rate"),
+    (math.nan, 3, "step 7: loss nan")])
+def test_a_run_that_is_not_finite_stops_and_keeps_its_last_good_checkpoint(
         old, monkeypatch, factor, eval_interval, says):
-    nats = GPT.summed_loss
-    monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * nats(*given))
+    summed_loss = GPT.summed_loss
+    monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * summed_loss(*given))
     config = TrainConfig(out_dir=str(old), resume=True, max_steps=9, eval_interval=eval_interval)
     with pytest.raises(Diverged, match=says):
         train(config, say=None)
@@ -1192,27 +1278,33 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
     code, _, said = command(f"--out_dir={old}", "--resume", *options)
     assert code == 3
-    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's", said)
+    assert re.search(r"step 9: the validation loss \S+ is far above that of guessing", said)
     assert read_checkpoint(old)["step"] == 6
 
-# ---- Going on
+# ---- Stopping and resuming
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
+    (signal.SIGHUP, SystemExit, dict(arch="ngpt")),
     (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
-def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
+def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_resumes_bit_by_bit(
         tiny, tmp_path, number, error, options):
     def stop(model, optimizer, step):
         if step == 3:
             signal.raise_signal(number)
             assert signal.getsignal(number) is usual   # a second one ends it
+    handlers = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup, which may run this test, has it ignored
     usual = signal.getsignal(number)
     whole, parts, never = [tiny(**options, out_dir=f"{tmp_path}/{name}") for name in "abc"]
     log = train(whole, say=None)
     assert signal.getsignal(number) is usual
-    with pytest.raises(error):
+    with pytest.raises(error) as stopped:
         for config in (parts, never):
             train(config, watch=stop, say=None)
+    signal.signal(signal.SIGHUP, handlers)
+    if error is SystemExit:
+        assert stopped.value.code == 128 + number
     assert checkpoint(parts)["step"] == 3
     assert not Path(never.out_dir).exists()
     again = train(resumed(parts), say=None)
@@ -1231,13 +1323,24 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
 
-def test_an_early_checkpoint_s_gone_options_are_left_out_and_it_runs_no_file(tmp_path):
-    saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
-    torch.save({"config": saved}, tmp_path / "ckpt.pt")
-    state = read_checkpoint(tmp_path)
-    assert train_py.with_checkpoint(TrainConfig(resume=True), state).arch == "ngpt"
+def test_sighup_stays_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with train_py.noted_signals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals == []
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
-def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
+def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(tmp_path):
+    saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
+    torch.save({"config": saved, "model": {}}, tmp_path / "ckpt.pt")
+    state = read_checkpoint(tmp_path)
+    config = TrainConfig(resume=True)
+    assert train_py.with_checkpoint(config, state, resuming=True).arch == "ngpt"
+
+def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
     same = checkpoint(config)["config"] | dict(resume="true")
@@ -1247,24 +1350,38 @@ def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, comm
     command(*same_run, "--max_steps=8", "--beta1=0.9", "--grad_clip=1")   # the defaults, but typed
     assert checkpoint(config)["config"] == same | dict(max_steps=8, beta1=0.9, grad_clip=1)
     assert checkpoint(config)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
-    assert train(resumed(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
+    lines = []
+    assert train(resumed(config, max_steps=5), say=lines.append)[-1]["step"] == 8
+    assert "already finished at step 8; a larger --max_steps trains further" in lines[-1]
     assert checkpoint(config)["config"]["max_steps"] == 8
     others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
     for option, was in others.items():
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said
 
-def test_auto_goes_on_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
+def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
     log = train(tiny(resume="auto"), say=None)
     path = tmp_path / "run" / "log.jsonl"
-    path.write_bytes(path.read_bytes()[:-30] + b"\xff{")
-    assert read_log(path.parent) == log[:-1]
+    whole = path.read_bytes()
+    for end in (whole[:-30] + b"\xff{", whole.rsplit(b"\n", 2)[0] + b"\nnull\n"):
+        path.write_bytes(end)
+        assert read_log(path.parent) == log[:-1]
     assert read_log(tmp_path / "none") == []
+    path.write_bytes(whole)
     again = train(tiny(resume="auto", max_steps=7), say=None)
     assert [record["step"] for record in again] == list(range(8))
     assert "val_loss" in again[-1]
 
-def test_a_folder_has_one_run_at_a_time_and_a_killed_one_goes_on(tiny, command, tmp_path):
+def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
+    data = shutil.copytree(dataset, tmp_path / "data")
+    config = TrainConfig(out_dir=str(old), resume=True, data=str(data), max_steps=7)
+    assert train(config, say=None)[-1]["step"] == 7    # a copy is the same dataset
+    meta = read_meta(data)
+    write_json(data / "meta.json", meta | {"fingerprint": "rebuilt"})
+    with pytest.raises(DataError, match="trained on another dataset than .*data is now"):
+        train(config, say=None)
+
+def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
     killed = tiny(arch="powernorm", max_steps=12)
     whole = tiny(arch="powernorm", max_steps=12, out_dir=tmp_path / "whole")  # no string
     train(whole, say=None)
@@ -1300,7 +1417,7 @@ train(TrainConfig(**{killed.options}), wait)
     (8, dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5)),
     (16, dict(arch="layernorm", **GPT2)),
 ])
-def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, options, block_size):
+def test_a_run_from_another_s_weights_starts_with_them_and_their_options(tiny, options, block_size):
     old = tiny(**options, max_steps=1)
     train(old, say=None)
     new = TrainConfig(init_from=old.out_dir, data=old.data, block_size=block_size, mlp=old.mlp,
@@ -1314,7 +1431,7 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, o
     assert column(train(new, watch, say=None), "as_it_was") == [(0, True), (1, False)]
     config = checkpoint(new)["config"]
     assert config.items() >= (options | {"block_size": block_size}).items()
-    assert config["learning_rate"] == train_py.recipe(old)["learning_rate"] / 10
+    assert config["learning_rate"] == pytest.approx(old.learning_rate / 10)
 
 def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     new = dict(init_from=str(trained[0]), out_dir="none")
@@ -1331,7 +1448,8 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_pat
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, tmp_path, monkeypatch, capsys):
+def test_an_arch_in_a_file_is_trained_and_a_change_of_its_block_is_said(
+        tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
     path = tmp_path / "mine.py"
     working = """
@@ -1347,16 +1465,43 @@ ARCHS["mine"] = Mine
     config = tiny(arch=arch)
     assert config.learning_rate == tiny(arch="layernorm").learning_rate
     train(config, say=None)
-    path.write_text(working.replace("a comment", "another") + "class Other(Mine): slope = 3")
-    train(resumed(config, arch=arch, max_steps=7), say=None)
-    assert "The file of mine has changed" in capsys.readouterr().err
-    path.write_text("a typo, saved while the run goes on")
+
+    def said(text, max_steps):
+        path.write_text(text)
+        train(resumed(config, arch=arch, max_steps=max_steps), say=None)
+        return capsys.readouterr().err
+
+    assert said(working.replace("a comment", "another") + "class Other(Mine): slope = 3", 7) == ""
+    changed = said(working.replace("slope = 1", "slope = 2"), 8)
+    assert "The code of mine's block has changed" in changed
+    path.write_text("a typo, saved while the run continues")
     load_model(config.out_dir)
     del ARCHS["mine"]                              # as in another process
-    with pytest.raises(ConfigError, match="arch=mine: expected .* --arch=file.py:name"):
+    with pytest.raises(DataError, match="an arch of its own file; set --arch=FILE.py:mine"):
         load_model(config.out_dir)
     path.write_text(working)
     assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"
+
+def test_a_checkpoint_of_another_program_is_said_to_be_one(tmp_path):
+    torch.save({"model": {}, "model_args": {}, "config": {"dataset": "x"}}, tmp_path / "ckpt.pt")
+    with pytest.raises(DataError, match="a checkpoint of another program than train.py"):
+        load_model(str(tmp_path))
+
+@pytest.mark.parametrize("compile", ["auto", "true"])
+def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch, capsys, compile):
+    def broken(function):
+        raise RuntimeError("Python.h: No such file or directory")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    config = resolve(tiny(compile=compile, max_steps=10 ** 9))
+    model = GPT(config)
+    if compile == "true":
+        with pytest.raises(DataError, match="compile=true: .*; set --compile=false"):
+            train_py.compile_model(model, config, Process(CPU))
+    else:
+        assert not train_py.compile_model(model, config, Process(CPU))
+        assert "training without it" in capsys.readouterr().err
 
 # ---- Files and commands
 
@@ -1373,41 +1518,58 @@ def test_damaged_files_are_one_line(tiny, old, dataset, tmp_path, name, how):
     with pytest.raises(DataError, match=f"^.*{name}.*$"):
         train(config, say=None)
 
-def test_a_stopped_command_says_how_to_resumed(tiny, old, command, monkeypatch):
+def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     monkeypatch.chdir(old.parent)
     def stop(*given):
         signal.raise_signal(signal.SIGTERM)
-        return {"val_loss": 5, "val_bpb": 7}
+        return {"val_loss": 5, "val_error": None, "val_bpb": 7}
 
     with patch.object(train_py, "evaluate", stop):
         code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
     assert code == 143
-    assert "saved at step 0. To go on: the same command with --resume=true" in out
+    assert "saved at step 0. To resume: the same command with --resume=true" in out
     _, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run", "--resume=true")
     assert len(out.split("A sample")[1]) > 100
     assert read_checkpoint("out/tuned")["step"] == 6
+
+def with_a_second_rank(config, function):
+    """Return what function returns on rank 0, while train.py runs as rank 1; and rank 1's output."""
+    line = [sys.executable, HERE / "train.py", *words(config)]
+    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
+    with patch.dict(os.environ, both, RANK="0"):   # as torchrun does
+        second = subprocess.Popen(line, env=os.environ | {"RANK": "1"}, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True)
+        try:
+            result = function()
+            return result, *second.communicate(timeout=60), second.returncode
+        finally:
+            second.kill()
+            torch.distributed.destroy_process_group()
 
 def test_two_processes_equal_one(tiny, tmp_path):
     one = tiny(arch="powernorm", pn_warmup=3)
     two = tiny(arch="powernorm", pn_warmup=3, batch_size=2, out_dir=str(tmp_path / "two"))
     log = train(one, say=None)
-    line = [sys.executable, HERE / "train.py", *words(two)]
-    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
-    with patch.dict(os.environ, both, RANK="0"):   # as torchrun does; this is the first
-        second = subprocess.Popen(line, env=os.environ | {"RANK": "1"}, stdout=subprocess.PIPE)
-        try:
-            theirs = train(two, say=None)
-            assert second.communicate() == (b"", None)  # the first alone tells
-            assert second.returncode == 0
-        finally:
-            second.kill()
-            torch.distributed.destroy_process_group()
-    for key in ("loss", "val_loss"):
+    theirs, out, _, code = with_a_second_rank(two, lambda: train(two, say=None))
+    assert (out, code) == ("", 0)                  # rank 0 alone shows the progress
+    for key in ("loss", "val_loss", "grad_norm"):
         assert dict(column(theirs, key)) == pytest.approx(dict(column(log, key)), rel=1e-5)
     ours = weights(one)
     for name, x in weights(two).items():
         far = ~torch.isclose(ours[name], x, rtol=1e-3, atol=1e-5)
         assert far.float().mean() < 1e-3, name     # of mere rounding Adam makes a whole step
+
+def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
+    def resume_alone():
+        with pytest.raises(DataError, match="the processes see different files: step 0 .* and step 6"):
+            train(tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2), say=None)
+
+    other = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,
+                 arch="layernorm", pos="learned", vocab_size=300)
+    _, _, said, code = with_a_second_rank(other, resume_alone)
+    assert "several machines need a shared folder for --out_dir and --data" in said
+    assert code == 2
+    assert read_checkpoint(old)["step"] == 6
 
 # ==================================================================================================
 # sample.py
