@@ -11,12 +11,13 @@ resumes a preparation that was stopped.
 """
 import argparse
 import codecs
-import collections
 import contextlib
 import difflib
+import functools
 import hashlib
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -103,33 +104,32 @@ def check_at_least(minimum, config, *names):
 PATH_OPTIONS = ("arch", "data", "data_dir", "file", "init_from", "out_dir", "results", "source")
 
 
-def option_kinds(field):
-    """Return the types that a dataclass field allows, or the strings if it is a Literal."""
-    kinds = get_args(field.type) or (field.type,)        # (str, NoneType), (bool,), ("auto", "cpu")
-    return get_args(kinds[0]) or kinds                   # Literal["a", "b"] | None -> ("a", "b")
+def allowed_values(field):
+    """Return an option's type and, if it is a bool or a Literal, the words it may be set to."""
+    kind = (get_args(field.type) or (field.type,))[0]    # str | None -> str, Literal["a"] -> "a"
+    if kind is bool:
+        return bool, ("false", "true")
+    if isinstance(kind, str):
+        return str, get_args(field.type)
+    return kind, get_args(kind)                          # of Literal["a"] | None the words
 
 
 def clean_option(field, value):
     """Return an option's value as a plain str, int, float or bool. Raises ConfigError."""
-    name, kinds = field.name, option_kinds(field)
+    kind, words = allowed_values(field)
     if getattr(value, "ndim", None) == 0:                # a scalar of NumPy or torch
         value = value.item()
-    elif isinstance(value, Path):
-        value = str(value)
-
-    if isinstance(kinds[0], str):
-        if isinstance(value, bool):
-            value = str(value).lower()
-        check_choice(name, value, kinds)
-        return value
-    if kinds[0] is float and type(value) is int:
+    if words:
+        word = str(value).lower()
+        check_choice(field.name, word, words)
+        return word == "true" if kind is bool else word
+    if kind is float and type(value) is int:
         value = float(value)
-    if type(value) not in kinds:
-        raise ConfigError(f"{name}={value!r}: expected {kinds[0].__name__}")
-
-    # A shell leaves the ~ of --out_dir=~/runs as it is. Several folders have commas between them.
-    if name in PATH_OPTIONS:
-        value = ",".join(map(os.path.expanduser, value.split(",")))
+    # A shell leaves the ~ of --out_dir=~/runs as it is.
+    if field.name in PATH_OPTIONS and isinstance(value, (str, Path)):
+        value = os.path.expanduser(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{field.name}={value!r}: expected {kind.__name__}")
     return value
 
 
@@ -139,18 +139,13 @@ def clean_options(cls, options):
     Raises ConfigError for an unknown name, a wrong type, and a value that a Literal lacks.
     """
     known = {field.name: field for field in fields(cls)}
-    for name in options:
+    cleaned = {}
+    for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{name}: no such option{did_you_mean(name, known)}")
-    return {name: clean_option(known[name], value) for name, value in options.items()
-            if value is not None}
-
-
-def true_or_false(word):
-    """Return the bool that a word on the command line stands for."""
-    if word.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{word}: expected true or false")
-    return word.lower() == "true"
+        if value is not None:
+            cleaned[name] = clean_option(known[name], value)
+    return cleaned
 
 
 def read_comments(classes):
@@ -190,14 +185,12 @@ def parse_options(argv, description, *classes):
 
     groups = {None: parser}
     for name, field in options.items():
-        kinds = option_kinds(field)
-        is_switch = kinds[0] is bool or "true" in kinds
-        if isinstance(kinds[0], str):
-            argument = dict(choices=kinds, type=str.lower)
+        kind, words = allowed_values(field)
+        if words:
+            argument = dict(type=str.lower, choices=words)
         else:
-            argument = dict(type=true_or_false if is_switch else kinds[0],
-                            metavar=kinds[0].__name__)
-        if is_switch:
+            argument = dict(type=kind, metavar=kind.__name__)
+        if "true" in words:
             argument |= dict(nargs="?", const="true")    # --name alone
         about = helps.get(name, "").replace("%", "%%")
         if field.default is not None:
@@ -215,18 +208,15 @@ def parse_options(argv, description, *classes):
 
 def explain_unknown(word, options):
     """Return one line about a word on the command line that is no option."""
-    name, equals, _ = word.lstrip("-").partition("=")
     if word.startswith("-"):
-        return f"{word}: no such option{did_you_mean(name, options)}; --help lists them"
-    message = f"{word}: no such option; options are written --name=value"
+        meant = did_you_mean(word.split("=")[0].lstrip("-"), options)
+        return f"{word}: no such option{meant}; --help lists them"
+    example = "--name=value"
     if word.endswith(".py"):
-        return f"{message}, there are no configuration files"
-    if name in options and equals:
-        return f"{message}, as in --{word}"
-    for name in ("out_dir", "source"):
-        if name in options:
-            return f"{message}, as in --{name}={word}"
-    return message
+        example += "; there are no configuration files"
+    elif "out_dir" in options:
+        example = f"--out_dir={word}"
+    return f"{word}: no such option; options are written as {example}"
 
 
 def run_script(main):
@@ -265,17 +255,12 @@ def atomic_write(path):
     """
     temporary = Path(f"{path}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        # When the disk is full, torch.save ends in a RuntimeError about positions in the file. The
-        # OSError that it came from says more.
-        while error.__context__ and not isinstance(error, OSError):
-            error = error.__context__
-        raise DataError(f"{path}: cannot be written ({error})") from error
+        with explain_errors(f"{path}: cannot be written; is the disk full?"):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -388,34 +373,28 @@ def read_meta(folder):
 
 # ---- Options of this script ----------------------------------------------------------------------
 
-# FineWeb as GPT-2's tokens, made by kjj0 on huggingface.co: name -> number of training shards
+# FineWeb as GPT-2's tokens, made by kjj0 on huggingface.co: name -> shards of 100M tokens
 PRETOKENIZED = {"fineweb10B-gpt2": 103, "fineweb100B-gpt2": 1030}
-SHARD_TOKENS = 100_000_000
-SOURCES = ("stdlib", "fineweb", *PRETOKENIZED)
+FINEWEB = ("fineweb", *PRETOKENIZED)
 
 
 @dataclass
 class PrepareConfig:
     """Options of prepare.py."""
-    source: str = "stdlib"             # file, folder, glob, or one of stdlib, fineweb, ...-gpt2
+    source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
     name: str | None = None            # name of the dataset (by source)
     data_dir: str = "data"             # folder of all datasets
     tokenizer: str | None = None       # bytes, gpt2, ... (bytes; for FineWeb gpt2)
-    subset: str = "sample-10BT"        # which part of fineweb
-    tokens: int | None = None          # stop after so many tokens to train on (all)
-    val_tokens: int | None = None      # most tokens to validate on (5% of the text, 10M)
-    shard_tokens: int = SHARD_TOKENS   # tokens per shard
+    subset: str = "sample-10BT"        # part of fineweb
+    tokens: int | None = None          # most tokens to train on (all)
+    val_tokens: int | None = None      # most tokens to validate on (5%, at most 10M)
+    shard_tokens: int = 100_000_000    # tokens per shard
     seed: int = 1337                   # seed of the order of files
 
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
-        available = PRETOKENIZED.get(self.source, math.inf) * SHARD_TOKENS
-        if self.tokens and self.tokens > available:
-            raise ConfigError(f"tokens={self.tokens}: {self.source} has {available:,}; "
-                              "fineweb100B-gpt2 has ten times those of fineweb10B-gpt2")
-        is_fineweb = self.source == "fineweb" or self.source in PRETOKENIZED
-        self.tokenizer = self.tokenizer or ("gpt2" if is_fineweb else "bytes")
+        self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
         check_choice("tokenizer", self.tokenizer,
                      ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
 
@@ -424,141 +403,110 @@ class PrepareConfig:
 
 CHUNK_BYTES = 900_000                # at most; tiktoken cannot take a million spaces at a time
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-UNPACKERS = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz",
-             b"BZh": "bunzip2", b"PK": "unzip"}          # by the first bytes of a file
+NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, unzstd),"
+            " else convert it (iconv -t UTF-8)")
 
 
 def find_files(source, seed):
     """Return the files of a source on this machine in a seeded order, each text once."""
-    paths = find_library() if source == "stdlib" else find_text(source)
+    place, suffixes, left_out = Path(source), SUFFIXES, set()
+    if source == "stdlib":
+        # Some installations lack test folders.
+        place, suffixes = Path(os.__file__).parent, (".py",)
+        left_out = {"site-packages", "dist-packages", "test", "tests"}
+    root, found = Path(), [place]
+    if place.is_dir():
+        root, found = place, place.rglob("*")
+    elif not place.exists():
+        # Not by glob.glob, whose ** follows links, even back to a folder that holds the link.
+        with explain_errors(f"--source={source}: not a pattern"):
+            found = list(Path(place.anchor).glob(source.removeprefix(place.anchor)))
+        check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
+              f"stdlib, or {' or '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
-    # Of files with the same bytes keep the last. Only those of the same size need a closer look.
-    sizes = collections.Counter(path.stat().st_size for path in paths)
-    by_text = {}
-    for path in sorted(paths):
-        size, digest = path.stat().st_size, None
-        if sizes[size] > 1:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").digest()
-        by_text[size, digest] = path
+    by_text, skipped = {}, []
+    for path in sorted(found):
+        # Hidden files and folders, as Jupyter's copies, count only if the source names them.
+        names = path.parts[len(root.parts):]
+        is_hidden = any(name.startswith(".") and name not in place.parts for name in names)
+        is_text = path.is_file() and path.stat().st_size > 0
+        if is_hidden or not is_text or left_out.intersection(names):
+            continue
+        if place.is_dir() and path.suffix.lower() not in suffixes:
+            skipped.append(path.name)
+            continue
+        with path.open("rb") as file:
+            by_text[hashlib.file_digest(file, "sha256").digest()] = path
+    if skipped and source != "stdlib":
+        print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
+              f"{', '.join(skipped):.60}")
+    check(by_text, f"--source={source}: no text in it; a folder's {', '.join(SUFFIXES)} are read")
     paths = sorted(by_text.values())
     random.Random(seed).shuffle(paths)
     return paths
 
 
-def find_library():
-    """Return Python's own source files, without test folders, which some installations lack."""
-    root = Path(os.__file__).parent
-    left_out = {"site-packages", "dist-packages", "test", "tests"}
-    return [path for path in root.rglob("*.py")
-            if left_out.isdisjoint(path.relative_to(root).parts) and path.stat().st_size]
-
-
-def find_text(source):
-    """Return the files that are not empty of a file, folder, or glob. Raises DataError."""
-    place = Path(source)
-    if place.is_dir():
-        found = place.rglob("*")
-    elif place.exists():                                 # even if its name looks like a glob
-        found = [place]
+def read_rows(path):
+    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8, "" for an empty line."""
+    if path.suffix.lower() == ".jsonl":
+        with path.open("rb") as file:
+            for line in file:
+                text = json.loads(line)["text"] if line.strip() else ""
+                yield text.encode(errors="replace")
     else:
-        # Not by glob.glob, whose ** follows links, even back to a folder that holds the link.
-        with explain_errors(f"--source={source}: does not exist, and is no pattern"):
-            pattern = re.sub(r"\*\*$", "**/*", source.removeprefix(place.anchor))
-            found = list(Path(place.anchor).glob(pattern))
-        check(found, f"--source={source}: does not exist; expected a file, a folder, a pattern, or "
-              f"one of {', '.join(SOURCES)}{did_you_mean(source, SOURCES)}")
-
-    # Hidden files and folders, as Jupyter's copies, count only if the source names them.
-    found = [path for path in found if path.is_file() and path.stat().st_size and not
-             any(part.startswith(".") and part not in place.parts for part in path.parts)]
-    if place.is_dir():
-        skipped = [path.name for path in found if path.suffix.lower() not in SUFFIXES]
-        found = [path for path in found if path.suffix.lower() in SUFFIXES]
-        if skipped:
-            print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
-                  f"{', '.join(sorted(skipped)):.60}")
-    check(found, f"--source={source}: no text in it; a folder's {', '.join(SUFFIXES)} are read")
-    return found
+        # Not by `datasets`, which takes the text 2024-01-01 for a date.
+        from pyarrow.parquet import ParquetFile
+        for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
+            for text in batch["text"].to_pylist():
+                yield text.encode(errors="replace")
 
 
 def open_documents(path):
-    """Yield each document of a file as a binary file: a row's `text`, or the whole file's."""
-    suffix = path.suffix.lower()
-    if suffix not in (".jsonl", ".parquet"):
+    """Yield each document of a file as a binary file: a row's text, or the whole file."""
+    if path.suffix.lower() not in (".jsonl", ".parquet"):
         with path.open("rb") as file:
-            if file.read(3) != codecs.BOM_UTF8:
-                file.seek(0)
+            # UTF-16 is full of zeros, which are UTF-8, too.
+            zero = file.read(1000).find(0)
+            check(zero < 0, NOT_TEXT.format(path, zero))
+            file.seek(0)
             yield file
         return
-    for number, row in enumerate(read_rows(path), 1):
-        if suffix == ".parquet" or row.strip():
-            with explain_errors(f"{path}, row {number}: expected a string `text`"):
-                text = row if suffix == ".parquet" else json.loads(row)["text"]
-                data = text.encode(errors="replace")
-            yield io.BytesIO(data)
-
-
-def read_rows(path):
-    """Yield the lines of a .jsonl file, or the values in the column `text` of a .parquet file."""
-    with explain_errors(f"{path}: cannot be read"):
-        if path.suffix.lower() == ".jsonl":
-            with path.open("rb") as file:
-                yield from file
-        else:
-            # Not by `datasets`, which takes the text 2024-01-01 for a date.
-            from pyarrow.parquet import ParquetFile
-            for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
-                yield from batch["text"].to_pylist()
-
-
-def cut(document, size):
-    """Yield a document in chunks of about size to 2 size bytes that end with a line if one ends."""
-    while chunk := document.read(size) + document.readline(size):
-        # Do not cut a character: all but the first of its bytes begin with the bits 10.
-        ahead = document.read(3)
-        n_bytes = next((i for i, byte in enumerate(ahead) if byte >> 6 != 0b10), len(ahead))
-        document.seek(n_bytes - len(ahead), os.SEEK_CUR)
-        yield chunk + ahead[:n_bytes]
-
-
-def check_text(path, chunk, offset):
-    """Raise DataError unless a chunk of a file, from a byte offset on, is UTF-8 text."""
+    n_rows = 0
     try:
-        chunk.decode()
-        error = chunk.find(0)                            # UTF-16 has zeros, and text has none
-    except UnicodeDecodeError as exception:
-        error = exception.start
-    if error >= 0:
-        unpackers = [program for magic, program in UNPACKERS.items() if chunk.startswith(magic)]
-        advice = f"unpack it, {unpackers[0]} does" if unpackers else "iconv can convert other text"
-        raise DataError(f"{path}: not UTF-8 text at byte {offset + error:,}; {advice}")
+        for text in read_rows(path):
+            n_rows += 1
+            yield io.BytesIO(text)
+    except Exception:
+        with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text`"):
+            raise
+
+
+def cut(document, size, path):
+    """Yield a document in chunks of about size to 2 size bytes that end with a line if one ends.
+
+    No character is cut, and a byte-order mark is dropped. Raises DataError.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        while chunk := document.read(size) + document.readline(size):
+            yield decoder.decode(chunk).encode()
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        offset = document.tell() - len(error.object) + error.start
+        raise DataError(NOT_TEXT.format(path, offset)) from error
 
 
 def read_files(paths, size, place=0):
     """Yield (chunk, does it begin a document, place to resume from behind it), from a place on."""
     number = 0
     for path in paths:
-        is_text = path.suffix.lower() not in (".jsonl", ".parquet")
         for document in open_documents(path):
             begins = True
-            for chunk in cut(document, size):
-                if is_text:
-                    check_text(path, chunk, document.tell() - len(chunk))
+            for chunk in cut(document, size, path):
                 number += 1
                 if number > place:
                     yield chunk, begins, number
                 begins = False
-
-
-def count_bytes(paths):
-    """Return how many bytes of text files hold. A thousand million is as good as more."""
-    n_bytes = 0
-    for chunk, _, _ in read_files(paths, CHUNK_BYTES // 2):
-        n_bytes += len(chunk)
-        if n_bytes > 1e9:
-            break
-    return n_bytes
 
 
 # ---- Sources: FineWeb ----------------------------------------------------------------------------
@@ -577,7 +525,8 @@ def stream_fineweb(subset, place):
             rows.load_state_dict(state)
         for row in rows:
             document = io.BytesIO(row["text"].encode(errors="replace"))
-            for number, chunk in enumerate(cut(document, CHUNK_BYTES // 2), 1):
+            chunks = cut(document, CHUNK_BYTES // 2, "fineweb")
+            for number, chunk in enumerate(chunks, 1):
                 if number > n_done:
                     yield chunk, number == 1, [state, number]
             state, n_done = rows.state_dict(), 0
@@ -588,7 +537,7 @@ def fetch_shards(folder, options):
     import huggingface_hub
     n_shards = PRETOKENIZED[options.source]
     if options.tokens:
-        n_shards = math.ceil(options.tokens / SHARD_TOKENS)
+        n_shards = min(n_shards, math.ceil(options.tokens / 100_000_000))
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, n_shards + 1)]
     names.append("fineweb_val_000000.bin")
     failed = f"{options.source}: not complete; the same command resumes"
@@ -614,7 +563,7 @@ def describe(options, paths):
         stats = [path.stat() for path in paths]
         newest = np.datetime64(int(max(stat.st_mtime for stat in stats)), "s").item()
         n_bytes = sum(stat.st_size for stat in stats)
-        settings["files"] = f"{len(stats)} with {n_bytes:,} bytes, the newest of {newest} UTC"
+        settings["files"] = f"{len(paths)} with {n_bytes:,} bytes, the newest of {newest} UTC"
     return settings
 
 
@@ -623,18 +572,18 @@ def load_progress(folder, settings):
 
     Raises DataError if the folder holds a dataset that was made with other settings.
     """
-    has_shards = any(folder.glob("*.bin"))
+    is_empty = not any(folder.glob("*_train_*.bin"))
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
             progress = read_json(path)
-            earlier = progress | progress["options"]
+            earlier = progress["options"]
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             if not other:
                 return progress
-            check(not has_shards, f"{folder}: made with {'; '.join(other)}; "
+            check(is_empty, f"{folder}: made with {'; '.join(other)}; "
                   "go back, give another --name, or remove the folder")
-    check(not has_shards, f"{folder}: holds other .bin files; give another --name, or remove it")
+    check(is_empty, f"{folder}: holds unknown shards; give another --name, or remove the folder")
     progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
     write_json(folder / PROGRESS, progress)
     return progress
@@ -642,32 +591,28 @@ def load_progress(folder, settings):
 
 def encode_chunks(tokenizer, chunks):
     """Yield (tokens, bytes of text, place) of chunks in their order, encoded by all cores."""
-    waiting = collections.deque()
     with ThreadPoolExecutor() as pool:                   # tiktoken releases Python's lock
-        for chunk, begins, place in chunks:
-            waiting.append((pool.submit(encode, tokenizer, chunk, begins), len(chunk), place))
-            if len(waiting) > 2 * os.cpu_count():
-                future, n_bytes, place = waiting.popleft()
-                yield future.result(), n_bytes, place
-        for future, n_bytes, place in waiting:
-            yield future.result(), n_bytes, place
+        while batch := list(itertools.islice(chunks, 32)):
+            data, begins, places = zip(*batch)
+            tokens = pool.map(functools.partial(encode, tokenizer), data, begins)
+            yield from zip(tokens, map(len, data), places)
 
 
 def write_shards(folder, options, tokenizer, paths, progress):
     """Write the shards that are missing, the one to validate on first. Raises DataError.
 
-    That one ends after val_tokens, or with the chunk at 5% of the text. Other shards have
+    That one ends after val_tokens, or with the chunk at 5% of the text. The others have
     shard_tokens, the last one fewer.
     """
     n_train = options.tokens or sys.maxsize
     val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
     val_bytes = math.inf
     if paths:
-        n_bytes = count_bytes(paths)
-        chunk_bytes = min(CHUNK_BYTES, n_bytes // 20)
-        chunks = read_files(paths, chunk_bytes // 2 or 1, progress["place"] or 0)
+        total = sum(len(chunk) for chunk, _, _ in read_files(paths, CHUNK_BYTES // 2))
+        size = min(CHUNK_BYTES, total // 20) // 2 or 1
+        chunks = read_files(paths, size, progress["place"] or 0)
         if not options.val_tokens:
-            val_bytes = n_bytes / 20
+            val_bytes = total / 20
     else:
         chunks = stream_fineweb(options.subset, progress["place"])
     encoded = encode_chunks(tokenizer, chunks)
@@ -676,16 +621,14 @@ def write_shards(folder, options, tokenizer, paths, progress):
 
     while progress["tokens"] < n_train:
         # Plan the next shard.
+        split, n_wanted = "train", min(options.shard_tokens, n_train - progress["tokens"])
         if progress["shards"] == 0:
-            split, most_tokens, most_bytes = "val", val_tokens, val_bytes
-        else:
-            split, most_bytes = "train", math.inf
-            most_tokens = min(options.shard_tokens, n_train - progress["tokens"])
+            split, n_wanted = "val", val_tokens
 
         # Take text, encoded, until the shard is full. What the previous one left comes first.
         parts = [left_over]
         n_tokens, n_bytes = len(left_over), 0
-        while n_tokens < most_tokens and n_bytes < most_bytes:
+        while n_tokens < n_wanted and (split == "train" or n_bytes < val_bytes):
             chunk = next(encoded, None)
             if chunk is None:
                 break
@@ -696,7 +639,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
             bar.update(len(tokens))
         if n_tokens == 0:
             break
-        tokens, left_over = np.split(np.concatenate(parts), [most_tokens])
+        tokens, left_over = np.split(np.concatenate(parts), [n_wanted])
 
         # Write the shard, and then where to resume behind it.
         write_shard(folder / f"{folder.name}_{split}_{progress['shards']:06d}.bin", tokens)
@@ -705,13 +648,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
             progress["tokens"] += len(tokens)
         progress["left_over"] = left_over.tobytes().hex()
         write_json(folder / PROGRESS, progress)
-
-    if progress["tokens"] == 0:
-        # Leave nothing behind that would refuse a smaller --val_tokens.
-        for path in (*folder.glob("*.bin"), folder / PROGRESS):
-            path.unlink()
-        raise DataError(f"{options.source}: all text was held out to validate on; give more text, "
-                        "or a smaller --val_tokens")
+    check(progress["tokens"], f"{options.source}: nothing is left to train on; give more text, or "
+          "a smaller --val_tokens")
 
 
 def write_meta(folder, tokenizer, settings):
@@ -720,11 +658,13 @@ def write_meta(folder, tokenizer, settings):
     counts = {}
     fingerprint = hashlib.sha256()
     for split in ("val", "train"):
-        shards = [read_shard(path) for path in sorted(folder.glob(f"*_{split}_??????.bin"))]
-        counts[f"{split}_tokens"] = sum(map(len, shards))
-        counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
-        for shard in shards:
-            fingerprint.update(shard)
+        n_tokens = n_bytes = 0
+        for path in sorted(folder.glob(f"*_{split}_??????.bin")):
+            tokens = read_shard(path)
+            fingerprint.update(tokens)
+            n_tokens += len(tokens)
+            n_bytes += int(lengths[tokens].sum())
+        counts |= {f"{split}_tokens": n_tokens, f"{split}_bytes": n_bytes}
     write_json(folder / "meta.json", {
         "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
         "fingerprint": fingerprint.hexdigest(), "source": settings["source"], "options": settings,
@@ -742,8 +682,7 @@ def prepare(source="stdlib", **options):
     options = PrepareConfig(**clean_options(PrepareConfig, {"source": source, **options}))
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
-    is_fineweb = options.source == "fineweb" or options.source in PRETOKENIZED
-    paths = [] if is_fineweb else find_files(options.source, options.seed)
+    paths = [] if options.source in FINEWEB else find_files(options.source, options.seed)
     settings = describe(options, paths)
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
         folder.mkdir(exist_ok=True)

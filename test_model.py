@@ -1,5 +1,9 @@
 """Every block against its formula written out, then all else: python -m pytest"""
+import argparse
 import copy
+import gzip
+import hashlib
+import io
 import json
 import math
 import os
@@ -11,10 +15,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
+from typing import Literal
 from unittest.mock import patch
+from urllib.parse import parse_qs, unquote
 
 import numpy as np
 import pyarrow as pa
@@ -636,9 +644,10 @@ def test_compiled_blocks_are_one_graph_with_eagers_loss_and_gradients(arch):
 TEXTS = [f"the {i} in an thé\n<|endoftext|>" * (1 + i % 9) for i in range(300)]
 TEXT_BYTES = [text.encode() for text in TEXTS]
 
+
 @pytest.fixture
 def small_gpt2(monkeypatch):
-    """A small BPE under GPT-2's name: all bytes and a few merges."""
+    """Put a small BPE under GPT-2's name: all bytes and a few merges."""
     words = [bytes([i]) for i in range(256)]
     words += [b"th", b"the", b"in", b"an", b" t"]
     ranks = {word: i for i, word in enumerate(words)}
@@ -647,9 +656,10 @@ def small_gpt2(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"gpt2": bpe}[name])
     return bpe
 
+
 @pytest.fixture
 def texts(tmp_path):
-    """A folder: TEXTS among more in a.jsonl and a.parquet, the first 40 as files of many/."""
+    """Make a folder: TEXTS in a.jsonl and a.parquet, the first 40 as files of many/."""
     rows = [{"id": i, "url": "x" * 999, "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -657,18 +667,21 @@ def texts(tmp_path):
     (many / "deep").mkdir(parents=True)
     for i in range(40):
         folder = many / "deep" if i > 9 else many
-        (folder / f"{i}.TXT").write_text(TEXTS[i], newline="")
+        (folder / f"{i}.{'TXT' if i else 'md'}").write_text(TEXTS[i], newline="")
     (many / "empty.txt").touch()
-    (many / "notes.md").write_text("passed over")
+    (many / "notes.csv").write_text("passed over")
     return tmp_path
 
-def read_corpus(folder):
-    """(held out, to train on): the documents of a corpus as bytes, while its counts are checked."""
+
+def read_dataset(folder):
+    """Return the documents to validate on and to train on as bytes, while the counts are checked."""
     meta = read_meta(folder)
     tokenizer = prep.get_tokenizer(meta["tokenizer"])
     splits = []
+    fingerprint = hashlib.sha256()
     for split in ("val", "train"):
         tokens = np.concatenate([read_shard(path) for path in sorted(folder.glob(f"*_{split}_*"))])
+        fingerprint.update(tokens)
         starts = [i for i in np.flatnonzero(tokens == tokenizer.eot_token) if i > 0]
         documents = []
         for part in np.split(tokens, starts):
@@ -676,11 +689,135 @@ def read_corpus(folder):
         assert meta[f"{split}_tokens"] == len(tokens)
         assert meta[f"{split}_bytes"] == sum(map(len, documents))
         splits.append(documents)
+    assert meta["fingerprint"] == fingerprint.hexdigest()
     return splits
+
+
+def text_of(folder):
+    """Return the text of a whole dataset."""
+    return b"".join(b"".join(split) for split in read_dataset(folder))
+
 
 def files_of(folder):
     paths = [*folder.glob("*.bin"), *folder.glob("*.json")]
     return {path.name: path.read_bytes() for path in paths}
+
+
+# ---- Options, errors, files
+
+@dataclass
+class SomeOptions:
+    # Model
+    mlp: Literal["swiglu", "gelu"] | None = None  # kind of MLP (by arch)
+    learning_rate: float = 0.1    # the peak
+    # System
+    max_steps: int = 20           # 100% of the steps
+    compile: Literal["auto", "true", "false"] = "auto"
+    qk_norm: bool = False
+    out_dir: str | None = None
+
+
+@pytest.mark.parametrize("name, value, want", [
+    ("learning_rate", np.float64(0.5), 0.5),
+    ("learning_rate", torch.tensor(2), 2.0),
+    ("learning_rate", 3, 3.0),
+    ("max_steps", np.int64(7), 7),
+    ("max_steps", "20", "max_steps='20': expected int"),
+    ("max_steps", 2.5, "max_steps=2.5: expected int"),
+    ("max_steps", True, "max_steps=True: expected int"),
+    ("learning_rate", np.ones(2), "learning_rate=.*: expected float"),
+    ("qk_norm", np.bool_(True), True),
+    ("qk_norm", 1, "qk_norm=1: expected one of false, true"),
+    ("compile", True, "true"),
+    ("compile", "no", "compile=no: expected one of auto, true, false"),
+    ("mlp", "gleu", "mlp=gleu: .*did you mean gelu"),
+    ("out_dir", Path("~/x"), f"{Path.home()}/x"),
+    ("lr", 1.0, "lr: no such option; did you mean learning_rate")])
+def test_options_become_plain_values_or_an_error(name, value, want):
+    if isinstance(want, str) and ":" in want:
+        with pytest.raises(ConfigError, match=f"^{want}"):
+            prep.clean_options(SomeOptions, {name: value})
+    else:
+        cleaned = prep.clean_options(SomeOptions, {name: value, "mlp": None})
+        assert cleaned == {name: want}
+        assert type(cleaned[name]) is type(want)
+
+
+@pytest.mark.parametrize("words, want", [
+    ("--max_steps=1_000 --learning_rate 1", dict(max_steps=1000, learning_rate=1.0)),
+    ("--qk_norm --compile", dict(qk_norm=True, compile="true")),
+    ("--qk_norm=False --compile=False", dict(qk_norm=False, compile="false")),
+    ("--out_dir=~/x", dict(out_dir=f"{Path.home()}/x")),
+    ("--lr=1", "did you mean learning_rate"),
+    ("--max_iters 5", "did you mean max_steps"),
+    ("--steps=5", "--steps=5: no such option.*--help lists them"),
+    ("--max_steps=5.5", "invalid int value: '5.5'"),
+    ("--qk_norm=3", "invalid choice: '3'"),
+    ("config/x.py", "config/x.py: no such option.*there are no configuration files"),
+    ("out/angpt", "as --out_dir=out/angpt")])
+def test_command_lines(words, want):
+    def parse():
+        return prep.parse_options(words.split(), "", SomeOptions)
+
+    if isinstance(want, dict):
+        assert parse() == want
+    else:
+        with pytest.raises((ConfigError, argparse.ArgumentError), match=want):
+            parse()
+
+
+def test_help_lists_options_under_their_headings(capsys):
+    with pytest.raises(SystemExit):
+        prep.parse_options(["--help"], "", SomeOptions)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Model: --mlp {swiglu,gelu} kind of MLP (by arch) --learning_rate float the peak [0.1]" in text
+    assert "System: --max_steps int 100% of the steps [20] --compile" in text
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("pos\n4")])
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_other(tmp_path, error):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"old")
+    with pytest.raises(DataError, match="^.*a.pt: cannot be written; is the disk full[^\n]*$"):
+        with prep.atomic_write(path) as file:
+            file.write(b"ne")
+            raise error
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), "cp1252")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    monkeypatch.setattr(sys, "stderr", None)
+    run_script(lambda words: (print("é 日"), sys.stderr.write("nowhere")))
+    assert narrow.buffer.getvalue() == b"\xe9 ?\n"
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "stdout", open(writing, "w"))
+    with pytest.raises(SystemExit) as end:
+        run_script(lambda words: print("to nobody"))
+    assert end.value.code == 141
+    sys.stdout.close()                             # what is buffered goes nowhere
+
+
+def test_a_folder_is_locked_once_and_a_file_system_without_locks_is_noted(
+        tmp_path, monkeypatch, capsys):
+    with prep.lock_folder(tmp_path / "a", "taken"), ThreadPoolExecutor(1) as pool:
+        second = pool.submit(prep.lock_folder, tmp_path / "a", "taken")
+        with pytest.raises(DataError, match="a: taken"):
+            second.result()
+
+    def refuse(*args, **kwargs):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(prep.FileLock, "acquire", refuse)
+    with prep.lock_folder(tmp_path / "a", "taken"):
+        assert "a: not locked ([Errno 37] No locks available)" in capsys.readouterr().err
+
+
+# ---- Tokens and shards
 
 @pytest.mark.parametrize("name, end, of_bad", [
     ("bytes", 256, b"\xff"),
@@ -696,6 +833,7 @@ def test_tokens_are_the_text_and_an_end_of_text_in_it_is_text(small_gpt2, name, 
     bad = prep.encode(tokenizer, b"\xff", new=False)
     assert tokenizer.decode_bytes(bad.tolist()) == of_bad
 
+
 def test_shards_are_llm_c_s(tmp_path):
     path = tmp_path / "a.bin"
     tokens = np.random.default_rng(0).integers(0, 65536, 1000).astype(np.uint16)
@@ -703,11 +841,25 @@ def test_shards_are_llm_c_s(tmp_path):
     assert np.fromfile(path, "<i4", 256).tolist() == [20240520, 1, 1000] + [0] * 253
     assert np.array_equal(np.fromfile(path, "<u2", offset=1024), tokens)
     assert not read_shard(path).flags.writeable
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="a.bin: not a whole shard"):
+        read_shard(path)
 
-# ---- Corpora
 
-def test_of_the_default_corpus_each_text_comes_once_in_a_seeded_order(tmp_path, monkeypatch):
-    library = tmp_path / "lib"
+def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, monkeypatch):
+    meta = read_meta(prepare(f"{texts}/a.jsonl", data_dir=str(texts), tokenizer="gpt2"))
+    want = prep.token_lengths({"tokenizer": "gpt2"})
+    monkeypatch.setattr(tiktoken, "get_encoding", None)      # no network
+    assert np.array_equal(prep.token_lengths(meta), want)
+    assert (want[256], want[257], want[261]) == (2, 3, 0)    # th, the, end of text
+    with pytest.raises(DataError, match="tokenizer=gpt2: .*TIKTOKEN_CACHE_DIR.*TypeError"):
+        prep.token_lengths({"tokenizer": "gpt2"})
+
+
+# ---- Which text
+
+def test_of_the_default_dataset_each_text_comes_once_in_a_seeded_order(tmp_path, monkeypatch):
+    library = tmp_path / "test/.lib"
     monkeypatch.setattr(os, "__file__", str(library / "os.py"))
     paths = sorted(library / f"{i}.py" for i in range(40))
     for path in [*paths, library / "site-packages" / "a.py", library / "b" / "tests" / "c.py"]:
@@ -716,21 +868,11 @@ def test_of_the_default_corpus_each_text_comes_once_in_a_seeded_order(tmp_path, 
     shutil.copy(library / "9.py", library / "1.py")
     paths.remove(library / "1.py")
     random.Random(5).shuffle(paths)
-    val, train = read_corpus(prepare(data_dir=str(tmp_path), seed=5))
+    val, train = read_dataset(prepare(data_dir=str(tmp_path), seed=5))
     assert val + train == [path.read_bytes() for path in paths]
     with pytest.raises(DataError, match="seed=5, now 1337; go back"):
         prepare(data_dir=str(tmp_path))
 
-@pytest.mark.parametrize("sizes", [
-    [50], [5000] * 9, [10, 9000, 9000], [100_000, 410]])
-def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(tmp_path, sizes):
-    for i, size in enumerate(sizes):
-        (tmp_path / f"{i}.txt").write_text((f"line of {i}\n" * size)[:size])
-    val, train = read_corpus(prepare(str(tmp_path), data_dir=f"{tmp_path}/data"))
-    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1   # one may be cut, where all is
-    held = sum(map(len, val))
-    assert held + sum(map(len, train)) == sum(sizes)
-    assert sum(sizes) / 20 <= held <= sum(sizes) / 10
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 @pytest.mark.parametrize("source, name, expected", [
@@ -739,36 +881,190 @@ def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(t
     ("many/", "many", TEXT_BYTES[:40]),
     ("many/**/[1-3]*.TXT", "many", TEXT_BYTES[1:4] + TEXT_BYTES[10:40])])
 def test_files_folders_and_globs_give_their_texts(
-        texts, small_gpt2, tokenizer, source, name, expected):
+        texts, small_gpt2, capsys, tokenizer, source, name, expected):
     folder = prepare(f"{texts}/{source}", data_dir=f"{texts}/data", tokenizer=tokenizer)
-    val, train = read_corpus(folder)
+    val, train = read_dataset(folder)
     assert folder == texts / "data" / name
     assert sorted(b"".join(val + train)) == sorted(b"".join(expected))
     least = sum(map(len, expected)) / 20
     assert least <= sum(map(len, val)) < least + max(map(len, expected))
     if source.startswith("a."):
         assert val + train == expected  # rows whole and in their order
+    said = "1 files skipped that are not .txt, .md, .jsonl, .parquet: notes.csv"
+    assert (said in capsys.readouterr().out) == (source == "many/")
+
+
+def link_to(folder, name):
+    (folder / name).symlink_to(folder)
+
+
+@pytest.mark.parametrize("source, expected", [
+    ("d", "abef"),                                 # no hidden file, no copy, no other suffix
+    ("d/**/*.txt", "abf"),                         # the links lead back to d
+    ("d/k[1].txt", "b"),                           # a file of that name wins over the glob
+    ("d/[ce].*", "ce"),                            # by name or glob a file may have any suffix
+    ("d/.hidden", "d"),
+    ("d/s.csv", "c")])
+def test_each_text_is_read_once(tmp_path, source, expected):
+    d = tmp_path / "d"
+    (d / ".hidden").mkdir(parents=True)
+    files = {"a.txt": "a", "k[1].txt": "b", "c.csv": "c", ".hidden/d.txt": "d", "e.md": "e",
+             "k1.txt": "f", ".a.txt": "g", ".hidden/a.txt": "d", "b.txt": "a", "s.csv": "c"}
+    for name, letter in files.items():
+        (d / name).write_text(100 * letter)
+    link_to(d, "one")
+    link_to(d, "two")
+    text = text_of(prepare(f"{tmp_path}/{source}", data_dir=f"{tmp_path}/data", name="x"))
+    assert sorted(text) == sorted(100 * expected.encode())
+
+
+JAPANESE = "A" + "日本語" * 2000
+
+
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.txt", JAPANESE.encode(), JAPANESE),
+    ("a.txt", b"\xef\xbb\xbf" + b"text\n" * 90, "text\n" * 90),
+    ("a.txt", b"\xef\xbb\xbfab", "ab"),
+    ("a.jsonl", json.dumps({"text": JAPANESE}).encode(), JAPANESE),
+    ("a.jsonl", json.dumps({"text": " " * 1_000_001}).encode(), " " * 1_000_001)],
+    ids=["long line", "mark", "short with mark", "long row", "spaces"])
+def test_tokens_give_back_every_byte(tmp_path, small_gpt2, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    for tokenizer in ("bytes", "gpt2"):
+        folder = prepare(f"{tmp_path}/{name}", data_dir=str(tmp_path), name=tokenizer,
+                         tokenizer=tokenizer)
+        assert text_of(folder) == expected.encode()
+
+
+@pytest.mark.parametrize("name, content, says", [
+    ("a.txt", None, "a.txt: does not exist"),
+    ("fineweb9B-gpt2", None, "did you mean fineweb10B-gpt2"),
+    ("a.txt", b"", "a.txt: no text in it"),
+    ("a.txt", "aé".encode("utf-16"), "a.txt: not UTF-8 text at byte 3"),
+    ("a.txt", "text".encode("utf-16-be"), "a.txt: not UTF-8 text at byte 0"),
+    ("a.txt", b"some\ntext\n" * 300 + b"\xfcber", "a.txt: not UTF-8 text at byte 3,000"),
+    ("a.txt", b"\xef\xbb\xbf" + b"t" * 4000 + b"\xc3", "a.txt: not UTF-8 text at byte 4,003"),
+    ("a.txt.gz", gzip.compress(b"text" * 99), "a.txt.gz: not UTF-8 text.*gunzip"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl, row 3: expected a string `text`"),
+    ("a.jsonl", b'{"text": 5}\n', "a.jsonl, row 1: expected .*'int'"),
+    ("a.jsonl", b'{"text": null}\n', "a.jsonl, row 1: expected a string"),
+    ("a.jsonl", b'{"text": "1"}\n', "a.jsonl: nothing is left to train on"),
+    ("a.parquet", b"PAR1 no", "a.parquet, row 1: expected a string `text`"),
+    ("a.parquet", ["a", None], "a.parquet, row 2: expected a string `text`")])
+def test_bad_sources_are_one_line(tmp_path, name, content, says):
+    if isinstance(content, list):
+        pq.write_table(pa.table({"text": content}), tmp_path / name)
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    source = f"{tmp_path}/{name}" if "fineweb" not in name else name
+    with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*$"):
+        prepare(source, data_dir=f"{tmp_path}/data")
+    assert not list(tmp_path.glob("data/a/*_train_*"))
+
+
+# ---- What is held out, how much, and how it is resumed
+
+@pytest.mark.parametrize("rows", [False, True], ids=["files", "rows"])
+@pytest.mark.parametrize("sizes", [
+    [50], [5000] * 9, [10, 9000, 9000], [100_000, 410], [1_000_000]])
+def test_of_text_of_any_shape_a_twentieth_is_held_out_and_no_more_than_a_tenth(
+        tmp_path, sizes, rows):
+    documents = [(f"line of {i}\n" * size)[:size] for i, size in enumerate(sizes)]
+    source = tmp_path / "d"
+    source.mkdir()
+    if rows:
+        lines = [json.dumps({"text": text, "more": "x" * 50_000}) for text in documents]
+        (source / "a.jsonl").write_text("\n".join(lines))
+    else:
+        for i, text in enumerate(documents):
+            (source / f"{i}.txt").write_text(text)
+    val, train = read_dataset(prepare(str(source), data_dir=f"{tmp_path}/data"))
+    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1   # one may be cut, where all is
+    held = sum(map(len, val))
+    assert held + sum(map(len, train)) == sum(sizes)
+    assert sum(sizes) / 20 <= held <= sum(sizes) / 10
+
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_as_many_tokens_as_asked_for(texts, small_gpt2, tokenizer, monkeypatch):
+def test_as_many_tokens_as_asked_for_and_none_lost(texts, small_gpt2, tokenizer):
     def made(tokens):
         folder = prepare(f"{texts}/all.txt", data_dir=str(texts), name=f"{tokens}", tokens=tokens,
-                         tokenizer=tokenizer, val_tokens=1500, shard_tokens=500)
-        meta = read_meta(folder)
-        assert meta["val_tokens"] == 1500
+                         tokenizer=tokenizer, val_tokens=1501, shard_tokens=500)
+        assert read_meta(folder)["val_tokens"] == 1501
         shards = [read_shard(path) for path in sorted(folder.glob("*_train_*"))]
-        assert shards[1:]
-        return np.concatenate(shards)
+        assert {len(shard) for shard in shards[:-1]} == {500}
+        return np.concatenate(shards), folder
 
-    monkeypatch.setattr(prep, "PIECE", 300)
     (texts / "all.txt").write_text("".join(TEXTS[:150]))
-    every = made(None)
-    assert np.array_equal(made(3001), every[:3001])
+    every, folder = made(None)
+    assert text_of(folder) == b"".join(TEXT_BYTES[:150])
+    assert np.array_equal(made(3001)[0], every[:3001])
+
+
+def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("7 bytes")
+    options = dict(source=f"{tmp_path}/a.txt", data_dir=f"{tmp_path}/data")
+    with pytest.raises(DataError, match="a.txt: nothing is left to train on.*smaller --val_tokens"):
+        prepare(**options, val_tokens=100)
+    val, train = read_dataset(prepare(**options, val_tokens=2))
+    assert val + train == [b"7", b" bytes"]
+    assert "data/a: too few to train with --block_size=256" in capsys.readouterr().out
+
+
+def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
+    source = tmp_path / "long.jsonl"
+    rows = [json.dumps({"text": f"{i} " * 20}) for i in range(1000)]
+    source.write_text("\n".join([*rows, ""]))
+    options = dict(source=str(source), shard_tokens=1500)
+    whole = prepare(**options, data_dir=f"{tmp_path}/whole")
+    words = [f"--source={source}", "--shard_tokens=1_500", f"--data_dir={tmp_path}"]
+    with subprocess.Popen([sys.executable, prep.__file__, *words]) as process:
+        while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
+            time.sleep(0.001)
+        process.kill()
+    with pytest.raises(DataError, match="no complete dataset; python prepare.py"):
+        read_meta(tmp_path / "long")
+    again = prepare(**options, data_dir=str(tmp_path))
+    assert files_of(again) == files_of(whole)
+    with source.open("a") as file:
+        file.write(json.dumps({"text": "more"}))
+    with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
+        prepare(**options, data_dir=str(tmp_path))
+    shutil.rmtree(again)
+    assert read_dataset(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
+
+
+def test_a_second_at_work_waits_for_the_first(texts, capsys):
+    def make(seed):
+        return prepare(f"{texts}/a.jsonl", data_dir=str(texts), seed=seed)
+
+    with ThreadPoolExecutor(3) as pool:
+        with prep.lock_folder(texts / "a", ""):
+            three = [pool.submit(make, seed) for seed in (1, 1, 1)]
+            time.sleep(0.2)
+            assert not any(future.done() for future in three)
+        assert {future.result() for future in three} == {texts / "a"}
+    assert "a: another prepare.py is at work here; waiting for it" in capsys.readouterr().err
+    with pytest.raises(DataError, match="made with seed=1, now 2"):
+        make(2)
+
+
+def test_datasets_without_a_fingerprint_are_complete(texts):
+    folder = prepare(f"{texts}/a.jsonl", data_dir=str(texts))
+    meta = read_meta(folder)
+    del meta["fingerprint"]
+    write_json(folder / "meta.json", meta)
+    before = files_of(folder)
+    assert prepare(f"{texts}/a.jsonl", data_dir=str(texts)) == folder
+    assert files_of(folder) == before
+
+
+# ---- FineWeb
 
 @pytest.fixture
 def fineweb(texts, monkeypatch):
-    """TEXTS in FineWeb's place, read by datasets' own stream: its rows in the order in which they
-    were read, and the number of one before which the network fails."""
+    """Put TEXTS in FineWeb's place, read by datasets' own stream: its rows in the order in which
+    they were read, and the number of one before which the network fails."""
     from datasets import load_dataset
 
     def stream(repo, name, split, streaming):
@@ -787,10 +1083,12 @@ def fineweb(texts, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", stream)
     return web
 
-def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb):
+
+def test_fineweb_resumes_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb, monkeypatch):
+    monkeypatch.setattr(prep, "CHUNK_BYTES", 80)   # most rows are several chunks
     options = dict(source="fineweb", data_dir=str(tmp_path), val_tokens=900, shard_tokens=400)
     whole = prepare(**options, name="whole")
-    assert read_corpus(whole)[1][-1] == TEXT_BYTES[-1]
+    assert text_of(whole) == b"".join(TEXT_BYTES)
     begins = []
     for fineweb.fails_at in (151, 210):
         fineweb.rows_read.clear()
@@ -799,72 +1097,137 @@ def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb
         begins.append(fineweb.rows_read[0])
     fineweb.rows_read.clear()
     fineweb.fails_at = None
-    assert read_corpus(prepare(**options)) == read_corpus(whole)
+    assert read_dataset(prepare(**options)) == read_dataset(whole)
     begins.append(fineweb.rows_read[0])
     assert begins[0] == 0                          # the rows of whole shards are not read again
     assert 100 < begins[1] < 151 < begins[2] < 210
 
-def test_fineweb_tokenized_by_others(tmp_path, small_gpt2, monkeypatch):
+
+def serve_hub(root):
+    """Serve root/<owner>/<name>/... as the Hugging Face hub serves datasets; return the server."""
+    def do(self):
+        path = unquote(self.path.split("?")[0])
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        _, owner, name, what = re.match(r"(/api)?/datasets/([^/]+)/([^/]+)/?(.*)", path).groups()
+        folder = root / owner / name
+        files = {str(file.relative_to(folder)): file for file in folder.rglob("*.*")}
+        commit = hashlib.sha1("".join(files).encode()).hexdigest()
+        entries = [dict(type="file", path=file, size=files[file].stat().st_size,
+                        oid=hashlib.sha1(file.encode()).hexdigest()) for file in sorted(files)]
+        answer, code = b"{}", 404
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if what.startswith("resolve/"):
+            file = files.get(what.split("/", 2)[2])
+            if file:
+                answer, code = file.read_bytes(), 200
+                headers["ETag"] = f'"{hashlib.sha1(answer).hexdigest()}"'
+                if part := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+                    first, last = int(part[1]), min(int(part[2] or len(answer)), len(answer) - 1)
+                    headers["Content-Range"] = f"bytes {first}-{last}/{len(answer)}"
+                    answer, code = answer[first:last + 1], 206
+            else:
+                headers["X-Error-Code"] = "EntryNotFound"
+        elif what.startswith("paths-info/"):
+            wanted = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
+            answer, code = [entry for entry in entries if entry["path"] in wanted], 200
+        elif what.startswith("tree/"):
+            under = "/".join(what.split("/")[2:])
+            answer, code = [entry for entry in entries if entry["path"].startswith(under)], 200
+        elif folder.is_dir():
+            siblings = [dict(rfilename=file) for file in files]
+            answer, code = dict(id=f"{owner}/{name}", sha=commit, private=False, gated=False,
+                                disabled=False, tags=[], downloads=0, likes=0, siblings=siblings), 200
+        if not isinstance(answer, bytes):
+            answer = json.dumps(answer).encode()
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    methods = dict(do_GET=do, do_HEAD=do, do_POST=do, log_message=lambda *args: None)
+    handler = type("Handler", (BaseHTTPRequestHandler,), methods)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize("tokens", [1000, 40_000])
+def test_of_few_tokens_of_fineweb_few_are_held_out(tmp_path, small_gpt2, fineweb, tokens):
+    meta = read_meta(prepare("fineweb", data_dir=str(tmp_path), tokens=tokens))
+    assert (meta["train_tokens"], meta["val_tokens"]) == (tokens, tokens // 20)
+
+
+@pytest.mark.parametrize("source, tokens, n_shards", [
+    ("fineweb10B-gpt2", 150_000_000, 2),
+    ("fineweb10B-gpt2", None, 103),
+    ("fineweb10B-gpt2", 21_500_000_000, 103),
+    ("fineweb100B-gpt2", 21_500_000_000, 215)])
+def test_fineweb_tokenized_by_others_is_complete_or_an_error(
+        tmp_path, small_gpt2, monkeypatch, source, tokens, n_shards):
     def snapshot_download(repo, repo_type, local_dir, allow_patterns):
-        assert (repo, repo_type) == ("kjj0/fineweb10B-gpt2", "dataset")
-        for name in allow_patterns:
+        assert (repo, repo_type) == (f"kjj0/{source}", "dataset")
+        for name in allow_patterns[skipped:]:
             write_shard(Path(local_dir, name), prep.encode(small_gpt2, b"the inn"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    folder = prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
-    assert read_corpus(folder) == [[b"the inn"], [b"the inn"] * 2]
-    assert (folder / "fineweb_train_000002.bin").exists()
+    skipped = 1                                    # a network that fails is silent
+    with pytest.raises(DataError, match="the same command resumes .fineweb_train_000001.bin could"):
+        prepare(source, data_dir=str(tmp_path), tokens=tokens)
+    skipped = 0
+    folder = prepare(source, data_dir=str(tmp_path), tokens=tokens)
+    assert read_dataset(folder) == [[b"the inn"], [b"the inn"] * n_shards]
+    assert (folder / f"fineweb_train_{n_shards:06d}.bin").exists()
 
-def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
-    source = tmp_path / "long.jsonl"
-    rows = [json.dumps({"text": f"{i} " * 20}) for i in range(1000)]
-    source.write_text("\n".join([*rows, ""]))
-    options = dict(source=str(source), shard_tokens=1500)
-    whole = prepare(**options, data_dir=f"{tmp_path}/whole")
-    words = [f"--source={source}", "--shard_tokens=1_500",
-             f"--data_dir={tmp_path}"]
-    with subprocess.Popen([sys.executable, prep.__file__, *words]) as process:
-        while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
-            time.sleep(0.001)
-        process.kill()
-    with pytest.raises(DataError, match="no full corpus; python prepare.py"):
-        read_meta(tmp_path / "long")
-    again = prepare(**options, data_dir=str(tmp_path))
-    assert files_of(again) == files_of(whole)
-    with source.open("a") as file:
-        file.write(json.dumps({"text": "more"}))
-    with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
-        prepare(**options, data_dir=str(tmp_path))
-    shutil.rmtree(again)
-    assert read_corpus(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
 
-def test_a_second_at_work_is_refused(texts):
-    refused = pytest.raises(DataError, match="a: another prepare.py is at work")
-    with FileLock(texts / ".a.lock"), refused:
-        prepare(f"{texts}/a.jsonl", data_dir=str(texts))
+REAL_CLIENTS = """
+import sys, tiktoken
+ranks = {bytes([i]): i for i in range(256)}
+bpe = tiktoken.Encoding("gpt2", pat_str=r"(?s).{1,64}", mergeable_ranks=ranks,
+                        special_tokens={"<|endoftext|>": 256})
+tiktoken.get_encoding = lambda name: bpe
+from prepare import DataError, prepare
+root, data_dir = sys.argv[1:]
+prepare("fineweb", data_dir=data_dir, tokens=2000)
+options = dict(source="fineweb10B-gpt2", data_dir=data_dir, tokens=100_000_000)
+try:
+    prepare(**options)
+except DataError as error:
+    print(error)
+open(f"{root}/kjj0/fineweb10B-gpt2/fineweb_val_000000.bin", "wb").write(
+    open(f"{root}/kjj0/fineweb10B-gpt2/fineweb_train_000001.bin", "rb").read())
+prepare(**options)
+"""
 
-def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, monkeypatch):
-    meta = read_meta(prepare(f"{texts}/a.jsonl", data_dir=str(texts), tokenizer="gpt2"))
-    want = prep.token_lengths({"tokenizer": "gpt2"})
-    monkeypatch.setattr(tiktoken, "get_encoding", None)      # no network
-    assert np.array_equal(prep.token_lengths(meta), want)
-    assert (want[256], want[257], want[261]) == (2, 3, 0)    # th, the, end of text
-    with pytest.raises(DataError, match="tokenizer=gpt2: .*TIKTOKEN_CACHE_DIR.*TypeError"):
-        prep.token_lengths({"tokenizer": "gpt2"})
 
-@pytest.mark.parametrize("name, content, says", [
-    ("a.csv", None, "a.csv: no .txt"),
-    ("a.txt", b"", "a.txt: no .txt, .jsonl, .parquet with text"),
-    ("finweb", None, "nor stdlib or fineweb"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
-    ("a.jsonl", b'{"text": 5}\n', "a.jsonl: expected .*'int'"),
-    ("a.jsonl", b'{"text": "only one"}\n', "all was held out"),
-    ("a.parquet", b"PAR1 no", "a.parquet: expected rows with a string `text`")])
-def test_bad_sources_are_one_line(tmp_path, name, content, says):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*$"):
-        prepare(f"{tmp_path}/{name}", data_dir=f"{tmp_path}/data")
+def test_the_real_clients_of_the_hugging_face_hub(texts):
+    fineweb = texts / "hub/HuggingFaceFW/fineweb"
+    tokenized = texts / "hub/kjj0/fineweb10B-gpt2"
+    for folder in (fineweb / "sample/10BT", fineweb / "data/CC", tokenized):
+        folder.mkdir(parents=True)
+    shutil.copy(texts / "a.parquet", fineweb / "sample/10BT/000_00000.parquet")
+    shutil.copy(texts / "a.parquet", fineweb / "data/CC/000_00000.parquet")
+    (fineweb / "README.md").write_text(
+        "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n"
+        "    path: sample/10BT/*\n---\n")
+    write_shard(tokenized / "fineweb_train_000001.bin", np.arange(50, dtype=np.uint16))
+    server = serve_hub(texts / "hub")
+    done = subprocess.run(
+        [sys.executable, "-c", REAL_CLIENTS, f"{texts}/hub", f"{texts}/data"], text=True,
+        capture_output=True, cwd=Path(prep.__file__).parent, env=os.environ | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": f"{texts}/home"})
+    server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "fineweb: 2,000 tokens to train on, 100 to validate on" in done.stdout
+    assert "resumes (fineweb_val_000000.bin could not be downloaded)" in done.stdout
+    assert "fineweb10B-gpt2: 50 tokens to train on, 50 to validate on" in done.stdout
+    val, train = (read_shard(texts / f"data/fineweb/fineweb_{split}_00000{i}.bin")
+                  for i, split in enumerate(("val", "train")))
+    text = np.concatenate([val, train])
+    assert bytes(text[text < 256].tolist()) == b"".join(TEXT_BYTES)[:len(text[text < 256])]
+
 
 # ==================================================================================================
 # train.py
