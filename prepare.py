@@ -447,7 +447,7 @@ def find_files(source, seed):
 
 
 def read_rows(path):
-    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8, "" for an empty line."""
+    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8; b"" for an empty line."""
     if path.suffix.lower() == ".jsonl":
         with path.open("rb") as file:
             for line in file:

@@ -764,7 +764,7 @@ def test_help_lists_options_under_their_headings(capsys):
     with pytest.raises(SystemExit):
         prep.parse_options(["--help"], "", SomeOptions)
     text = " ".join(capsys.readouterr().out.split())
-    assert "Model: --mlp {swiglu,gelu} kind of MLP (by arch) --learning_rate float the peak [0.1]" in text
+    assert "Model: --mlp {swiglu,gelu} kind of MLP (by arch) --learning_rate float the peak" in text
     assert "System: --max_steps int 100% of the steps [20] --compile" in text
 
 
@@ -1122,15 +1122,16 @@ def serve_hub(root):
             else:
                 headers["X-Error-Code"] = "EntryNotFound"
         elif what.startswith("paths-info/"):
-            wanted = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
+            is_json = body.startswith(b"{")
+            wanted = (json.loads(body) if is_json else parse_qs(body.decode()))["paths"]
             answer, code = [entry for entry in entries if entry["path"] in wanted], 200
         elif what.startswith("tree/"):
             under = "/".join(what.split("/")[2:])
             answer, code = [entry for entry in entries if entry["path"].startswith(under)], 200
         elif folder.is_dir():
-            siblings = [dict(rfilename=file) for file in files]
-            answer, code = dict(id=f"{owner}/{name}", sha=commit, private=False, gated=False,
-                                disabled=False, tags=[], downloads=0, likes=0, siblings=siblings), 200
+            code, answer = 200, dict(
+                id=f"{owner}/{name}", sha=commit, private=False, gated=False, disabled=False, tags=[],
+                downloads=0, likes=0, siblings=[dict(rfilename=file) for file in files])
         if not isinstance(answer, bytes):
             answer = json.dumps(answer).encode()
         self.send_response(code)
@@ -1798,6 +1799,26 @@ def test_sample_writes_of_several_runs_and_seeds(trained, capsys):
     assert heads == [(str(folder), seed) for folder in trained for seed in ("1337", "1338")]
     last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")
     assert both.endswith("seed 1338\n" + last)
+
+
+def test_sample_takes_a_folder_with_commas_and_any_prompt(trained, tmp_path, capsys):
+    folder = tmp_path / "lr=1,wd=0"
+    folder.mkdir()
+    shutil.copy(trained[0] / "ckpt.pt", folder)
+    sampler.main([f"--out_dir={folder}", "--max_new_tokens=1", "--device=cpu", "--prompt=a\udce9b"])
+    assert capsys.readouterr().out.startswith("a\udce9b")
+
+
+@pytest.mark.parametrize("word, says", [
+    ("--temperature=1e-40", "temperature=1e-40: expected 0, or at least 0.001"),
+    ("--temperature=nan", "temperature=nan: expected at least 0"),
+    ("--seed=99999999999999999999", "seed=99999999999999999999: expected less than"),
+    ("--start=a", "did you mean prompt"),
+    ("out/angpt", "as --out_dir=out/angpt")])
+def test_errors_of_sample_are_one_line(word, says):
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{says}[^\n]*$"):
+        sampler.main([word])
+
 
 # ==================================================================================================
 # bench.py
