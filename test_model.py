@@ -668,7 +668,7 @@ def texts(tmp_path):
 
 
 def read_dataset(folder):
-    """Return the documents to validate on and to train on as bytes, while the counts are checked."""
+    """Check a dataset's counts; return the documents to validate on and to train on as bytes."""
     meta = read_meta(folder)
     tokenizer = prep.get_tokenizer(meta["tokenizer"])
     splits = []
@@ -1022,7 +1022,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
     assert files_of(again) == files_of(whole)
     with source.open("a") as file:
         file.write(json.dumps({"text": "more"}))
-    with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
+    with pytest.raises(DataError, match="with files=1 with .*, now 1 with .*remove the folder"):
         prepare(**options, data_dir=str(tmp_path))
     shutil.rmtree(again)
     assert read_dataset(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
@@ -1130,8 +1130,8 @@ def serve_hub(root):
             answer, code = [entry for entry in entries if entry["path"].startswith(under)], 200
         elif folder.is_dir():
             code, answer = 200, dict(
-                id=f"{owner}/{name}", sha=commit, private=False, gated=False, disabled=False, tags=[],
-                downloads=0, likes=0, siblings=[dict(rfilename=file) for file in files])
+                id=f"{owner}/{name}", sha=commit, private=False, gated=False, disabled=False,
+                tags=[], downloads=0, likes=0, siblings=[dict(rfilename=file) for file in files])
         if not isinstance(answer, bytes):
             answer = json.dumps(answer).encode()
         self.send_response(code)
@@ -1805,8 +1805,12 @@ def test_sample_takes_a_folder_with_commas_and_any_prompt(trained, tmp_path, cap
     folder = tmp_path / "lr=1,wd=0"
     folder.mkdir()
     shutil.copy(trained[0] / "ckpt.pt", folder)
-    sampler.main([f"--out_dir={folder}", "--max_new_tokens=1", "--device=cpu", "--prompt=a\udce9b"])
-    assert capsys.readouterr().out.startswith("a\udce9b")
+    sampler.main([f"--out_dir={folder}", "--max_new_tokens=1", "--device=cpu", "--prompt=ab"])
+    assert capsys.readouterr().out.startswith("ab")
+    model, tokenizer, _ = load_model(folder)
+    not_utf8 = sampler.stream(model, tokenizer, "a\udce9b", temperature=0, max_new_tokens=5)
+    assert "".join(not_utf8) == "".join(
+        sampler.stream(model, tokenizer, "a?b", temperature=0, max_new_tokens=5))
 
 
 @pytest.mark.parametrize("word, says", [
