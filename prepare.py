@@ -160,8 +160,8 @@ def read_comments(classes):
         for line in inspect.getsource(cls).splitlines():
             if title := re.match(r"    # (.*[^.])$", line):
                 heading = title[1]
-            elif option := re.match(r"    (\w+): .+?  # (.+)$", line):
-                helps[option[1]] = option[2]
+            elif option := re.match(r"    (\w+): .+?(?:  # (.+))?$", line):
+                helps[option[1]] = option[2] or ""
                 headings[option[1]] = heading
     return helps, headings
 
