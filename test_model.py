@@ -1102,7 +1102,10 @@ def serve_hub(root):
     def do(self):
         path = unquote(self.path.split("?")[0])
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        _, owner, name, what = re.match(r"(/api)?/datasets/([^/]+)/([^/]+)/?(.*)", path).groups()
+        parts = re.match(r"(/api)?/datasets/([^/]+)/([^/]+)/?(.*)", path)
+        if not parts:
+            return self.send_error(404)
+        _, owner, name, what = parts.groups()
         folder = root / owner / name
         files = {str(file.relative_to(folder)): file for file in folder.rglob("*.*")}
         commit = hashlib.sha1("".join(files).encode()).hexdigest()
@@ -1124,10 +1127,16 @@ def serve_hub(root):
         elif what.startswith("paths-info/"):
             is_json = body.startswith(b"{")
             wanted = (json.loads(body) if is_json else parse_qs(body.decode()))["paths"]
-            answer, code = [entry for entry in entries if entry["path"] in wanted], 200
+            folders = [dict(type="directory", path=name, size=0, oid=40 * "0")
+                       for name in wanted if (folder / name).is_dir()]
+            answer, code = folders + [entry for entry in entries if entry["path"] in wanted], 200
         elif what.startswith("tree/"):
-            under = "/".join(what.split("/")[2:])
-            answer, code = [entry for entry in entries if entry["path"].startswith(under)], 200
+            under = folder.joinpath(*what.split("/")[2:])
+            found = under.rglob("*") if "recursive=true" in self.path.lower() else under.glob("*")
+            names = {str(file.relative_to(folder)) for file in found}
+            folders = [dict(type="directory", path=name, size=0, oid=40 * "0")
+                       for name in sorted(names) if (folder / name).is_dir()]
+            answer, code = folders + [entry for entry in entries if entry["path"] in names], 200
         elif folder.is_dir():
             code, answer = 200, dict(
                 id=f"{owner}/{name}", sha=commit, private=False, gated=False, disabled=False,
@@ -1149,7 +1158,7 @@ def serve_hub(root):
     return server
 
 
-@pytest.mark.parametrize("tokens", [1000, 40_000])
+@pytest.mark.parametrize("tokens", [1000, 10_000])
 def test_of_few_tokens_of_fineweb_few_are_held_out(tmp_path, small_gpt2, fineweb, tokens):
     meta = read_meta(prepare("fineweb", data_dir=str(tmp_path), tokens=tokens))
     assert (meta["train_tokens"], meta["val_tokens"]) == (tokens, tokens // 20)
