@@ -160,8 +160,8 @@ def read_comments(classes):
         for line in inspect.getsource(cls).splitlines():
             if title := re.match(r"    # (.*[^.])$", line):
                 heading = title[1]
-            elif option := re.match(r"    (\w+): .+?  # (.+)$", line):
-                helps[option[1]] = option[2]
+            elif option := re.match(r"    (\w+): .+?(?:  # (.+))?$", line):
+                helps[option[1]] = option[2] or ""
                 headings[option[1]] = heading
     return helps, headings
 
@@ -447,7 +447,7 @@ def find_files(source, seed):
 
 
 def read_rows(path):
-    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8, "" for an empty line."""
+    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8; b"" for an empty line."""
     if path.suffix.lower() == ".jsonl":
         with path.open("rb") as file:
             for line in file:

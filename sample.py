@@ -6,7 +6,6 @@
     python sample.py --out_dir=out/ngpt,out/angpt --prompt="$(cat story.txt)" --temperature=0.7
 """
 import codecs
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,13 +48,6 @@ class SampleConfig:
             raise ConfigError(f"seed={self.seed}: expected less than 2**63")
 
 
-def find_folders(out_dir):
-    """Return the folders that --out_dir names. Commas in the name of an existing one are its own."""
-    if Path(out_dir).exists():
-        return [out_dir]
-    return [os.path.expanduser(folder) for folder in out_dir.split(",")]
-
-
 # ---- Sampling ------------------------------------------------------------------------------------
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
@@ -88,7 +80,10 @@ def main(argv):
     """Print samples of every run."""
     config = SampleConfig(**parse_options(argv, __doc__, SampleConfig))
     device = find_device(config.device)
-    folders = [config.init_from] if config.init_from else find_folders(config.out_dir)
+    folders = [config.init_from or config.out_dir]
+    # A comma separates folders, unless it is in the name of one that exists.
+    if not config.init_from and not Path(config.out_dir).exists():
+        folders = config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(folder, device, config.arch)
         for seed in range(config.seed, config.seed + config.num_samples):

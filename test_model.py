@@ -674,7 +674,7 @@ def texts(tmp_path):
 
 
 def read_dataset(folder):
-    """Return the documents to validate on and to train on as bytes, while the counts are checked."""
+    """Check a dataset's counts; return the documents to validate on and to train on as bytes."""
     meta = read_meta(folder)
     tokenizer = prep.get_tokenizer(meta["tokenizer"])
     splits = []
@@ -770,7 +770,7 @@ def test_help_lists_options_under_their_headings(capsys):
     with pytest.raises(SystemExit):
         prep.parse_options(["--help"], "", SomeOptions)
     text = " ".join(capsys.readouterr().out.split())
-    assert "Model: --mlp {swiglu,gelu} kind of MLP (by arch) --learning_rate float the peak [0.1]" in text
+    assert "Model: --mlp {swiglu,gelu} kind of MLP (by arch) --learning_rate float the peak" in text
     assert "System: --max_steps int 100% of the steps [20] --compile" in text
 
 
@@ -1028,7 +1028,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
     assert files_of(again) == files_of(whole)
     with source.open("a") as file:
         file.write(json.dumps({"text": "more"}))
-    with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
+    with pytest.raises(DataError, match="with files=1 with .*, now 1 with .*remove the folder"):
         prepare(**options, data_dir=str(tmp_path))
     shutil.rmtree(again)
     assert read_dataset(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
@@ -1108,7 +1108,10 @@ def serve_hub(root):
     def do(self):
         path = unquote(self.path.split("?")[0])
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        _, owner, name, what = re.match(r"(/api)?/datasets/([^/]+)/([^/]+)/?(.*)", path).groups()
+        parts = re.match(r"(/api)?/datasets/([^/]+)/([^/]+)/?(.*)", path)
+        if not parts:
+            return self.send_error(404)
+        _, owner, name, what = parts.groups()
         folder = root / owner / name
         files = {str(file.relative_to(folder)): file for file in folder.rglob("*.*")}
         commit = hashlib.sha1("".join(files).encode()).hexdigest()
@@ -1128,15 +1131,22 @@ def serve_hub(root):
             else:
                 headers["X-Error-Code"] = "EntryNotFound"
         elif what.startswith("paths-info/"):
-            wanted = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
-            answer, code = [entry for entry in entries if entry["path"] in wanted], 200
+            is_json = body.startswith(b"{")
+            wanted = (json.loads(body) if is_json else parse_qs(body.decode()))["paths"]
+            folders = [dict(type="directory", path=name, size=0, oid=40 * "0")
+                       for name in wanted if (folder / name).is_dir()]
+            answer, code = folders + [entry for entry in entries if entry["path"] in wanted], 200
         elif what.startswith("tree/"):
-            under = "/".join(what.split("/")[2:])
-            answer, code = [entry for entry in entries if entry["path"].startswith(under)], 200
+            under = folder.joinpath(*what.split("/")[2:])
+            found = under.rglob("*") if "recursive=true" in self.path.lower() else under.glob("*")
+            names = {str(file.relative_to(folder)) for file in found}
+            folders = [dict(type="directory", path=name, size=0, oid=40 * "0")
+                       for name in sorted(names) if (folder / name).is_dir()]
+            answer, code = folders + [entry for entry in entries if entry["path"] in names], 200
         elif folder.is_dir():
-            siblings = [dict(rfilename=file) for file in files]
-            answer, code = dict(id=f"{owner}/{name}", sha=commit, private=False, gated=False,
-                                disabled=False, tags=[], downloads=0, likes=0, siblings=siblings), 200
+            code, answer = 200, dict(
+                id=f"{owner}/{name}", sha=commit, private=False, gated=False, disabled=False,
+                tags=[], downloads=0, likes=0, siblings=[dict(rfilename=file) for file in files])
         if not isinstance(answer, bytes):
             answer = json.dumps(answer).encode()
         self.send_response(code)
@@ -1154,7 +1164,7 @@ def serve_hub(root):
     return server
 
 
-@pytest.mark.parametrize("tokens", [1000, 40_000])
+@pytest.mark.parametrize("tokens", [1000, 10_000])
 def test_of_few_tokens_of_fineweb_few_are_held_out(tmp_path, small_gpt2, fineweb, tokens):
     meta = read_meta(prepare("fineweb", data_dir=str(tmp_path), tokens=tokens))
     assert (meta["train_tokens"], meta["val_tokens"]) == (tokens, tokens // 20)
@@ -1964,6 +1974,30 @@ def test_sample_writes_of_several_runs_and_seeds(trained, capsys):
     assert heads == [(str(folder), seed) for folder in trained for seed in ("1337", "1338")]
     last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")
     assert both.endswith("seed 1338\n" + last)
+
+
+def test_sample_takes_a_folder_with_commas_and_any_prompt(trained, tmp_path, capsys):
+    folder = tmp_path / "lr=1,wd=0"
+    folder.mkdir()
+    shutil.copy(trained[0] / "ckpt.pt", folder)
+    sampler.main([f"--out_dir={folder}", "--max_new_tokens=1", "--device=cpu", "--prompt=ab"])
+    assert capsys.readouterr().out.startswith("ab")
+    model, tokenizer, _ = load_model(folder)
+    not_utf8 = sampler.stream(model, tokenizer, "a\udce9b", temperature=0, max_new_tokens=5)
+    assert "".join(not_utf8) == "".join(
+        sampler.stream(model, tokenizer, "a?b", temperature=0, max_new_tokens=5))
+
+
+@pytest.mark.parametrize("word, says", [
+    ("--temperature=1e-40", "temperature=1e-40: expected 0, or at least 0.001"),
+    ("--temperature=nan", "temperature=nan: expected at least 0"),
+    ("--seed=99999999999999999999", "seed=99999999999999999999: expected less than"),
+    ("--start=a", "did you mean prompt"),
+    ("out/angpt", "as --out_dir=out/angpt")])
+def test_errors_of_sample_are_one_line(word, says):
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{says}[^\n]*$"):
+        sampler.main([word])
+
 
 # ==================================================================================================
 # bench.py
