@@ -54,18 +54,22 @@ class GPTConfig:
     pn_warmup: int = 4000       # powernorm: steps that normalize with the batch's own statistics
 
     def __post_init__(self):
-        self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
-        self.expect("pos", self.pos in ("rope", "learned"), "rope or learned")
-        self.expect("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
-        self.expect("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
+        self.check_model()
+
+    def check_model(self):
+        """Raise ConfigError if the options of the model do not fit together."""
+        self.check("arch", self.arch in ARCHS, " or ".join(ARCHS))
+        self.check("pos", self.pos in ("rope", "learned"), "rope or learned")
+        self.check("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
+        self.check("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
         for name in ARCHS[self.arch].refuses:
             default = getattr(GPTConfig, name)
-            self.expect(name, getattr(self, name) == default, default)
+            self.check(name, getattr(self, name) == default, f"{default} with arch={self.arch}")
 
-    def expect(self, name, holds, expected):
-        if not holds:
-            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected} "
-                              f"with arch={self.arch}")
+    def check(self, name, condition, expected):
+        """Raise ConfigError, with what was expected of an option, unless the condition holds."""
+        if not condition:
+            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected}")
 
 def wide(x):
     return x if x.dtype.itemsize >= 4 else x.float()  # float32 or better
@@ -91,24 +95,39 @@ def joined(y):
     return y.transpose(1, 2).flatten(2)
 
 def attend(q, k, v, scale, cache=None, dropout=0.0):
-    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values
-    come first. Three ways to the same result: the formula itself, flash_attn's kernel, torch's
-    own."""
-    q, k = (scale * q).type_as(v), k.type_as(v)  # under autocast float32 gains have widened them
+    """Return softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k).
+
+    The keys and values of a cache come before k and v. There are three ways to the same result: the
+    formula itself, flash_attn's kernel, and torch's own.
+    """
+    # Under autocast the gains, which are float32, have made q and k float32, too.
+    q = (scale * q).type_as(v)
+    k = k.type_as(v)
     if cache:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
-    # The formula: behind a cache, where torch's is_causal would take the queries for the first of S
-    # positions, and for short sequences on a CPU, where a step with torch's takes a quarter longer.
+
+    # The formula. Behind a cache torch's is_causal would take the queries for the first of the S
+    # positions. And for short sequences on a CPU a step with torch's kernel takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
-        place = torch.arange(S, device=v.device, dtype=torch.int32)  # int64: a tenth slower a step
-        scores = (q @ k.mT).masked_fill(place > place[S - T:, None], -math.inf)
+        # int32, since a step with int64 positions takes a tenth longer
+        position = torch.arange(S, device=v.device, dtype=torch.int32)
+        scores = q @ k.mT                                                         # (B, H, T, S)
+        scores = scores.masked_fill(position > position[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
-    if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
+
+    # On Hopper cards torch's own kernel is cuDNN's, which is faster than flash_attn's version 2.
+    if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2 and not on_hopper(v.device):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
         y = flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True)
         return y.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
+
+
+def on_hopper(device):
+    """Return whether a GPU is an H100 or newer (compute capability 9 and up)."""
+    return torch.cuda.get_device_properties(device).major >= 9
+
 
 class Cache:
     """Keys and values (2, B, H, length, d_k) of one layer, of the tokens so far."""
@@ -404,7 +423,10 @@ ARCHS = {
 
 class GPT(nn.Module):
     """Embedding, blocks, a last norm (not ngpt, angpt), head. After an optimizer step: project_()."""
-    logits_at_once = 2 ** 26  # a quarter of a GB in float32
+    # The most logits that the loss takes at once: a quarter of a GB in float32 on a CPU, 4 GB in
+    # bfloat16 on a GPU.
+    most_logits = 2 ** 26
+    most_logits_on_gpu = 2 ** 31
 
     def __init__(self, config):
         super().__init__()
@@ -459,20 +481,26 @@ class GPT(nn.Module):
         """(B, T, d) -> (B, T, V)"""
         return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)  # nGPT eq. (1, 3)
 
-    def nats(self, h, targets):
-        """The sum of cross-entropies of h (B, T, d); targets of -1 do not count."""
+    def summed_loss(self, h, targets):
+        """Return the sum of the cross-entropies of h (B, T, d) in nats; targets of -1 do not count."""
         logits = wide(self.logits(h)).flatten(0, 1)  # (B T, V)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
 
-    def loss(self, h, targets):
-        """Mean cross-entropy. Where the logits of all T positions would outweigh all else, they are
-        taken in pieces along T, which the backward makes anew."""
-        at_once = max(1, self.logits_at_once // (len(h) * self.config.vocab_size))
-        if at_once >= h.shape[1]:
-            total = self.nats(h, targets)
+    def mean_loss(self, h, targets):
+        """Return the mean cross-entropy of h (B, T, d) in nats; targets of -1 do not count."""
+        n_logits = h.shape[0] * h.shape[1] * self.config.vocab_size
+        at_once = self.most_logits_on_gpu if h.is_cuda else self.most_logits
+        if n_logits <= at_once:
+            total = self.summed_loss(h, targets)
         else:
-            pieces = zip(h.split(at_once, 1), targets.split(at_once, 1))
-            total = sum(checkpoint(self.nats, *piece, use_reentrant=False) for piece in pieces)
+            # So many logits would outweigh all other tensors. Take them in chunks of positions, and
+            # let the backward pass compute each chunk again. Their number is a power of two, so that
+            # all chunks have the same shape, and are compiled once.
+            n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
+            n_chunks = min(n_chunks, h.shape[1])
+            total = 0.0
+            for chunk in zip(h.chunk(n_chunks, 1), targets.chunk(n_chunks, 1)):
+                total = total + checkpoint(self.summed_loss, *chunk, use_reentrant=False)
         return total / (targets >= 0).sum()
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
@@ -499,7 +527,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(h[:, -1:]), None
         logits = None if loss_only else self.logits(h)
-        return logits, self.loss(h, targets)
+        return logits, self.mean_loss(h, targets)
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):

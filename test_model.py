@@ -32,9 +32,9 @@ import train as train_py
 from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, PowerNorm, PreNormBlock, unit
 from bench import fewer_tokens
 from prepare import DataError, prepare, read_meta, read_shard, run_script, write_json, write_shard
-from train import (batches, Diverged, evaluate, learning_rate, load_model, Machine, make_optimizer,
-                   optimizer_step, read_checkpoint, read_log, RECIPES, resolve, Tokens, train,
-                   TrainConfig)
+from train import (batches, Diverged, evaluate, learning_rate, load_model, make_optimizer,
+                   optimizer_step, Process, read_checkpoint, read_log, RECIPES, resolve, Tokens,
+                   train, TrainConfig)
 
 # ==================================================================================================
 # model.py
@@ -387,27 +387,29 @@ def test_no_logit_sees_the_future_but_in_powernorms_warm_up(arch, pn_warmup, tra
     assert (change[:6].max() > 1e-12) == (training and pn_warmup > 0)
 
 @pytest.mark.parametrize("arch", ["normformer", "angpt"])
-@pytest.mark.parametrize("at_once", [12, 11, 0])
-def test_loss_in_pieces_is_the_whole_loss(arch, at_once, monkeypatch):
-    def counted(self, h, targets, nats=GPT.nats):
+@pytest.mark.parametrize("positions_at_once, chunks", [(12, [12]), (11, [6, 6]), (5, [3] * 4),
+                                                       (0.1, [1] * 12)])
+def test_loss_in_chunks_is_the_whole_loss(arch, positions_at_once, chunks, monkeypatch):
+    def counted(self, h, targets, summed_loss=GPT.summed_loss):
         sizes.append(h.shape[1])
-        return nats(self, h, targets)
+        return summed_loss(self, h, targets)
 
     targets = TARGETS.masked_fill(TARGETS == 3, -1)
     whole = roughened(tiny_gpt(arch))
-    pieces = copy.deepcopy(whole)
+    in_chunks = copy.deepcopy(whole)
     want = whole(IDX, targets)[1]
     want.backward()
     sizes = []
-    monkeypatch.setattr(GPT, "nats", counted)
-    monkeypatch.setattr(GPT, "logits_at_once", 3 * 17 * at_once)
-    logits, loss = pieces(IDX, targets, loss_only=True)
+    monkeypatch.setattr(GPT, "summed_loss", counted)
+    monkeypatch.setattr(GPT, "most_logits", 3 * 17 * positions_at_once)
+    logits, loss = in_chunks(IDX, targets, loss_only=True)
     assert logits is None
-    assert (max(sizes), sum(sizes)) == (max(1, at_once), 12)
+    assert sizes == chunks                         # equal ones, which are compiled once
     assert_close(loss, want)
     loss.backward()
-    assert sum(sizes) == (12 if at_once == 12 else 24)   # the backward makes the logits anew
-    assert_same_gradients(pieces, whole)
+    recomputed = [] if chunks == [12] else chunks  # the backward pass computes the logits again
+    assert sizes == chunks + recomputed
+    assert_same_gradients(in_chunks, whole)
 
 def test_checkpointed_blocks_run_twice():
     runs = []
@@ -870,8 +872,8 @@ SMALL_RUN = dict(TINY_RUN, n_layer=2, total_batch_size=128, max_steps=6, eval_to
                  eval_interval=3, checkpoint_interval=3, log_interval=1)
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """A corpus of bytes, "abcd..." with noise: one shard held out, three to train on."""
+def dataset(tmp_path_factory):
+    """A dataset of bytes, "abcd..." with noise: one shard held out, three to train on."""
     folder = tmp_path_factory.mktemp("data") / "tiny"
     folder.mkdir()
     random = np.random.default_rng(0)
@@ -888,19 +890,19 @@ def corpus(tmp_path_factory):
     return folder
 
 @pytest.fixture
-def tiny(corpus, tmp_path, monkeypatch):
+def tiny(dataset, tmp_path, monkeypatch):
     """A function that makes a TrainConfig of a tiny run in tmp_path/run; no picture is drawn."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
-    places = dict(data=str(corpus), out_dir=str(tmp_path / "run"))
+    places = dict(data=str(dataset), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
 
 @pytest.fixture(scope="session")
-def trained(corpus, tmp_path_factory):
+def trained(dataset, tmp_path_factory):
     """The folders of two short runs, of layernorm and of ngpt, whose vocabulary is padded."""
     folders = [tmp_path_factory.mktemp("trained") / arch for arch in ("layernorm", "ngpt")]
     for folder in folders:
         train(TrainConfig(**SMALL_RUN, arch=folder.name, pos="learned", vocab_size=300,
-                          data=str(corpus), out_dir=str(folder)), say=None)
+                          data=str(dataset), out_dir=str(folder)), say=None)
     return folders
 
 @pytest.fixture
@@ -922,9 +924,9 @@ def command(monkeypatch, capsys):
     return run
 
 def words(config):
-    return [f"--{name}={value}" for name, value in config.given.items()]
+    return [f"--{name}={value}" for name, value in config.options.items()]
 
-def go_on(config, **options):
+def resumed(config, **options):
     """The same run, of which nothing else is given again."""
     return TrainConfig(out_dir=config.out_dir, resume="true", **options)
 
@@ -996,8 +998,8 @@ fast  no such option
 --tie=1  invalid true_or_false value: '1'
 --out_dir=FILE  File exists
 --out_dir=/proc/x  /proc
---data=nowhere  data=nowhere: no full corpus; python prepare.py --source=... makes it
---data=FILE  data=FILE: no full corpus; python prepare.py --source=... makes it
+--data=nowhere  data=nowhere: no full dataset; python prepare.py --source=... makes it
+--data=FILE  data=FILE: no full dataset; python prepare.py --source=... makes it
 --resume=true  run: no such checkpoint; expected a folder with ckpt.pt
 --init_from=nowhere  nowhere: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's
@@ -1013,9 +1015,9 @@ def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path
 
 # ---- Data
 
-def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
-    tokens = Tokens(corpus, "train", 16)
-    shards = [read_shard(path) for path in sorted(corpus.glob("*_train_*.bin"))]
+def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
+    tokens = Tokens(dataset, "train", 16)
+    shards = [read_shard(path) for path in sorted(dataset.glob("*_train_*.bin"))]
     windows = [shard[i:i + 17] for shard in shards for i in range(0, len(shard) - 16, 16)]
     assert tokens.windows == len(windows)
     for i, window in enumerate(windows):
@@ -1025,24 +1027,24 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
     assert np.array_equal(x, rows[:, :-1])
     assert np.array_equal(y, rows[:, 1:])
 
-def test_tokens_that_are_too_few_are_said(corpus):
+def test_tokens_that_are_too_few_are_said(dataset):
     with pytest.raises(DataError, match="expected more than block_size=2000"):
-        Tokens(corpus, "val", 2000)
+        Tokens(dataset, "val", 2000)
 
-class Alone(Machine):
+class Alone(Process):
     """A place among processes that are not there."""
     def sum(self, x):
         return x
 
-def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus, tiny):
-    tokens = Tokens(corpus, "train", 16)
+def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(dataset, tiny):
+    tokens = Tokens(dataset, "train", 16)
 
     def windows(step, world_size=1, **options):
         config = tiny(**options)
         rows = []
         for rank in range(world_size):
-            machine = Alone(CPU, rank=rank, world_size=world_size)
-            for x, _ in batches(tokens, step, config, machine):
+            process = Alone(CPU, rank=rank, world_size=world_size)
+            for x, _ in batches(tokens, step, config, process):
                 rows += x.tolist()
         return rows
 
@@ -1056,13 +1058,13 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
     assert sorted(first) == sorted(second) == sorted(every)
 
 def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(tiny):
-    held_out = train_py.open_corpus(tiny(), Machine(CPU))
+    held_out = train_py.open_dataset(tiny(), Process(CPU))
     torch.manual_seed(0)
     model = GPT(resolve(tiny())).double()
 
     def found(batch_size, eval_tokens):
         config = tiny(batch_size=batch_size, eval_tokens=eval_tokens)
-        return evaluate(model, held_out, config, Machine(CPU))
+        return evaluate(model, held_out, config, Process(CPU))
 
     x, y = held_out.val.batch(range(10), CPU)
     nats = F.cross_entropy(model(x, y)[0].mT, y, reduction="none").detach()
@@ -1090,11 +1092,11 @@ def test_learning_rate_is_a_line_and_a_cosine():
 
 @pytest.mark.parametrize("arch, batch_size, grad_clip", [
     ("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
-def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip):
+def test_train_is_the_loop_written_out(tiny, dataset, arch, batch_size, grad_clip):
     config = tiny(arch=arch, batch_size=batch_size, grad_clip=grad_clip, weight_decay=0.3)
     log = train(config, say=None)
     c = resolve(config)
-    tokens = Tokens(corpus, "train", 16)
+    tokens = Tokens(dataset, "train", 16)
     torch.manual_seed(c.seed)
     model = GPT(c)
     groups = []
@@ -1128,8 +1130,8 @@ def test_each_step_of_each_rank_has_its_own_dropout(tiny):
     seeds = set()
     for step, rank, seed in (0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 2):
         c.seed = seed
-        machine = Alone(CPU, rank=rank, world_size=2)
-        optimizer_step(step, model, optimizer, [(IDX, IDX)], c, machine)
+        process = Alone(CPU, rank=rank, world_size=2)
+        optimizer_step(step, model, optimizer, [(IDX, IDX)], c, process)
         seeds.add(torch.initial_seed())
     assert len(seeds) == 4
 
@@ -1170,7 +1172,7 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     rounded = train(config, say=None)
     assert column(exact, "loss")[-1] != column(rounded, "loss")[-1]
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
-    train(go_on(config, max_steps=3), say=None)    # auto may be float32
+    train(resumed(config, max_steps=3), say=None)    # auto may be float32
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
 @pytest.mark.parametrize("factor, eval_interval, says", [
@@ -1179,8 +1181,8 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     (math.nan, 3, "step 6: held out nan")])
 def test_a_run_that_is_not_finite_stops_before_its_weights_do(
         old, monkeypatch, factor, eval_interval, says):
-    nats = GPT.nats
-    monkeypatch.setattr(GPT, "nats", lambda *given: factor * nats(*given))
+    nats = GPT.summed_loss
+    monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * nats(*given))
     config = TrainConfig(out_dir=str(old), resume=True, max_steps=9, eval_interval=eval_interval)
     with pytest.raises(Diverged, match=says):
         train(config, say=None)
@@ -1213,7 +1215,7 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
             train(config, watch=stop, say=None)
     assert checkpoint(parts)["step"] == 3
     assert not Path(never.out_dir).exists()
-    again = train(go_on(parts), say=None)
+    again = train(resumed(parts), say=None)
     assert column(again, "loss") == column(log, "loss")
     assert column(again, "val_loss") == column(log, "val_loss")
     seconds = [value for _, value in column(again, "seconds")]
@@ -1222,7 +1224,7 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
 
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
-    log = train(go_on(tiny(), max_steps=40), say=None)
+    log = train(resumed(tiny(), max_steps=40), say=None)
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
@@ -1239,13 +1241,13 @@ def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, comm
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
     same = checkpoint(config)["config"] | dict(resume="true")
-    train(go_on(config, max_steps=7), say=None)
+    train(resumed(config, max_steps=7), say=None)
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
     same_run = [f"--out_dir={config.out_dir}", "--resume=true"]
     command(*same_run, "--max_steps=8", "--beta1=0.9", "--grad_clip=1")   # the defaults, but typed
     assert checkpoint(config)["config"] == same | dict(max_steps=8, beta1=0.9, grad_clip=1)
     assert checkpoint(config)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
-    assert train(go_on(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
+    assert train(resumed(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
     assert checkpoint(config)["config"]["max_steps"] == 8
     others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
     for option, was in others.items():
@@ -1276,7 +1278,7 @@ def wait(model, optimizer, step):
     if step == 9:
         print("waits", file=told, flush=True)
         time.sleep(999)
-train(TrainConfig(**{killed.given}), wait)
+train(TrainConfig(**{killed.options}), wait)
 """
     line = [sys.executable, "-c", script]
     with subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE) as first:
@@ -1287,7 +1289,7 @@ train(TrainConfig(**{killed.given}), wait)
             first.kill()
     assert "another run is writing here" in said
     assert checkpoint(killed)["step"] == 6
-    losses = column(train(go_on(killed), say=None), "loss")
+    losses = column(train(resumed(killed), say=None), "loss")
     assert losses == column(read_log(whole.out_dir), "loss")
     assert_same_state(weights(killed), weights(whole))
     assert not list(tmp_path.glob("*.1"))
@@ -1321,10 +1323,10 @@ def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
 
-def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, corpus, tmp_path, command):
+def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
-        options = [f"--{place}={old}", f"--data={corpus}", "--eval_tokens=128", "--dtype=float32"]
+        options = [f"--{place}={old}", f"--data={dataset}", "--eval_tokens=128", "--dtype=float32"]
         found = json.loads(command("--eval_only", *options)[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -1346,7 +1348,7 @@ ARCHS["mine"] = Mine
     assert config.learning_rate == tiny(arch="layernorm").learning_rate
     train(config, say=None)
     path.write_text(working.replace("a comment", "another") + "class Other(Mine): slope = 3")
-    train(go_on(config, arch=arch, max_steps=7), say=None)
+    train(resumed(config, arch=arch, max_steps=7), say=None)
     assert "The file of mine has changed" in capsys.readouterr().err
     path.write_text("a typo, saved while the run goes on")
     load_model(config.out_dir)
@@ -1360,8 +1362,8 @@ ARCHS["mine"] = Mine
 
 @pytest.mark.parametrize("how", ["cut", "other"])
 @pytest.mark.parametrize("name", ["ckpt.pt", "meta.json", "tiny_train_000002.bin"])
-def test_damaged_files_are_one_line(tiny, old, corpus, tmp_path, name, how):
-    data = shutil.copytree(corpus, tmp_path / "data")
+def test_damaged_files_are_one_line(tiny, old, dataset, tmp_path, name, how):
+    data = shutil.copytree(dataset, tmp_path / "data")
     path = old / name if name == "ckpt.pt" else data / name
     if how == "other":
         torch.save({"model": {}}, path)
@@ -1371,7 +1373,7 @@ def test_damaged_files_are_one_line(tiny, old, corpus, tmp_path, name, how):
     with pytest.raises(DataError, match=f"^.*{name}.*$"):
         train(config, say=None)
 
-def test_a_stopped_command_says_how_to_go_on(tiny, old, command, monkeypatch):
+def test_a_stopped_command_says_how_to_resumed(tiny, old, command, monkeypatch):
     monkeypatch.chdir(old.parent)
     def stop(*given):
         signal.raise_signal(signal.SIGTERM)
@@ -1468,7 +1470,7 @@ def test_the_interval_of_a_factor_is_welch_s_of_the_last_losses():
     found = bench.interval_of_factor([1, 4], baseline, losses)
     assert found == pytest.approx((4 ** (0.5 - half), 4 ** (0.5 + half)), rel=1e-4)
 
-def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_path, monkeypatch):
+def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(dataset, tmp_path, monkeypatch):
     def train_once(options):
         """As if twice the recipe's rate and a third of its embed_std were best."""
         made.append(options)
@@ -1482,7 +1484,7 @@ def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_p
         return bench.read_race(results)["runs"]
 
     results = tmp_path / "race.json"
-    options = dict(data=corpus, out_dir=tmp_path, results=results, archs="rmsnorm,angpt", seeds=2,
+    options = dict(data=dataset, out_dir=tmp_path, results=results, archs="rmsnorm,angpt", seeds=2,
                    tokens_per_parameter="0.02,0.05", workers=1)
     best = {"rmsnorm": 0.0113, "angpt": 0.0226}
     made = []
@@ -1505,9 +1507,9 @@ def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_p
 
 def test_a_run_of_a_race_has_train_s_loss_or_none(tiny):
     config = tiny(eval_interval=6)
-    assert bench.train_once(config.given)[0] == train(config, say=None)[-1]["val_loss"]
+    assert bench.train_once(config.options)[0] == train(config, say=None)[-1]["val_loss"]
     diverges = tiny(arch="layernorm", learning_rate=100.0, max_steps=9)
-    assert bench.train_once(diverges.given) == (None, None)
+    assert bench.train_once(diverges.options) == (None, None)
 
 @pytest.mark.parametrize("name, options, columns", [
     ("speed", {}, {"ms/step", "tokens/s"}),
