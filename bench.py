@@ -343,16 +343,17 @@ def as_compiled(module, function):
 def peak_bytes(config, n_layer, batch_size):
     """Return the most bytes that a training step holds at once, in its last micro-step."""
     from torch.distributed._tools.mem_tracker import MemTracker
-    dtype = getattr(torch, config.dtype)
-    # The model takes the way of a GPU: attend's formula, which is for CPUs, would keep all
-    # attention weights.
-    with FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False):
+    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    # The model does what it would do on a GPU. On a CPU its attention would keep all weights, and
+    # its loss would take fewer logits at once.
+    with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
+          patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
         model = GPT(replace(config, n_layer=n_layer))
         optimizer = make_optimizer(model, config)
-        if config.compile == "true":
+        if config.compile != "false":
             for block in model.blocks:
                 block.forward = as_compiled(block, block.forward)
-            model.nats = as_compiled(model, model.nats)
+            model.summed_loss = as_compiled(model, model.summed_loss)
         idx = torch.zeros(batch_size, config.block_size, dtype=torch.long)
 
         def step():
