@@ -22,8 +22,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 # train is imported before torch: it sets how torch's threads wait.
-from train import (PEAK_FLOPS, TrainConfig, compile_model, flops_per_token, make_model,
-                   make_optimizer, optimizer_step, read_log, resolve, set_up_process)
+from train import (TrainConfig, compile_model, make_model, make_optimizer, optimizer_step, read_log,
+                   resolve, set_up_process, utilization)
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -150,16 +150,13 @@ def make_step(config, process):
     rows = torch.randint(config.vocab_size, shape, device=process.device)
     micro_batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     micro_batches = [micro_batch] * (tokens // tokens_per_micro_batch)
-    gpu = torch.cuda.get_device_name() if process.device.type == "cuda" else None
 
     def step():
         start = now(process.device)
         optimizer_step(0, model, optimizer, micro_batches, config, process)
         seconds = now(process.device) - start
         measured = {"ms/step": 1e3 * seconds, "tokens/s": tokens / seconds}
-        if gpu in PEAK_FLOPS and process.dtype == torch.bfloat16:
-            measured["MFU"] = tokens / seconds * flops_per_token(model) / PEAK_FLOPS[gpu]
-        return measured
+        return measured | utilization(model, tokens / seconds, process)
     return step
 
 
