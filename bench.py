@@ -13,7 +13,6 @@ GPT+ is called rmsnorm+qk_norm; an arch of your own is mine.py:name. Results go 
 Which arch learns most is another question, and takes complete runs: lessons/studies/race.py.
 """
 import json
-import math
 import random
 import time
 from dataclasses import dataclass, fields, replace
@@ -43,26 +42,21 @@ EVERY_ARCH = ",".join(COLORS)
 # ---- Options -------------------------------------------------------------------------------------
 
 @dataclass
-class SpeedOptions:
-    # Benchmark
-    archs: str = EVERY_ARCH     # what to compare, the baseline first; +qk_norm is a switch
-    out_dir: str = "out/bench"  # folder for the results
-    rounds: int = 20            # measurements of each arch, after three that do not count
-
-
-@dataclass
 class MemoryOptions:
     # Benchmark
-    archs: str = EVERY_ARCH     # what to count; +qk_norm is a switch
+    archs: str = EVERY_ARCH     # what to compare, the baseline first; +qk_norm is a switch
     out_dir: str = "out/bench"  # folder for the results
 
 
 @dataclass
-class DecodingOptions:
+class SpeedOptions(MemoryOptions):
     # Benchmark
-    archs: str = EVERY_ARCH     # what to compare, the baseline first; +qk_norm is a switch
-    out_dir: str = "out/bench"  # folder for the results
     rounds: int = 20            # measurements of each arch, after three that do not count
+
+
+@dataclass
+class DecodingOptions(SpeedOptions):
+    # Benchmark
     batch_size: int = 1         # sequences that are decoded together
     new_tokens: int = 65        # tokens to generate after a prompt of 16; the first is not timed
 
@@ -315,70 +309,73 @@ def run_fused(graph, example_inputs):
     return run
 
 
-def as_compiled(module, function):
-    """Return a module's function so that it takes the memory that it would if it were compiled."""
+def as_compiled(modules, method):
+    """Make a method of modules that are alike take the memory that it would if it were compiled."""
     # These imports take two seconds.
     from functorch.compile import aot_function, min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
     from torch.nn.utils.stateless import _reparametrize_module
+    first = modules[0]
+    eager = getattr(first, method)
 
     def call(tensors, *inputs):
-        with _reparametrize_module(module, tensors):
-            return function(*inputs)
+        with _reparametrize_module(first, tensors):
+            return eager(*inputs)
 
     @cache
-    def traced(*shapes):
+    def trace(*shapes):
         return aot_function(call, run_fused, partition_fn=min_cut_rematerialization_partition,
                             decompositions=select_decomp_table())
 
-    def run(*inputs):
+    def run(module, *inputs):
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        return traced(*(x.shape for x in inputs if x is not None))(tensors, *inputs)
-    return run
+        return trace(*(x.shape for x in inputs if x is not None))(tensors, *inputs)
+    for module in modules:
+        setattr(module, method, partial(run, module))
 
 
-def peak_bytes(config, n_layer, batch_size):
+def peak_bytes(model, config, batch_size):
     """Return the most bytes that a training step holds at once, in its last micro-step."""
     from torch.distributed._tools.mem_tracker import MemTracker
-    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
-    # The model does what it would do on a GPU. On a CPU its attention would keep all weights, and
-    # its loss would take fewer logits at once.
-    with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
-          patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
-        model = GPT(replace(config, n_layer=n_layer))
-        optimizer = make_optimizer(model, config)
-        if config.compile != "false":
-            for block in model.blocks:
-                block.forward = as_compiled(block, block.forward)
-            model.summed_loss = as_compiled(model, model.summed_loss)
-        idx = torch.zeros(batch_size, config.block_size, dtype=torch.long)
+    optimizer = make_optimizer(model, config)
+    idx = torch.zeros(batch_size, config.block_size, dtype=torch.long)
 
-        def step():
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32, cache_enabled=False):
-                loss = model(idx, idx, loss_only=True)[1]
-            loss.backward()
-            optimizer.step()
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.dtype != "float32",
+                            cache_enabled=False):
+            loss = model(idx, idx, loss_only=True)[1]
+        loss.backward()
+        optimizer.step()
 
-        # Gradients and Adam's moments exist from the first step on.
+    step()  # gradients and Adam's moments exist from now on
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    with tracker:
         step()
-        tracker = MemTracker()
-        tracker.track_external(model, optimizer)
-        with tracker:
-            step()
     return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
 
-def memory_of(config):
-    """Return the bytes of a step that do not depend on batch_size, and those of each sequence.
+def step_bytes(config, batch_size, layers=(1, 2)):
+    """Return the most bytes of a training step, extrapolated from two models of a few layers."""
+    # The models do what they would do on a GPU. On a CPU the attention would keep all weights, and
+    # the loss would take fewer logits at once.
+    with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
+          patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
+        models = [GPT(replace(config, n_layer=n_layer)) for n_layer in layers]
+        if config.compile != "false":
+            as_compiled([block for model in models for block in model.blocks], "forward")
+            for model in models:
+                as_compiled([model], "summed_loss")
+        fewer, more = [peak_bytes(model, config, batch_size) for model in models]
+    return fewer + (config.n_layer - layers[0]) * (more - fewer)
 
-    Count models of one and of two layers at batch_size and at twice that, and extrapolate.
-    """
-    counts = []
-    for batch_size in (config.batch_size, 2 * config.batch_size):
-        one, two = [peak_bytes(config, n_layer, batch_size) for n_layer in (1, 2)]
-        counts.append(one + (config.n_layer - 1) * (two - one))
-    sequence = (counts[1] - counts[0]) / config.batch_size
-    return counts[0] - config.batch_size * sequence, sequence
+
+def largest_batch_size(bytes_at, limit):
+    """Return the largest power of two with which a step stays within the limit, or 0."""
+    batch_size = 1
+    while bytes_at(batch_size) <= limit:
+        batch_size *= 2
+    return batch_size // 2
 
 
 def memory(options, training):
@@ -387,18 +384,18 @@ def memory(options, training):
     rows = []
     configs = resolve_each(options.archs, training)
     for name, config in tqdm(configs.items(), leave=False, disable=None):
-        fixed, sequence = memory_of(config)
-        step = fixed + config.batch_size * sequence
-        row = {"GB": label(name), "fixed": fixed / 1e9, "per sequence": sequence / 1e9,
-               f"batch_size={config.batch_size}": step / 1e9}
+        bytes_at = cache(partial(step_bytes, config))
+        sequence = bytes_at(2) - bytes_at(1)
+        row = {"GB": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,
+               "per sequence": sequence / 1e9,
+               f"batch_size={config.batch_size}": bytes_at(config.batch_size) / 1e9}
         for card in CARDS:
-            fitting = (0.9e9 * card - fixed) / sequence
-            row[f"fits {card} GB"] = 2 ** int(math.log2(fitting)) if fitting >= 1 else 0
+            row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9e9 * card)
         rows.append(row)
     print_table(rows)
     print("GB of a training step on one GPU: fixed (weights, gradients, Adam's moments), for each\n"
-          "sequence of a micro-batch, and both together at batch_size. fits: the largest\n"
-          "batch_size, a power of two, that leaves a tenth of such a card free.")
+          "sequence of a small micro-batch, and for the micro-batch of batch_size. fits: the\n"
+          "largest batch_size, a power of two, that leaves a tenth of such a card free.")
     write_results("memory", options, training, results=rows)
 
 

@@ -1463,8 +1463,9 @@ def test_memory_extrapolated_from_small_models_is_the_large_ones():
     options = dict(arch="powernorm", compile="true", n_layer=3, n_embd=64, block_size=1024,
                    batch_size=5, total_batch_size=5120)
     config = resolve(TrainConfig(**TINY_RUN | options))
-    fixed, sequence = bench.memory_of(config)
-    assert fixed + 5 * sequence == pytest.approx(bench.peak_bytes(config, 3, 5), rel=0.005)
+    step = bench.step_bytes(config, 5)
+    assert step == pytest.approx(bench.step_bytes(config, 5, layers=(2, 3)), rel=0.005)
+    fixed = step - 5 * (bench.step_bytes(config, 6) - step)
     kept = 16 * bench.count_parameters(config)     # weights, gradients, two moments
     assert kept <= fixed < 1.1 * kept
 
@@ -1472,8 +1473,9 @@ def test_memory_extrapolated_from_small_models_is_the_large_ones():
 def test_memory_of_a_compiled_loss_is_bfloat16_logits_and_their_gradient():
     options = dict(arch="ngpt", dtype="bfloat16", compile="true", vocab_size=50304, block_size=256)
     config = resolve(TrainConfig(**TINY_RUN | options | dict(total_batch_size=1024)))
-    _, sequence = bench.memory_of(config)
+    sequence = bench.step_bytes(config, 2) - bench.step_bytes(config, 1)
     assert sequence == pytest.approx(2 * 2 * 256 * 50304, rel=0.02)
+    assert bench.largest_batch_size(lambda batch_size: 3 * batch_size, 13) == 4
 
 
 def test_memory_of_fused_kernels_is_what_products_read_and_write():
