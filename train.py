@@ -888,12 +888,6 @@ def train(config, watch=None, say=print_line):
 
 def run(config, watch, say, signals):
     """Set up a run and train, step by step: what train() does while it holds the folder's lock."""
-    # Device and ranks
-    process = set_up_process(config)
-    main_process = process.rank == 0
-    if say is None or not main_process:
-        say = lambda line: None
-
     # Checkpoint: resume the run in out_dir, or start from the weights of another one
     state = None
     resuming = config.resumes
@@ -907,6 +901,12 @@ def run(config, watch, say, signals):
         config = with_checkpoint(config, state, resuming)
     first_step = state["step"] if resuming else 0
     seconds = state.get("seconds", 0.0) if resuming else 0.0  # in training steps alone
+
+    # Device and ranks
+    process = set_up_process(config)
+    main_process = process.rank == 0
+    if say is None or not main_process:
+        say = lambda line: None
 
     # Dataset
     dataset = open_dataset(config, process)
