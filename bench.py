@@ -208,8 +208,8 @@ def write_results(benchmark, options, training, **results):
 def speed(options, training):
     """Measure the time of a training step with every arch."""
     training = {"compile": "true", **training}
-    # Archs of one family share their code but not their constants, so that torch compiles the same
-    # lines more often than it likes to, and must not guess that the constants vary.
+    # Archs of one family share code but have different constants. torch then has to compile the same
+    # lines more often than its limit allows, and has to treat numbers as constants.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
     configs = resolve_each(options.archs, training)
@@ -268,7 +268,7 @@ def run_fused(graph, example_inputs):
     """
     *nodes, output = graph.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
-    level = {}                   # node -> number of products before it on the longest path
+    level = {}                   # node -> the most products on a path that ends there
     exists = set()               # keys of the storages that exist
     for node in [*nodes, output]:
         levels = [level[x] for x in node.all_input_nodes]
