@@ -208,8 +208,8 @@ def write_results(benchmark, options, training, **results):
 def speed(options, training):
     """Measure the time of a training step with every arch."""
     training = {"compile": "true", **training}
-    # Archs of one family share code but have different constants. torch then has to compile the same
-    # lines more often than its limit allows, and has to treat numbers as constants.
+    # Archs of one family share code but have different constants. torch then has to compile the
+    # same lines more often than its limit allows, and has to treat numbers as constants.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
     configs = resolve_each(options.archs, training)
@@ -219,7 +219,7 @@ def speed(options, training):
 
 
 def decode(model, prompt, new_tokens):
-    """Generate greedily after prompt (B, T); return the rate from the first new token to the last."""
+    """Generate greedily after prompt (B, T); return the rate, without the first new token."""
     tokens = model.generate(prompt, new_tokens, temperature=0)
     next(tokens)
     start = now(prompt.device)
@@ -241,8 +241,9 @@ def sample(options, training):
 
 # ---- Memory --------------------------------------------------------------------------------------
 # A training step runs on fake tensors, which have shapes but no numbers, while torch's MemTracker
-# adds up the bytes that are alive. What would be compiled on a GPU is traced, and its operations are
-# taken for fused into as few kernels as possible.
+# adds up the bytes that are alive. What would be compiled on a GPU is traced, and its operations
+# are taken for fused into as few kernels as possible. Nothing here has been checked on a GPU, whose
+# allocator adds some memory of its own.
 
 CARDS = 24, 40, 80, 141          # GB of common GPUs
 

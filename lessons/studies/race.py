@@ -11,9 +11,9 @@ for pre-norm archs a third and three times the embed_std too, moves to the best 
 repeats that until no neighbor is better. Then it runs all seeds at the best point.
 
 Every run that ends is added to the JSON file --results, and the same command resumes the race. The
-loss of a run is that of all validation tokens, or of --eval_tokens that are evenly spread over them.
-Races of earlier versions were validated on the first 262,144 validation tokens; these are easier
-than the rest. Such files can be read and reported, but no run is added to them.
+loss of a run is that of all validation tokens, or of --eval_tokens that are evenly spread over
+them. Races of earlier versions were validated on the first 262,144 validation tokens, which are
+easier than the rest. Such files can be read and reported, but no run is added to them.
 
 The report compares archs at their best points. An arch's speed-up is how many times fewer tokens it
 needs than the first of --archs: the tokens of the longest runs over the tokens with which the arch
@@ -53,16 +53,16 @@ from prepare import atomic_write, check, check_at_least, explain_errors, run_scr
 @dataclass
 class RaceOptions:
     # Race
-    archs: str = EVERY_ARCH                # what to compare, the baseline first; +qk_norm is a switch
-    out_dir: str = "out/bench"             # folder for the picture
-    results: str = "out/bench/race.json"   # all runs that have ended; new ones are added
-    report: bool = False                   # only report the runs that have ended
-    tokens_per_parameter: str = "1,5,20"   # lengths of the runs, for the parameters of the first arch
-    sweep: bool = True                     # search learning rate and embed_std; false: the recipe's
-    seed: int = 1                          # the first seed, with which the search is made
-    seeds: int = 3                         # runs at the best point
-    eval_tokens: int | None = None         # validation tokens of each run (all)
-    workers: int | None = None             # archs trained at a time (on a CPU one per core, else one)
+    archs: str = EVERY_ARCH               # what to compare, the baseline first; +qk_norm is a switch
+    out_dir: str = "out/bench"            # folder for the picture
+    results: str = "out/bench/race.json"  # all runs that have ended; new ones are added
+    report: bool = False                  # only report the runs that have ended
+    tokens_per_parameter: str = "1,5,20"  # lengths of the runs, by the first arch's parameters
+    sweep: bool = True                    # search learning rate and embed_std; false: the recipe's
+    seed: int = 1                         # the first seed, with which the search is made
+    seeds: int = 3                        # runs at the best point
+    eval_tokens: int | None = None        # validation tokens of each run (all)
+    workers: int | None = None            # archs trained at a time (one per CPU core; on a GPU one)
 
 
 # Options of train.py that differ between the runs of a race, or that decide no loss
@@ -254,12 +254,13 @@ def at_best(rows, arch, steps, seeds):
 
 
 def fewer_tokens(tokens, baseline, losses):
-    """Return how many times fewer tokens an arch needs for the baseline's loss at the longest length.
+    """Return how many times fewer tokens an arch needs than the baseline for the same loss.
 
-    baseline, losses: (lengths, seeds). The mean loss is taken for straight lines against log tokens.
-    The first line that falls through the baseline's loss counts. A baseline below all losses
-    extends the last line, one above all losses the first; if that line does not fall, return 0.
-    With a single length, or a baseline that diverged, return nan.
+    baseline, losses: (lengths, seeds). The loss in question is the baseline's mean at the longest
+    length. Between lengths the arch's mean loss is taken for straight lines against log tokens, and
+    the first line that falls through the loss in question counts. If that loss lies below all of
+    the arch's, the last line is extended, and if it lies above all of them, the first. Return 0 if
+    this line does not fall, and nan for a single length or a baseline that diverged.
     """
     target = baseline[-1].mean()
     last = len(tokens) - 1
@@ -280,7 +281,7 @@ def fewer_tokens(tokens, baseline, losses):
 
 
 def interval_of_factor(tokens, baseline, losses):
-    """Return fewer_tokens at both ends of Welch's 95% t interval of the longest runs' difference."""
+    """Return fewer_tokens at the ends of Welch's 95% t interval of the longest runs' difference."""
     difference = losses[-1].mean() - baseline[-1].mean()
     ends = ttest_ind(losses[-1], baseline[-1], equal_var=False).confidence_interval()
     return sorted(fewer_tokens(tokens, baseline + difference - end, losses) for end in ends)
