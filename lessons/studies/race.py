@@ -53,7 +53,7 @@ from prepare import atomic_write, check, check_at_least, explain_errors, run_scr
 @dataclass
 class RaceOptions:
     # Race
-    archs: str = EVERY_ARCH               # what to compare, the baseline first; +qk_norm is a switch
+    archs: str = EVERY_ARCH               # what to compare, baseline first; +qk_norm is a switch
     out_dir: str = "out/bench"            # folder for the picture
     results: str = "out/bench/race.json"  # all runs that have ended; new ones are added
     report: bool = False                  # only report the runs that have ended
@@ -332,7 +332,7 @@ def report(options):
 
 
 def draw_race(ratios, losses, path):
-    """Draw losses (lengths, seeds) minus the mean of the first arch's, with the range over seeds."""
+    """Draw losses (lengths, seeds) minus the first arch's mean, with the range over seeds."""
     first = next(iter(losses))
     baseline = losses[first].mean(1, keepdims=True)
     axes = Figure(figsize=(9, 4), dpi=200, layout="constrained").subplots()
