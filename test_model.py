@@ -1261,14 +1261,14 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def tiny(dataset, tmp_path, monkeypatch):
-    """Return a function that makes the TrainConfig of a tiny run in tmp_path/run. No picture is drawn."""
+    """Return a function that makes the TrainConfig of a tiny run in tmp_path/run, without a picture."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
     places = dict(data=str(dataset), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
 
 @pytest.fixture(scope="session")
 def trained(dataset, tmp_path_factory):
-    """Return the folders of two short runs, of layernorm and of ngpt. Their vocabulary is padded."""
+    """Return the folders of two short runs, of layernorm and ngpt, whose vocabulary is padded."""
     folders = [tmp_path_factory.mktemp("trained") / arch for arch in ("layernorm", "ngpt")]
     for folder in folders:
         train(TrainConfig(**SMALL_RUN, arch=folder.name, pos="learned", vocab_size=300,
@@ -1282,7 +1282,7 @@ def old(trained, tmp_path):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Return a function that runs train.py's command line and returns (exit code, stdout, stderr)."""
+    """Return a function that runs a train.py command: (exit code, stdout, stderr)."""
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         code = 0
@@ -1348,7 +1348,8 @@ def test_options_from_python_are_plain_and_checked(tiny, tmp_path):
     train(config, say=None)
     saved = checkpoint(config)["config"]           # weights_only reads plain values alone
     assert (saved["learning_rate"], saved["seed"], saved["compile"]) == (1e-3, 7, "false")
-    for options in (dict(compile="no"), dict(max_steps="20"), dict(seed=2 ** 63), dict(n_layer=2.5)):
+    for options in (dict(compile="no"), dict(max_steps="20"), dict(seed=2 ** 63),
+                    dict(n_layer=2.5)):
         with pytest.raises(ConfigError, match=f"^{list(options)[0]}="):
             tiny(**options)
 
@@ -1572,7 +1573,8 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert "rmsnorm, 16,496 parameters, 1 x cpu, float32" in lines[0]
     assert "steps 0 to 60 of 128 tokens, 0.96 epochs of " in lines[1]
     assert lines[1].endswith("peak learning rate 0.01")
-    assert re.fullmatch(r"step 0/60   val loss \S+ ± \S+ \(\S+ bits per byte\)", lines[2])
+    val_loss = r"   val loss \S+ ± \S+ on 128 tokens \(\S+ bits per byte\)"
+    assert re.fullmatch("step 0/60" + val_loss, lines[2])
     assert re.fullmatch(r"step 15/60   loss \S+   \S+ tokens/s   0:00:\d\d left", lines[3])
     assert read_log(out) == log
     assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
@@ -1887,7 +1889,7 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     monkeypatch.chdir(old.parent)
     def stop(*given):
         signal.raise_signal(signal.SIGTERM)
-        return {"val_loss": 5, "val_error": None, "val_bpb": 7}
+        return {"val_loss": 5, "val_error": None, "val_tokens": 9, "val_bpb": 7}
 
     with patch.object(train_py, "evaluate", stop):
         code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
@@ -1898,7 +1900,8 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     assert read_checkpoint("out/tuned")["step"] == 6
 
 def with_a_second_rank(config, function):
-    """Return what function returns on rank 0, while train.py runs as rank 1; and rank 1's output."""
+    """Run train.py as rank 1 beside function as rank 0. Return function's result, then rank 1's
+    output, errors and exit code."""
     line = [sys.executable, HERE / "train.py", *words(config)]
     both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
     with patch.dict(os.environ, both, RANK="0"):   # as torchrun does
@@ -1926,7 +1929,7 @@ def test_two_processes_equal_one(tiny, tmp_path):
 
 def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
     def resume_alone():
-        with pytest.raises(DataError, match="the processes see different files: step 0 .* and step 6"):
+        with pytest.raises(DataError, match="see different files: step 0 .* and step 6"):
             train(tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2), say=None)
 
     other = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,

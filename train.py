@@ -444,7 +444,7 @@ def block_code(model):
 
 
 def make_optimizer(model, config):
-    """Return AdamW. Its weight decay is for matrices and embeddings, not for vectors and scalars."""
+    """Return AdamW. Matrices and embeddings have weight decay, vectors and scalars do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [
@@ -600,10 +600,10 @@ def utilization(model, tokens_per_s, process):
 
 @torch.no_grad()
 def evaluate(model, dataset, config, process, eval_tokens=None):
-    """Return val_loss (nats per token), its standard error val_error, and val_bpb (bits per byte).
+    """Return val_loss (nats per token), val_bpb (bits per byte), val_error and val_tokens.
 
     The windows are spread evenly over the whole validation set, and are the same for every arch and
-    number of ranks. The standard error comes from the differences between micro-batches.
+    number of ranks. val_error is the standard error of val_loss, by how micro-batches differ.
     """
     tokens = dataset.val
     n_windows = (eval_tokens or config.eval_tokens) // config.block_size
@@ -645,7 +645,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     if n_batches > 1:
         variance = abs(total_squares / n_tokens - mean ** 2)
         error = math.sqrt(variance / (n_batches - 1))
-    return {"val_loss": mean, "val_error": error, "val_bpb": total_nats / math.log(2) / n_bytes}
+    return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
+            "val_bpb": total_nats / math.log(2) / n_bytes}
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
@@ -796,15 +797,25 @@ def append_log(folder, record):
 
 
 def draw_losses(folder):
-    """Draw loss.png: the training and the validation loss against the tokens."""
-    # The loss of step 0 is that of guessing. It would squeeze the rest of the picture.
-    records = [record for record in read_log(folder) if record["step"] > 0]
+    """Draw loss.png: the training loss and the validation loss against the training tokens."""
     axes = Figure(figsize=(8, 5), layout="constrained").subplots()
-    for key, label, style in (("loss", "training", "-"), ("val_loss", "validation", "o--")):
-        shown = [record for record in records if key in record]
-        tokens = [record["tokens"] / 1e6 for record in shown]
-        axes.plot(tokens, [record[key] for record in shown], style, markersize=4, label=label)
-    axes.set(title=str(folder), xlabel="tokens (millions)", ylabel="loss (nats per token)")
+
+    def draw(key, style, label, records):
+        tokens = [record["tokens"] / 1e6 for record in records]
+        axes.plot(tokens, [record[key] for record in records], style, markersize=4, label=label)
+
+    # The loss of step 0 is that of guessing, and would squeeze the rest of the picture.
+    records = [record for record in read_log(folder) if record["step"] > 0]
+    draw("loss", "C0-", "training", [record for record in records if "loss" in record])
+    validations = [record for record in records if "val_loss" in record]
+    # The last validation of a run may read more tokens, which makes it another measurement. Logs of
+    # earlier versions do not say how many there were.
+    for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
+        same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
+        style = "C1o--" if len(same) > 1 else "C3*"
+        label = f"validation, {n_tokens:,} tokens" if n_tokens else "validation"
+        draw("val_loss", style, label, same)
+    axes.set(title=str(folder), xlabel="training tokens (millions)", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
     axes.figure.savefig(folder / "loss.png")
@@ -828,7 +839,7 @@ def progress_line(record, config, seconds_left=None):
         line += f"   val loss {record['val_loss']:.3f}"
         if record["val_error"] is not None:
             line += f" ± {record['val_error']:.3f}"
-        line += f" ({record['val_bpb']:.3f} bits per byte)"
+        line += f" on {record['val_tokens']:,} tokens ({record['val_bpb']:.3f} bits per byte)"
     return line
 
 
