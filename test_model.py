@@ -32,6 +32,9 @@ import tiktoken
 import torch
 import torch.nn.functional as F
 from filelock import FileLock
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import bench
 import model as model_py
@@ -39,7 +42,6 @@ import prepare as prep
 import sample as sampler
 import train as train_py
 from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, PowerNorm, PreNormBlock, unit
-from bench import fewer_tokens
 from prepare import DataError, prepare, read_meta, read_shard, run_script, write_json, write_shard
 from train import (batches, Diverged, evaluate, learning_rate, load_model, make_optimizer,
                    optimizer_step, Process, read_checkpoint, read_log, RECIPES, resolve, Tokens,
@@ -2005,107 +2007,75 @@ def test_errors_of_sample_are_one_line(word, says):
 def benchmark(name, *folders, **options):
     bench.main([name, *map(str, folders), *(f"--{key}={value}" for key, value in options.items())])
 
-def test_the_search_goes_on_beyond_its_edge():
-    def loss(place):
-        return 2 * (place[0] - 5) ** 2 + abs(place[1] + 3)
-    directions = [(-1, 0), (1, 0), (0, -1), (0, 1)]
-    assert bench.climb(loss, [(0, 0)], directions) == (5, -3)
-
-@pytest.mark.parametrize("tokens, losses, target, factor", [
-    ([1, 4], [4, 3], 3.5, 2),
-    ([1, 4], [4, 3], 2, 1 / 4),
-    ([1, 4], [4, 3], 5, 16),
-    ([1, 2, 4, 8], [2, 1, 3, 1], 1.5, 8 / 2 ** 0.5),
-    ([1, 2, 4], [3, 2, 2], 1, 0),
-    ([1, 4], [4, math.inf], 3, 0),
-    ([4], [4], 4, math.nan),
-    ([1, 4], [4, 3], math.inf, math.nan)])
-def test_fewer_tokens_by_straight_lines(tokens, losses, target, factor):
-    tokens, losses = np.array(tokens), np.array(losses)[:, None]
-    found = fewer_tokens(tokens, np.full(losses.shape, target), losses)
-    assert found == pytest.approx(factor, nan_ok=True)
-
-def test_the_interval_of_a_factor_is_welch_s_of_the_last_losses():
-    baseline = np.array([[4, 4, 4], [3.4, 2.6, 3]])
-    losses = np.array([[3.5, 3.5, 3.5], [2.9, 2.1, 2.5]])
-    half = 2.77645 * 0.4 * (2 / 3) ** 0.5              # t of four degrees of freedom
-    found = bench.interval_of_factor([1, 4], baseline, losses)
-    assert found == pytest.approx((4 ** (0.5 - half), 4 ** (0.5 + half)), rel=1e-4)
-
-def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(dataset, tmp_path, monkeypatch):
-    def train_once(options):
-        """As if twice the recipe's rate and a third of its embed_std were best."""
-        made.append(options)
-        rate = math.log2(options["learning_rate"] / best[options["arch"]])
-        std = math.log(options["embed_std"] / 0.007, 3)
-        loss = 3 + rate ** 2 + std ** 2 - options["max_steps"] / 100 + options["seed"]
-        return (None, None) if rate > 0.5 else (loss, 0.1)
-
-    def race(**changes):
-        benchmark("race", **TINY_RUN | options | changes)
-        return bench.read_race(results)["runs"]
-
-    results = tmp_path / "race.json"
-    options = dict(data=dataset, out_dir=tmp_path, results=results, archs="rmsnorm,angpt", seeds=2,
-                   tokens_per_parameter="0.02,0.05", workers=1)
-    best = {"rmsnorm": 0.0113, "angpt": 0.0226}
-    made = []
-    monkeypatch.setattr(bench, "train_once", train_once)
-    monkeypatch.setattr(bench, "in_a_process", lambda *given: bench.make_runs(*given) is None)
-    rows = race()
-    second = [row for row in rows if row["seed"] == 2]
-    found = [(row["arch"], row["learning_rate"], row["embed_std"]) for row in second]
-    assert found == 2 * [("rmsnorm", 0.0113, 0.007)] + 2 * [("angpt", 0.0226, 0.02)]
-    lucky = dict(rows[0], seed=2, loss=0.0)        # the first seed decides
-    here = bench.at_best([*rows, lucky], "rmsnorm", 4, [1, 2])
-    assert here.tolist() == pytest.approx([3.96, 4.96])
-    assert (tmp_path / "race.png").stat().st_size > 5000
-    bench.write_race(results, bench.read_race(results) | {"runs": rows[:-1]})
-    made.clear()
-    assert race() == rows
-    assert len(made) == 1
-    with pytest.raises(DataError, match="made with other beta1"):
-        race(beta1=0.8)
-
-def test_a_run_of_a_race_has_train_s_loss_or_none(tiny):
-    config = tiny(eval_interval=6)
-    assert bench.train_once(config.options)[0] == train(config, say=None)[-1]["val_loss"]
-    diverges = tiny(arch="layernorm", learning_rate=100.0, max_steps=9)
-    assert bench.train_once(diverges.options) == (None, None)
 
 @pytest.mark.parametrize("name, options, columns", [
     ("speed", {}, {"ms/step", "tokens/s"}),
     ("sample", dict(new_tokens=5), {"tokens/s"})])
-def test_measurements_are_told_and_kept(name, options, columns, tmp_path, capsys):
-    with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):   # speed sets them
+def test_measurements_are_printed_and_written(name, options, columns, tmp_path, capsys):
+    with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):  # speed sets them
         benchmark(name, **TINY_RUN, **options, archs="rmsnorm,ngpt", rounds=2, out_dir=tmp_path)
-    found = json.loads((tmp_path / f"{name}.json").read_text())["found"]
-    first, second = found["ngpt"]
+    results = json.loads((tmp_path / f"{name}.json").read_text())["results"]
+    first, second = results["ngpt"]
     assert first.keys() == second.keys() == columns
     assert min(first.values()) > 0
     assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\).*\nngpt ", capsys.readouterr().out)
 
-def test_memory_counted_in_small_models_is_the_large_one_s():
+
+def test_memory_extrapolated_from_small_models_is_the_large_ones():
     options = dict(arch="powernorm", compile="true", n_layer=3, n_embd=64, block_size=1024,
                    batch_size=5, total_batch_size=5120)
     config = resolve(TrainConfig(**TINY_RUN | options))
-    fixed, sequence = bench.memory_of(config)
-    assert fixed + 5 * sequence == pytest.approx(bench.peak_bytes(config, 3, 5), rel=0.005)
+    step = bench.step_bytes(config, 5)
+    assert step == pytest.approx(bench.step_bytes(config, 5, layers=(2, 3)), rel=0.005)
+    fixed = step - 5 * (bench.step_bytes(config, 6) - step)
     kept = 16 * bench.count_parameters(config)     # weights, gradients, two moments
     assert kept <= fixed < 1.1 * kept
-    assert sequence > 3 * 4 * 1024 * 257
 
-def test_curves_are_drawn(trained, tmp_path):
-    benchmark("curves", *trained, out_dir=tmp_path)
-    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+def test_memory_of_a_compiled_loss_is_bfloat16_logits_and_their_gradient():
+    options = dict(arch="ngpt", dtype="bfloat16", compile="true", vocab_size=50304, block_size=256)
+    config = resolve(TrainConfig(**TINY_RUN | options | dict(total_batch_size=1024)))
+    sequence = bench.step_bytes(config, 2) - bench.step_bytes(config, 1)
+    assert sequence == pytest.approx(2 * 2 * 256 * 50304, rel=0.02)
+    assert bench.largest_batch_size(lambda batch_size: 3 * batch_size, 13) == 4
+
+
+def test_memory_of_fused_kernels_is_what_products_read_and_write():
+    def function(x, w, v):
+        h = x @ w                                  # all products and sums: 4 x 16
+        y = h.relu().square() @ v                  # relu and square are one kernel
+        return (h + 2 * y,)
+
+    with FakeTensorMode():
+        tensors = torch.ones(4, 8), torch.ones(8, 16), torch.ones(16, 16)
+        run = bench.run_fused(make_fx(function)(*tensors), tensors)
+        with MemTracker() as tracker:
+            (result,) = run([*tensors])
+    assert result.shape == (4, 16)
+    peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
+    assert peak == 3 * 4 * 16 * 4                  # h, y, and what y is made from or the result
+
+
+def test_curves_are_drawn_without_step_0_and_name_the_keys_there_are(trained, tmp_path, monkeypatch):
+    pictures = []
+    monkeypatch.setattr(bench.Figure, "savefig", lambda self, path: pictures.append(self))
+    benchmark("curves", *trained, out_dir=tmp_path, usual="true")
+    [axes] = pictures[0].axes
+    drawn = [line.get_xdata() for line in axes.lines]
+    assert min(x[0] for x in drawn if len(x)) > 0
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert legend == [*map(str, trained), "other seeds, default options"]
+    with pytest.raises(ConfigError, match="key=los: expected one of .*loss, .*did you mean"):
+        benchmark("curves", *trained, out_dir=tmp_path, key="los")
+
 
 @pytest.mark.parametrize("words, says", [line.split("  ") for line in """
 sped  did you mean speed?
+race  the race is lessons/studies/race.py
 speed --archs=rmsnorm+qknorm  did you mean qk_norm?
-speed --arch=ngpt  archs go to --archs
+speed --arch=ngpt  did you mean archs?
 sample --batch_size=0  batch_size=0
-race --tokens_per_parameter=5,x  tokens_per_parameter=5,x
-curves  no folders
+curves  expected the folders of some runs
 curves nowhere  nowhere: no such folder
 """.strip().splitlines()])
 def test_errors_of_bench_are_one_line(words, says, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """
-What a training step takes at least: arithmetic of its matrix products, bytes of everything else.
+Count what a training step takes at least: arithmetic for its matrix products, and bytes for everything else.
 
-The rule for bytes, simpler than any compiler: whatever lies between two products is one kernel, which reads each of
+The rule for bytes is simpler than any compiler's: whatever lies between two products is one kernel, which reads each of
 its inputs once and writes each of its results once.
 """
 import operator
@@ -25,41 +25,48 @@ VIEWS = {aten.view, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsq
          aten.split_with_sizes, aten.slice, aten.select, aten.unbind, aten.alias, aten.detach, aten.reshape,
          operator.getitem}
 
+
 @dataclass
 class Work:
-    """Of a graph: floating-point operations of its products, bytes of its other kernels."""
-    flops: float = 0.0
-    moved: float = 0.0
+    """The work of a graph's kernels."""
+    flops: float = 0.0     # floating-point operations of its products
+    moved: float = 0.0     # bytes that its other kernels read and write
+
 
 def kind(node):
     return getattr(node.target, "overloadpacket", node.target)
 
+
 def origin(node):
-    """The node whose numbers a view shows; of what a product gives, the product."""
+    """Return the node whose numbers a view shows."""
     while kind(node) in VIEWS:
         node = node.args[0]
     return node
 
+
 def is_product(node):
     return kind(node) in PRODUCTS or kind(node) in ATTENTION
 
+
 def size(node):
-    """Bytes of what a node gives; of several tensors, all of them."""
+    """Return the bytes of all tensors that a node returns."""
     values = node.meta.get("val", ())
     tensors = values if isinstance(values, (tuple, list)) else [values]
     return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
 
+
 def flops(node):
-    """A product's: two for each pair of numbers multiplied. A query sees half of the keys."""
+    """Return a product's operations: two for each pair of numbers that are multiplied. A query sees half of the keys."""
     if kind(node) in ATTENTION:
         q = node.args[1 if ATTENTION[kind(node)] == 5 else 0].meta["val"]   # (B, H, T, d_k)
         return ATTENTION[kind(node)] * 2 * q.numel() * q.shape[2] / 2
     return 2 * node.meta["val"].numel() * node.args[-1].meta["val"].shape[-2]
 
+
 def count(graph):
-    """The Work of a torch.fx graph that has no branches."""
+    """Return the Work of a torch.fx graph that has no branches."""
     work = Work()
-    level = {}                                       # the most products on a way from the inputs
+    level = {}                                       # node -> the most products on a path that ends there
     read, written = set(), set()                     # (level of the kernel, node)
     for node in graph.nodes:
         if kind(node) in VIEWS:
@@ -79,9 +86,12 @@ def count(graph):
         work.moved += size(node)
     return work
 
+
 def training_work(module, *shape):
-    """The Work of module's compiled forward and backward in bfloat16 on an input of that shape.
-    Inside FakeTensorMode, whose tensors have shapes and no numbers: nothing is computed."""
+    """Return the Work of a module's compiled forward and backward in bfloat16 on an input of that shape.
+
+    Call it inside FakeTensorMode, whose tensors have shapes and no numbers, so that nothing is computed.
+    """
     work = Work()
 
     def add(graph, inputs):
@@ -99,8 +109,10 @@ def training_work(module, *shape):
     y.backward(torch.empty_like(y))
     return work
 
+
 class Layer(nn.Module):
     """A GPT's first block."""
+
     def __init__(self, gpt):
         super().__init__()
         self.gpt = gpt
@@ -108,19 +120,24 @@ class Layer(nn.Module):
     def forward(self, h):
         return self.gpt.blocks[0](h, self.gpt.cos, self.gpt.sin)
 
+
 class Head(nn.Module):
     """What comes after a GPT's blocks: last norm, logits, loss."""
+
     def __init__(self, gpt, targets):
         super().__init__()
         self.gpt = gpt
         self.targets = targets
 
     def forward(self, h):
-        return self.gpt.nats(h if self.gpt.sphere else self.gpt.norm_f(h), self.targets)
+        return self.gpt.summed_loss(h if self.gpt.sphere else self.gpt.norm_f(h), self.targets)
+
 
 def predicted_step(config, sequences, peak, bandwidth):
-    """Milliseconds of a training step with that many sequences, by a processor's FLOP/s and
-    bytes/s: of products, of all other kernels, of AdamW with project_."""
+    """Return the milliseconds of a training step's products, of all its other kernels, and of AdamW with project_.
+
+    peak and bandwidth are the processor's FLOP/s and bytes/s.
+    """
     shape = sequences, config.block_size, config.n_embd
     with FakeTensorMode(allow_non_fake_inputs=True):
         gpt = GPT(config)

@@ -1,17 +1,17 @@
 """
-Does depth change the order? Four of the seven, twelve layers of width 48, five tokens a parameter, two seeds: 40
-minutes on a laptop.
+Find out whether depth changes the order: four archs with twelve layers of width 48, five tokens per parameter, two
+seeds. This takes 40 minutes on a laptop.
 
-    python lessons/studies/depth.py    # runs in out/depth, then assets/depth.json and depth.png; goes on when stopped
+    python lessons/studies/depth.py    # writes assets/depth.json and depth.png; resumes if it was stopped
 
-Each trains at the embed_std and the multiple of its built-in rate that a search found for this depth, with width 64 and
-one token a parameter:
+Each arch trains at the embed_std and the multiple of its built-in learning rate that a search found for this depth,
+with width 64 and one token per parameter:
 
-    python bench.py race --n_layer=12 --n_embd=64 --n_head=4 --block_size=128 --batch_size=16 --total_batch_size=2048 \
+    python lessons/studies/race.py --n_layer=12 --n_embd=64 --n_head=4 --block_size=128 --batch_size=16 --total_batch_size=2048 \
         --compile=true --dtype=float32 --tokens_per_parameter=1 --seeds=1 --results=assets/race_12x64.json \
         --archs=rmsnorm+qk_norm,ngpt,angpt,normformer
 
-Beside the losses it keeps how long the vectors of the residual stream are in front of and behind each block, as anGPT's
+Besides the losses it records the length of the residual stream's vectors before and after each block, as anGPT's
 Figure 1 does for 0.5B parameters.
 """
 import json
@@ -20,26 +20,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from train import Tokens, TrainConfig, train
 import torch
 from matplotlib.figure import Figure
 
-from bench import COLORS, at_best, label, read_race
+from bench import COLORS, label
 from lessons.studies.diagnose import diagnose
+from lessons.studies.race import at_best, read_race
 from prepare import prepare
-from train import Tokens, TrainConfig, train
 
 SEARCH = read_race(ROOT / "assets/race_12x64.json")["runs"]
 SEEDS = [1, 2]
 LAYERS = 12
 WIDTH = 48
-STEPS = 1144                           # of 2,048 tokens: five for each of GPT+'s parameters
+STEPS = 1144                           # of 2,048 tokens: five per parameter of GPT+
 
 
 def run(name, seed):
-    """The records of one run that have a validation."""
+    """Train one run; return its records that have a validation loss."""
     arch = name.removesuffix("+qk_norm")
     rate, std = map(float, at_best(SEARCH, name, 401, seeds=[1]).name)
-    rate *= (64 / WIDTH) ** 0.5                                # as the built-in rates go with width
+    rate *= (64 / WIDTH) ** 0.5                # as the built-in learning rates depend on width
     config = TrainConfig(arch=arch, qk_norm=name.endswith("+qk_norm"), seed=seed, n_layer=LAYERS, n_embd=WIDTH,
                          n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS,
                          learning_rate=rate, embed_std=std, dtype="float32", resume="auto",
@@ -49,7 +50,7 @@ def run(name, seed):
 
 
 def measure(name):
-    """What is kept of an arch: a list a seed of losses and of norms, the seconds of all seeds."""
+    """Train an arch with all seeds; return its losses and norms, a list per seed, and the seconds of all seeds."""
     logs = [run(name, seed) for seed in SEEDS]
     return {"tokens": [record["tokens"] / 1e6 for record in logs[0]],
             "val_loss": [[record["val_loss"] for record in log] for log in logs],
@@ -58,21 +59,21 @@ def measure(name):
 
 
 def draw_line(axes, x, ys, name):
-    """The mean of the seeds' ys and their range."""
+    """Draw the mean of the seeds' ys and their range."""
     ys = torch.tensor(ys)                          # (seeds, points)
     axes.plot(x, ys.mean(0), color=COLORS[name], marker="o", ms=3, label=label(name))
     axes.fill_between(x, ys.amin(0), ys.amax(0), color=COLORS[name], alpha=0.2, lw=0)
 
 
 def draw(found, path):
-    """Losses against tokens, and the norms of the residual stream against depth."""
+    """Draw losses against tokens, and the norms of the residual stream against depth."""
     figure = Figure(figsize=(9, 4), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, one in found.items():
-        late = [losses[3:] for losses in one["val_loss"]]                         # before, all fall alike
+        late = [losses[3:] for losses in one["val_loss"]]                         # before that all fall alike
         draw_line(left, one["tokens"][3:], late, name)
         draw_line(right, range(LAYERS + 1), one["residual_norm"], name)
-    left.set(xlabel="tokens (millions)", ylabel="held-out loss (nats/token)")
+    left.set(xlabel="tokens (millions)", ylabel="validation loss (nats per token)")
     right.set(xlabel="blocks passed", ylabel="mean norm of the residual stream", yscale="log")
     right.set_xticks(range(0, LAYERS + 1, 2))
     for axes in (left, right):

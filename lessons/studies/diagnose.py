@@ -1,14 +1,14 @@
 """
-What happens in each layer while a model trains, for `train(config, watch=...)`:
+Measure what happens in each layer while a model trains, for `train(config, watch=...)`:
 
     from lessons.studies.diagnose import diagnose
-    log = train(config, watch=diagnose(text.batch(range(16), torch.device("cpu"))))
-    log[-1]["grad_l1"]["w_down"]                    # a number for each layer
+    log = train(config, watch=diagnose(tokens.batch(range(16), torch.device("cpu"))))
+    log[-1]["grad_l1"]["w_down"]                    # one number per layer
 
-  residual_norm   mean over tokens of ||h||, before the first block and after each (anGPT Fig. 1)
-  grad_l1         mean |gradient| of each matrix, not clipped (NormFormer Fig. 3 has w_down's)
+  residual_norm   mean over tokens of ||h||, before the first block and after each block (anGPT Fig. 1)
+  grad_l1         mean |gradient| of each matrix before clipping (NormFormer Fig. 3 has w_down's)
   scale           mean |value| of each gain, alpha and s (NormFormer Fig. 4, nGPT Fig. 6)
-  row_norm        mean norm of each matrix's rows, its input dimension (anGPT Fig. E.1); row_norm_max: the largest
+  row_norm        mean norm of each matrix's rows, along its input dimension (anGPT Fig. E.1); row_norm_max: the largest
   momentum_var    variance of Adam's first moment over each matrix (anGPT Fig. B.1: over the sum of all steps')
 """
 import re
@@ -19,7 +19,10 @@ from model import Scale
 
 
 def by_layer(values):
-    """{"blocks.0.w_o.weight": a, "blocks.1.w_o.weight": b, "lm_head.weight": c} -> {"w_o": [a, b], "lm_head": [c]}"""
+    """Group values by layer.
+
+    {"blocks.0.w_o.weight": a, "blocks.1.w_o.weight": b, "lm_head.weight": c} -> {"w_o": [a, b], "lm_head": [c]}
+    """
     found = {}
     for name, value in values.items():
         found.setdefault(re.sub(r"^blocks\.\d+\.|\.weight$", "", name), []).append(float(value))
@@ -27,16 +30,18 @@ def by_layer(values):
 
 
 def diagnose(batch):
-    """A watch(model, optimizer, step) that measures on batch, a pair of (B, T) token ids, in eval mode.
+    """Return a watch(model, optimizer, step) that measures on batch, a pair of (B, T) token ids, in eval mode.
 
-    It returns a dict by measure: lists over layers, or dicts of such by matrix. Nothing that training meets is changed.
+    The watch returns a dict with one entry per measure: a list over layers, or a dict of such lists by matrix. It does
+    not change the training.
     """
     x, y = batch
 
     def watch(model, optimizer, step):
         was_training = model.training
         device = next(model.parameters()).device
-        model.eval()                               # no dropout, and PowerNorm's running statistics stay as they are
+        # In eval mode there is no dropout, and PowerNorm's running statistics stay as they are.
+        model.eval()
         norms, gradients = look(model, x.to(device), y.to(device))
         model.train(was_training)
         found = {"residual_norm": norms, "grad_l1": by_layer({name: g.abs().mean() for name, g in gradients.items()})}
@@ -46,7 +51,7 @@ def diagnose(batch):
 
 
 def look(model, x, y):
-    """(mean ||h|| before the first block and after each, name -> gradient of each matrix) of one batch."""
+    """Return (mean ||h|| before the first block and after each, {name: gradient of each matrix}) for one batch."""
     norms = []
 
     def note(h):
@@ -70,14 +75,15 @@ def matrices_of(model):
 
 @torch.no_grad()
 def of_weights(model, optimizer):
-    """What is seen of the weights themselves and of Adam's first moments, by layer."""
+    """Return what is measured on the weights themselves and on Adam's first moments, by layer."""
     rows, moments = {}, {}
     for name, p in matrices_of(model).items():
         rows[name] = p.norm(dim=1)
-        moments[name] = optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1))        # none before the first step
+        # Adam has no moments before the first step.
+        moments[name] = optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1))
     scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
     for name, module in model.named_modules():
-        if isinstance(module, Scale):              # as it is used, not as it is stored
+        if isinstance(module, Scale):              # its value in use, not the one stored
             scales[f"{name}.weight"] = module()
     return {"scale": by_layer({name: value.abs().mean() for name, value in scales.items()}),
             "row_norm": by_layer({name: norm.mean() for name, norm in rows.items()}),

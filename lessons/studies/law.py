@@ -1,38 +1,41 @@
 """
-Loss against size: a N^-b + c through races at several sizes, N parameters, with the same tokens a parameter.
+Fit a law to loss against size: a N^-b + c for N parameters, through races at several sizes.
 
     python lessons/studies/law.py assets/race_0.05m.json assets/race_0.1m.json assets/race_small.json \
         assets/race_0.6m.json assets/race_1.1m.json
 
-Brackets: a bootstrap over seeds, 2.5% to 97.5%; with two seeds a size it holds the truth about three times in four. It
-knows nothing of errors in the law's form; how large these are, the same law without the smallest size may tell (dashed
-in out/bench/law.png).
+All runs have the same number of tokens per parameter. The brackets are a bootstrap over seeds, 2.5% to 97.5%. With two
+seeds per size such an interval contains the truth about three times in four. It does not include errors in the form of
+the law. How large these may be is shown by the same law without the smallest size (dashed in out/bench/law.png).
 """
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench import COLORS, at_best, label, print_table, read_race
-from prepare import expect, run_script, typed
-
+from bench import COLORS, label, print_table
+from lessons.studies.race import at_best, read_race, validation_of
 import numpy as np
 from matplotlib.figure import Figure
 
+from prepare import check, parse_options, run_script
+
 EXPONENTS = np.geomspace(0.02, 2, 1000)
-AT = 100_000_000                         # parameters for which the law is asked
+AT = 100_000_000                         # parameters for which the law predicts the loss
 
 
 @dataclass
 class LawConfig:
-    """Options, beside the files of races."""
-    tokens_per_parameter: float = 20.0   # which runs of the races
+    # Law
+    tokens_per_parameter: float = 20.0   # which runs of the races to take
     out_dir: str = "out/bench"           # folder for the picture
 
 
 def fit_law(sizes, losses):
-    """(a, b, c), c >= 0, of the law a (N / first N)^-b + c nearest to the losses; a and c are a straight line's for
-    each of the exponents b, or of a line through 0."""
+    """Return (a, b, c), c >= 0, of the law a (N / first N)^-b + c that is nearest to the losses.
+
+    For each exponent b, a and c are those of the best straight line, or of the best line through 0 if c were negative.
+    """
     x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
     dx = x - x.mean(1, keepdims=True)
     a = (dx * (losses - np.mean(losses))).sum(1) / (dx ** 2).sum(1)
@@ -45,18 +48,24 @@ def fit_law(sizes, losses):
 
 
 def read_sizes(paths, ratio):
-    """arch -> {parameters: losses of its seeds at the best point} of races' runs with so many tokens a parameter."""
+    """Return {arch: {parameters: losses of the seeds at the best point}} of the runs with so many tokens per parameter.
+
+    Raises DataError if the races were not validated on the same tokens.
+    """
     sizes = {}
-    texts = {}
+    texts = {}                                                    # path -> what its runs were validated on
     for path in paths:
         race = read_race(path)
-        texts[path] = {name: race["common"][name] for name in ("val_tokens", "eval_tokens", "vocab_size")}
+        common = race["common"]
+        texts[path] = (f"{validation_of(common)} of {common['val_tokens']:,} validation tokens, vocabulary of "
+                       f"{common['vocab_size']}")
         first = texts[paths[0]]
-        expect(texts[path] == first, f"{path}: held out {texts[path]}, in {paths[0]} {first}; these do not compare")
-        near = {}                                                 # arch -> rows
+        check(texts[path] == first, f"{path}: {texts[path]}, but {paths[0]}: {first}; such losses do not compare")
+        near = {}                                                 # arch -> rows of about this length
         for row in race["runs"]:
-            tokens = row["steps"] * race["common"]["total_batch_size"]
-            if abs(tokens / row["parameters"] / ratio - 1) < 0.05:                # archs differ in a few parameters
+            tokens = row["steps"] * common["total_batch_size"]
+            # Archs differ in a few parameters, but a race gives all of them the same tokens.
+            if abs(tokens / row["parameters"] / ratio - 1) < 0.05:
                 near.setdefault(row["arch"], []).append(row)
         for arch, rows in near.items():
             seeds = sorted({row["seed"] for row in rows})
@@ -66,7 +75,7 @@ def read_sizes(paths, ratio):
 
 
 def fits_of(sizes, seeds, draws=1000):
-    """Laws of the means and, behind, of means over seeds drawn with replacement: a, b and c, (draws + 1, 1) each."""
+    """Return a, b and c, each (draws + 1, 1): of the seeds' means, then of means over seeds drawn with replacement."""
     generator = np.random.default_rng(0)
     fits = [fit_law(sizes, [np.mean(losses) for losses in seeds])]
     for _ in range(draws):
@@ -75,13 +84,13 @@ def fits_of(sizes, seeds, draws=1000):
 
 
 def with_interval(values):
-    """The first of values, which is no draw, and where 95% of the others lie."""
+    """Return as text the first value, which is no draw, and the range of 95% of the others."""
     low, high = np.quantile(values[1:], (0.025, 0.975))
     return f"{values[0]:.3f} ({low:.3f}-{high:.3f})"
 
 
 def draw_law(axes, name, sizes, seeds):
-    """An arch's losses and laws; returns its line of the table."""
+    """Draw an arch's losses and laws; return its row of the table."""
     a, b, c = fits_of(sizes, seeds)
     x = np.geomspace(sizes[0], AT, 50)
     lines = a * (x / sizes[0]) ** -b + c                          # (draws + 1, 50)
@@ -99,20 +108,20 @@ def draw_law(axes, name, sizes, seeds):
 
 def main(argv):
     paths = [word for word in argv if not word.startswith("-")]
-    options = LawConfig(**typed([word for word in argv if word not in paths], __doc__, LawConfig))
+    options = LawConfig(**parse_options([word for word in argv if word not in paths], __doc__, LawConfig))
     axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
     table = []
     for name, found in read_sizes(paths, options.tokens_per_parameter).items():
         sizes = np.array(sorted(found))
         seeds = [found[size] for size in sizes]
         if len(sizes) < 4 or min(map(len, seeds)) < 2 or not np.isfinite(np.concatenate(seeds)).all():
-            print(f"{label(name)}: no law; it takes four sizes with two seeds each, none of which diverged")
+            print(f"{label(name)}: no law; that takes four sizes with two seeds each, none of which diverged")
         else:
             table.append(draw_law(axes, name, sizes, seeds))
-    expect(table, "no arch has four sizes with two seeds each, none diverged; give more races' JSONs")
+    check(table, "no arch has four sizes with two seeds each, none diverged; give more races' JSON files")
     print_table(table)
     axes.legend()
-    axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens a parameter")
+    axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens per parameter")
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(f"{options.out_dir}/law.png")
 

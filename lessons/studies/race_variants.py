@@ -1,10 +1,11 @@
 """
-What the norms of today are worth at this size: all of lessons/extras/variants.py beside the six, 5 tokens a parameter.
+Find out what today's norms are worth at a small size: race all of lessons/extras/variants.py beside the six.
 
-    python lessons/studies/race_variants.py    # hours on one core, into assets/race_variants.json; goes on when stopped
+    python lessons/studies/race_variants.py    # takes hours on one core; the same command resumes
 
-Complete runs of 0.23M parameters, as in assets/race_small.json, with seed 1 at once and twice the recipe's rate, and at
-half of it where twice is no better than once; then the best of these with seed 2. One thread a run.
+Makes complete runs of 0.23M parameters with 5 tokens per parameter, as in assets/race_small.json. Each arch runs with
+seed 1 at the recipe's learning rate and at twice that, and at half of it if twice was no better; then at the best of
+these with seed 2. A run takes one thread. Results go to assets/race_variants.json.
 """
 import json
 import sys
@@ -12,48 +13,56 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from bench import train_config
+from lessons.studies.race import train_once
 import torch
 
-from bench import train_config, train_once
 from lessons.extras import variants  # registers them
 from model import ARCHS
-from prepare import atomic
+from prepare import atomic_write, check, run_script
 
 RESULTS = ROOT / "assets" / "race_variants.json"
 OPTIONS = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=561,
-               dtype="float32", compile="true", eval_tokens=2 ** 18)
-# An arch, and behind it an embed_std that is not its recipe's: without a norm small tokens stay small
+               dtype="float32", compile="true", final_eval_tokens=10 ** 9)      # all validation tokens
+# Some archs have an embed_std here that is not their recipe's: without a norm small embeddings stay small.
 NAMES = ["rmsnorm+qk_norm", *ARCHS, "dyt embed_std=1", "derf embed_std=1"]
 
 
 class Runs:
-    """Those that have ended: (name, times the recipe's rate, seed) -> loss, None where it diverged."""
+    """The runs that have ended. Each is told by an arch's name, the multiple of its learning rate, and a seed."""
+
     def __init__(self):
-        self.rows = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+        saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"options": OPTIONS, "runs": []}
+        self.rows = saved["runs"]
+        self.options = saved["options"]
 
     def loss(self, name, times, seed=1):
+        """Return the loss of a run, inf if it diverged, None if it has not ended."""
         for row in self.rows:
             if (row["arch"], row["times"], row["seed"]) == (name, times, seed):
                 return row["loss"] or float("inf")
 
     def make(self, name, times, seed=1):
+        """Train a run that has not ended yet and add it to the results."""
         if self.loss(name, times, seed) is not None:
             return
+        # Earlier versions validated on the first 262,144 tokens, which are easier than the rest.
+        check(self.options == OPTIONS, f"{RESULTS}: made with other options ({self.options}); move it away to start again")
         arch, _, embed_std = name.partition(" embed_std=")
         options = OPTIONS | ({"embed_std": float(embed_std)} if embed_std else {})
         rate = float(f"{times * train_config(arch, options).learning_rate:.3g}")
         config = train_config(arch, options, seed=seed, learning_rate=rate)
-        loss, seconds = train_once(config.given)
-        print(f"{name}, {times} times the recipe's rate, seed {seed}: {loss}, {seconds} s", flush=True)
+        loss, seconds = train_once(config.options)
+        print(f"{name}, {times} times the recipe's learning rate, seed {seed}: {loss}, {seconds} s", flush=True)
         self.rows.append({"arch": name, "times": times, "learning_rate": rate, "embed_std": config.embed_std,
                           "seed": seed, "loss": loss, "seconds": seconds})
         rows = ",\n".join(json.dumps(row) for row in self.rows)
         head = f'"options": {json.dumps(OPTIONS)},\n"torch": "{torch.__version__}"'
-        with atomic(RESULTS) as file:
+        with atomic_write(RESULTS) as file:
             file.write(f'{{{head},\n"runs": [\n{rows}]}}\n'.encode())
 
 
-def main():
+def main(argv):
     torch.set_num_threads(1)
     runs = Runs()
     for times in (2, 1):
@@ -68,4 +77,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -1,13 +1,16 @@
 """
-Why do seeds of one arch differ? Runs of 0.23 million parameters, 20 tokens for each, with a seed for the weights and
-another for the order of the data: three minutes a run on one thread.
+Find out why seeds of one arch differ. Runs of 0.23 million parameters with 20 tokens per parameter have one seed for the
+weights and another for the order of the data; each takes three minutes on one thread.
 
     OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt,angpt built-in 4x4   # all pairs of four and four seeds
     OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt "half rate" 1-8      # weights 1, order 1; 2 and 2; ...
 
-Archs train at the rate and embed_std that a search found best for seed 1 (assets/race_small.json), here times what a
-variant says. Each run that ends is a line of assets/seeds.jsonl; the same command goes on, and a second one beside it
-takes other runs. A run also keeps the mean of its weights over the last tenth of its steps.
+Archs train at the learning rate and embed_std that a search found best for seed 1 (assets/race_small.json), with the
+changes of a variant. Each run that ends becomes a line of assets/seeds.jsonl. The same command resumes the study, and a
+second process beside it takes other runs. A run also measures the mean of its weights over the last tenth of its steps.
+
+A line has two losses: loss_all, of all validation tokens, and loss, of the first 262,144 of them. The latter are easier.
+Races of earlier versions were validated on these.
 """
 import json
 import os
@@ -18,8 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from train import (TrainConfig, batches, compile_blocks, join_machine, make_model, make_optimizer, open_corpus,
-                   optimizer_step, resolve)                    # before torch: it sets how torch's threads wait
+# train is imported before torch: it sets how torch's threads wait.
+from train import (TrainConfig, batches, compile_model, make_model, make_optimizer, open_dataset, optimizer_step,
+                   resolve, set_up_process)
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -31,14 +35,18 @@ POINT = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, tota
              dtype="float32", max_steps=2246, device="cpu")
 BEST = {"ngpt": (0.0113, 0.02), "angpt": (0.00566, 0.02), "rmsnorm+qk_norm": (0.00566, 0.02),
         "normformer": (0.0113, 1.0), "layernorm": (0.00566, 0.0007), "rmsnorm": (0.00566, 0.2),
-        "powernorm": (0.00566, 0.1)}   # rate and embed_std
+        "powernorm": (0.00566, 0.1)}   # learning rate and embed_std
 RESULTS = ROOT / "assets/seeds.jsonl"
 EVERY = 100                            # steps between two points of a trajectory
-USUAL = 2 ** 18                        # held-out tokens of a race's loss; all there are: 3.0 times that
-EARLY = 2 ** 16                        # of a loss on the way, every 200 steps
+USUAL = 2 ** 18                        # validation tokens of `loss`, a third of all
+EARLY = 2 ** 16                        # validation tokens of the losses during a run, every 200 steps
 
-# What a variant changes: options of train.py; rate, a factor; of learned scales of that name where they start (init)
-# and how they are stored (scale, one over their own rate); nudge, a random relative change of each weight
+# A variant changes options of train.py, or
+#   rate                the learning rate, by this factor
+#   alpha, s_z, s_qk    the learned scales of this name: their first value (init), and how they are stored (scale; Adam
+#                       moves a scale by learning rate / scale)
+#   g                   the first value of the gain of q and k
+#   nudge               all weights, by a random relative change of this size
 VARIANTS = {
     "built-in": {},
     "half rate": {"rate": 0.5},
@@ -53,17 +61,20 @@ VARIANTS = {
     "s_z slower": {"s_z": {"scale": 1.0}},
     "s_qk slower": {"s_qk": {"scale": 1.0}},
     "s_qk from 2": {"s_qk": {"init": 2.0}},
-    "g from 16": {"g": 16.0},          # angpt, GPT+: where g stands ngpt has s_qk^2 d_k^(1/2), which is 16 from 2
+    # For angpt and GPT+. In the place of g, ngpt has s_qk^2 d_k^(1/2), which is 16 if s_qk is 2.
+    "g from 16": {"g": 16.0},
     "nudged": {"nudge": 1e-5},
-    "5 tokens": {"max_steps": 561, "rate": 2},            # a parameter; at the best rate of that length
+    # Five tokens per parameter, at the best learning rate of that length
+    "5 tokens": {"max_steps": 561, "rate": 2},
     "5 tokens warm-up 10%": {"max_steps": 561, "rate": 2, "warmup_ratio": 0.1},
     "0.64M": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5},
     "0.64M warm-up 10%": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5,
                           "warmup_ratio": 0.1},
 }
 
+
 def config_of(arch, variant):
-    """(TrainConfig, what is changed in the new model)"""
+    """Return a variant's TrainConfig and a dict of the changes of the new model."""
     changes = dict(VARIANTS[variant])
     best_rate, std = BEST[arch]
     rate = best_rate * changes.pop("rate", 1)
@@ -72,8 +83,10 @@ def config_of(arch, variant):
     given = POINT | {"arch": name, "qk_norm": bool(switch), "learning_rate": rate, "embed_std": std}
     return TrainConfig(**given | changes), starts
 
+
 @torch.no_grad()
-def start_otherwise(model, starts):
+def change_model(model, starts):
+    """Apply a variant's changes to a new model."""
     for name, module in model.named_modules():
         kind = name.split(".")[-1].removesuffix("_a").removesuffix("_m")
         if isinstance(module, Scale) and kind in starts:
@@ -84,68 +97,75 @@ def start_otherwise(model, starts):
             p.fill_(starts["g"])
         p.mul_(1 + starts.get("nudge", 0) * torch.randn_like(p))
 
+
 def train_run(arch, variant, weights, order, watch):
-    """Trains as train.py does, and calls watch(step, loss, norm, model) after each step; returns (model, held-out
-    Tokens)."""
+    """Train as train.py does, and call watch(step, loss, norm, model) after each step; return the model."""
     config, starts = config_of(arch, variant)
-    machine = join_machine(config)
-    corpus = open_corpus(config, machine)
-    config = resolve(config, corpus.vocab_size, machine.world_size)
+    process = set_up_process(config)
+    dataset = open_dataset(config, process)
+    config = resolve(config, dataset.vocab_size, process.world_size)
     config.seed = weights
-    model = make_model(config, machine.device)
-    start_otherwise(model, starts)
+    model = make_model(config, process.device)
+    change_model(model, starts)
     config.seed = order
     optimizer = make_optimizer(model, config)
-    compile_blocks(model, config, machine)
+    compile_model(model, config, process)
     watch(0, None, None, model)
     for step in range(config.max_steps):
-        micro_batches = batches(corpus.train, step, config, machine)
-        found = optimizer_step(step, model, optimizer, micro_batches, config, machine)
-        watch(step + 1, found["loss"], found["grad_norm"], model)
-    return model, corpus.val
+        micro_batches = batches(dataset.train, step, config, process)
+        measured = optimizer_step(step, model, optimizer, micro_batches, config, process)
+        watch(step + 1, measured["loss"].item(), measured["grad_norm"].item(), model)
+    return model
+
 
 @torch.no_grad()
-def token_losses(model, held_out, tokens):
-    """Loss of each of the first held-out tokens, in float64, and whether a file begins there."""
+def token_losses(model, validation, tokens):
+    """Return the loss of each of the first validation tokens, in float64, and whether a file begins there."""
     losses, begins = [], []
-    windows = min(held_out.windows, tokens // held_out.length)
+    windows = min(validation.windows, tokens // validation.length)
     model.eval()
     with torch.compiler.set_stance("force_eager"):
         for i in range(0, windows, 16):
-            x, y = held_out.batch(range(i, min(i + 16, windows)), torch.device("cpu"))
+            x, y = validation.batch(range(i, min(i + 16, windows)), torch.device("cpu"))
             logits = model(x, y)[0]
             losses.append(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double())
             begins.append(x.flatten() == 256)
     model.train()
     return torch.cat(losses).numpy(), torch.cat(begins).numpy()
 
+
 def short(x):
+    """Return a number with five digits."""
     return float(f"{x:.5g}")
 
+
 class Watch:
-    """A run's trajectory, and the mean of its weights over the last tenth."""
-    def __init__(self, held_out, last):
-        self.held_out, self.last = held_out, last
+    """Records a run's trajectory, and the mean of its weights over the last tenth of its steps."""
+
+    def __init__(self, validation, last_step):
+        self.validation, self.last_step = validation, last_step
         self.rows, self.early, self.since = defaultdict(list), [], []
         self.sums, self.count = None, 0
-        x, y = held_out.batch(range(0, held_out.windows, held_out.windows // 16), torch.device("cpu"))
-        self.twice = torch.cat((x[:, :64], x[:, :64]), dim=1)  # the second half can be copied from the first
+        x, y = validation.batch(range(0, validation.windows, validation.windows // 16), torch.device("cpu"))
+        # In these sequences the second half can be copied from the first.
+        self.twice = torch.cat((x[:, :64], x[:, :64]), dim=1)
         self.x, self.y = x, y
 
     def __call__(self, step, loss, norm, model):
         if step:
             self.since.append((loss, norm))
         if step and step % EVERY == 0:
-            self.look(step, model)
+            self.measure(step, model)
         if step and (step % 200 == 0 or step in (50, 100)):
-            self.early.append([step, short(token_losses(model, self.held_out, EARLY)[0].mean())])
-        if step > 0.9 * self.last:
+            self.early.append([step, short(token_losses(model, self.validation, EARLY)[0].mean())])
+        if step > 0.9 * self.last_step:
             values = [p.detach().double() for p in model.parameters()]
             self.sums = torch._foreach_add(self.sums, values) if self.sums else values
             self.count += 1
 
     @torch.no_grad()
-    def look(self, step, model):
+    def measure(self, step, model):
+        """Add a point to the trajectory."""
         losses, norms = np.array(self.since).T
         self.since = []
         found = {"step": step, "loss": losses.mean(), "worst": losses.max(), "norm": np.median(norms),
@@ -164,43 +184,54 @@ class Watch:
 
     @torch.no_grad()
     def average(self, model):
+        """Give a model the mean weights."""
         for p, total in zip(model.parameters(), self.sums):
             p.copy_(total / self.count)
         if model.sphere:
             model.project_()
 
+
 def by_file(losses, begins):
-    """[tokens, mean loss] of each held-out file."""
+    """Return [tokens, mean loss] for each validation file."""
     file = np.cumsum(begins)
     counts, sums = np.bincount(file), np.bincount(file, losses)
     return [[int(n), short(total / n)] for n, total in zip(counts, sums) if n]
 
+
 def one_run(arch, variant, weights, order):
+    """Train one run; return its row of the results, and save its weights in out/seeds."""
     started = time.perf_counter()
     config, _ = config_of(arch, variant)
-    watch = Watch(open_corpus(config, join_machine(config)).val, config.max_steps)
-    model, held_out = train_run(arch, variant, weights, order, watch)
-    losses, begins = token_losses(model, held_out, 10 * USUAL)
+    validation = open_dataset(config, set_up_process(config)).val
+    watch = Watch(validation, config.max_steps)
+    model = train_run(arch, variant, weights, order, watch)
+    losses, begins = token_losses(model, validation, 10 * USUAL)         # there are no more than that
     name = "-".join(map(str, (arch, variant, weights, order))).replace("/", " by ")
     torch.save(model.state_dict(), ROOT / "out/seeds" / f"{name}.pt")
     watch.average(model)
-    averaged, _ = token_losses(model, held_out, USUAL)
+    averaged, _ = token_losses(model, validation, USUAL)
     row = {"arch": arch, "variant": variant, "weights": weights, "order": order,
            "learning_rate": config.learning_rate, "embed_std": config.embed_std,
            "loss": losses[:USUAL].mean(), "loss_all": losses.mean(), "tokens_all": len(losses),
            "loss_averaged": averaged.mean(), "early": watch.early, "seconds": round(time.perf_counter() - started)}
-    if variant in ("built-in", "warm-up 10%"):                 # of others nobody asks
+    # The analysis reads the trajectories and files of these variants only.
+    if variant in ("built-in", "warm-up 10%"):
         row |= {"files": by_file(losses, begins), "path": watch.rows}
     return row
 
+
 def read():
+    """Return the rows of all runs that have ended."""
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
+
 def key(row):
+    """Return what tells a row's run from the others."""
     return row["arch"], row["variant"], row["weights"], row["order"]
 
+
 def pairs_of(text):
-    """Seeds of weights and order: 4x4 is all pairs, 1-8 one seed for both, 2/3,3/2 two pairs."""
+    """Return pairs of seeds (weights, order): 4x4 gives all pairs, 1-8 one seed for both, 2/3,3/2 two pairs."""
     if "/" in text:
         return [tuple(map(int, pair.split("/"))) for pair in text.split(",")]
     if "x" in text:
@@ -209,8 +240,9 @@ def pairs_of(text):
     first, last = map(int, text.split("-"))
     return [(seed, seed) for seed in range(first, last + 1)]
 
+
 def run(archs, variants, seeds):
-    """All these runs but those that have ended or are under way in another process."""
+    """Make all these runs, except those that have ended or that another process is making."""
     torch.set_num_threads(1)
     folder = ROOT / "out/seeds"
     folder.mkdir(parents=True, exist_ok=True)
@@ -227,7 +259,8 @@ def run(archs, variants, seeds):
                     file.write(json.dumps(row) + "\n")
         except Timeout:
             continue
-        print(*one, f"{row['loss']:.4f}, averaged {row['loss_averaged']:.4f}, {row['seconds']} s", flush=True)
+        print(*one, f"{row['loss_all']:.4f} over all validation tokens, {row['seconds']} s", flush=True)
+
 
 if __name__ == "__main__":
     os.chdir(ROOT)

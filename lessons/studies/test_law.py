@@ -13,7 +13,7 @@ SIZES = [10_000, 40_000, 160_000, 640_000]
 
 
 def write_races(folder, sizes=SIZES, val_tokens=1000, smallest_is_off=0, last=None):
-    """Races' JSONs whose losses are 2 (N / 10,000)^-0.3 + 1.5, but the first's; returns their paths."""
+    """Write races whose losses are 2 (N / 10,000)^-0.3 + 1.5, except for the smallest; return their paths."""
     paths = []
     for size in sizes:
         loss = 2 * (size / 10_000) ** -0.3 + 1.5 + smallest_is_off * (size == sizes[0])
@@ -40,7 +40,7 @@ def test_a_law_is_recovered_and_does_not_end_below_0(end):
         assert error(a, b) < other
 
 
-def test_a_law_is_told_and_drawn(tmp_path, capsys):
+def test_a_law_is_printed_and_drawn(tmp_path, capsys):
     law.main([*write_races(tmp_path), f"--out_dir={tmp_path}"])
     name, *numbers = capsys.readouterr().out.splitlines()[1].split()
     there = 2 * 10_000 ** -0.3 + 1.5
@@ -59,7 +59,12 @@ def test_a_law_takes_four_sizes_none_of_which_diverged(tmp_path, races, says):
         law.main([*write_races(tmp_path, **races), f"--out_dir={tmp_path}"])
 
 
-def test_losses_of_another_text_do_not_compare(tmp_path):
+def test_losses_of_other_validation_tokens_do_not_compare(tmp_path):
     paths = write_races(tmp_path) + write_races(tmp_path, [5000], val_tokens=999)
-    with pytest.raises(DataError, match="5000.json: held out .*999.* do not compare"):
+    with pytest.raises(DataError, match="5000.json: .* of 999 .* do not compare"):
         law.main(paths)
+    saved = json.loads(Path(paths[1]).read_text())
+    saved["common"]["validation"] = "all tokens"
+    Path(paths[1]).write_text(json.dumps(saved))
+    with pytest.raises(DataError, match="40000.json: all tokens of .* the first 128 tokens of .* do not compare"):
+        law.main(paths[:4])
