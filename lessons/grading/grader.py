@@ -233,10 +233,17 @@ def print_wrong(number, exercise, function, found, expected, wrong, sentences):
         return sentences or yes_or_no_sentences(wrong_places, questions, exercise, expected)
     print(f"{number}  not yet: with {wrong[0]}, {difference(wrong[0], found, expected, exercise)}")
     if len(wrong) < len(expected):
-        print(f"     right with: {'; '.join(x for x in expected if x not in wrong)}")
-        print(f"     wrong with: {'; '.join(wrong)}")
+        print(f"     right with: {some_of(x for x in expected if x not in wrong)}")
+        print(f"     wrong with: {some_of(wrong)}")
     print(f'     to see the input that went wrong and your result: inputs("{number}")')
     return sentences or general_sentences(function, found, expected, exercise)
+
+
+def some_of(labels, most=4):
+    """Return the first labels in one line, and the number of the others."""
+    labels = list(labels)
+    rest = f"; and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(labels[:most]) + rest
 
 
 def yes_or_no_sentences(wrong_places, questions, exercise, expected):
