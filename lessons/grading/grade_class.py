@@ -80,10 +80,12 @@ def code_cells(path):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")             # of cells without ids
-            notebook = nbformat.read(path, 4)
+            # Some editors begin a file with a byte-order mark, which utf-8-sig drops.
+            text = Path(path).read_text(encoding="utf-8-sig")
+            notebook = nbformat.reads(text, 4)
         cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     except Exception:
-        beginning = plain(Path(path).read_text(encoding="utf-8", errors="replace"), 30)
+        beginning = plain(Path(path).read_text(encoding="utf-8-sig", errors="replace"), 30)
         what = f"begins with {beginning!r}" if beginning else "is empty"
         raise NotGradable(f"not a notebook: the file {what}") from None
     if not cells:
