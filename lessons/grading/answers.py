@@ -1,8 +1,8 @@
 """
 Call a function on the inputs of an exercise and bring what it returns into one form.
 
-Answers are compared as lists of tensors. Numbers, NumPy arrays, lists of numbers, generators, and one
-stacked tensor in place of a list are all accepted.
+Answers are compared as lists of tensors. Numbers, NumPy arrays, lists of numbers, generators, and
+one stacked tensor in place of a list are all accepted.
 """
 import inspect
 import linecache
@@ -28,7 +28,7 @@ def copy(x):
 
 
 def unchanged(now, before):
-    """Return True if an argument still has its values. Rounding left by += and -= does not count."""
+    """Return True if an argument still has its values, up to the rounding of += and -=."""
     if isinstance(before, torch.Tensor):
         now, before = now.detach(), before.detach()
         return torch.equal(now, before) or close(now, before, 1e-6)  # the first test is faster
@@ -60,7 +60,7 @@ def answers(function, exercise):
         copies = copy(inputs)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")         # for example about a variance of one element
+                warnings.simplefilter("ignore")     # for example about one element's variance
                 found[label] = values(function(*copies))
         except Exception as error:
             # The stubs raise NotImplementedError without a message; torch's own have one.
@@ -119,7 +119,8 @@ def tensor(x):
 
 
 def values(returned):
-    """Return the answer as a list of tensors (numbers alone become one), or as a tuple of one tensor.
+    """Return the answer as a list of tensors (numbers alone become one), or as a tuple of one
+    tensor.
 
     A tuple of one stands for an answer that was no list: a row inside a list differs from a row.
     """

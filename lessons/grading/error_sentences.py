@@ -1,8 +1,8 @@
 """
 Say in a sentence what may have caused an error that a student's function raised.
 
-Python's and PyTorch's own messages are printed in any case. The sentences here are for messages that
-beginners find hard to read. If none fits, nothing is said.
+Python's and PyTorch's own messages are printed in any case. The sentences here are for messages
+that beginners find hard to read. If none fits, nothing is said.
 """
 import math
 import re
@@ -21,11 +21,11 @@ def values_and_indices(name):
 
 TUPLE = ("A tuple stands where a tensor is needed. A function that returns several values gives a "
          "tuple: pick one, as in logits = model(x, y)[0].")
-ONE_NUMBER = ("One number is needed there, and it got a tensor of several: index the tensor, or reduce "
-              "it with mean(), sum() or another function first.")
-ONE_CONDITION = ("`if`, `while`, `and`, `or` and `not` need a single True or False, and here a tensor "
-                 "has many. Use torch.where to decide for each entry on its own; .all() or .any() make "
-                 "one answer of many.")
+ONE_NUMBER = ("One number is needed there, and it got a tensor of several: index the tensor, or "
+              "reduce it with mean(), sum() or another function first.")
+ONE_CONDITION = ("`if`, `while`, `and`, `or` and `not` need a single True or False, and here a "
+                 "tensor has many. Use torch.where to decide for each entry on its own; .all() or "
+                 ".any() make one answer of many.")
 PRODUCT = ("A product of matrices (n, k) and (k, m) needs the same k in both: is one of them "
            "transposed?")
 
@@ -45,8 +45,8 @@ def error_sentences(error, names):
 
 def returned_nothing(error):
     if isinstance(error, NothingReturned):
-        return ("Your function ends without a `return`, or returns something that is None: a function "
-                "that only prints, and methods such as append, give None.")
+        return ("Your function ends without a `return`, or returns something that is None: a "
+                "function that only prints, and methods such as append, give None.")
 
 
 def values_with_indices(error, words):
@@ -54,7 +54,8 @@ def values_with_indices(error, words):
     if found := re.search(r"torch\.return_types\.(\w+)", words):
         return values_and_indices(found[1])
     # The message does not always name the type: look at the line, too.
-    found = re.search(rf"\.({WITH_INDICES})\((dim=|axis=)?-?\d\)(?!\.values|\.indices|\[)", error.line)
+    with_axis = rf"\.({WITH_INDICES})\((dim=|axis=)?-?\d\)(?!\.values|\.indices|\[)"
+    found = re.search(with_axis, error.line)
     if found and "converted to" in words:
         return values_and_indices(found[1])
 
@@ -71,7 +72,7 @@ def wrong_kind(words, line):
         name = found[2]
         use = f": use math.{name}(x)" if hasattr(math, name) else ""
         return f"That is a Python number and no tensor, so it has no .{name}{use}."
-    many = "only one element tensors can be converted", "cannot be converted to Scalar", "only size-1"
+    many = "only one element tensors can be", "cannot be converted to Scalar", "only size-1"
     if any(phrase in words for phrase in many):
         if found := re.search(r"math\.(\w+)", line):
             return (f"math.{found[1]} takes one number, and here it got a tensor of several: "
@@ -79,38 +80,38 @@ def wrong_kind(words, line):
         return ONE_NUMBER
     if "Boolean value of Tensor" in words or "truth value of an array" in words:
         return ONE_CONDITION
-    if re.search(r"must be Tensor, not tuple|'tuple' object|tuple indices|\(?not \"tuple\"|'tuple' and"
-                 r"|and 'tuple'", words):
+    if re.search(r"must be Tensor, not tuple|'tuple' object|tuple indices|not \"tuple\"|'tuple' and|"
+                 r"and 'tuple'", words):
         return TUPLE
     if re.search(r"must be Tensor, not list|'list' object has no attribute", words):
-        return ("A list stands where a tensor is needed: torch.tensor makes one of numbers, torch.stack "
-                "one of tensors.")
-    if found := re.search(r"expected Tensor as element \d+ in argument 0, but got (float|int)", words):
+        return ("A list stands where a tensor is needed: torch.tensor makes one of numbers, "
+                "torch.stack one of tensors.")
+    if re.search(r"expected Tensor as element \d+ in argument 0, but got (float|int)", words):
         return "torch.stack and torch.cat join tensors. For a list of numbers use torch.tensor."
     if "builtin_function_or_method" in words or "'method'" in words:
         return "A method stands there without its parentheses: x.mean() calls it, x.mean does not."
     if "NoneType" in words:
-        return ("Something in that line is None. Methods that change a list, such as append and sort, "
-                "return None, and so does a function without a `return`.")
+        return ("Something in that line is None. Methods that change a list, such as append and "
+                "sort, return None, and so does a function without a `return`.")
     if "could not infer output dtype" in words:
-        return ("mean() works on numbers with fractions. Booleans and whole numbers need .double() or "
-                ".float() before it.")
+        return ("mean() works on numbers with fractions. Booleans and whole numbers need .double() "
+                "or .float() before it.")
     if re.search(r"iteration over a 0-d|'(float|int)' object is not (iterable|subscriptable)"
                  r"|len\(\) of a 0-d|object of type '(float|int)' has no len"
                  r"|invalid index of a 0-dim", words):
-        return ("A single number stands where several are needed. Without an axis, mean(), sum() and "
-                "similar functions reduce over everything.")
+        return ("A single number stands where several are needed. Without an axis, mean(), sum() "
+                "and similar functions reduce over everything.")
 
 
 def wrong_shape(words, names):
     """Recognize shapes that do not fit together."""
     if "Expected target size" in words or "to match target batch_size" in words:
-        return ("F.cross_entropy needs logits of shape (N, classes) and targets of shape (N,): flatten "
-                "batch and time into one axis in both.")
+        return ("F.cross_entropy needs logits of shape (N, classes) and targets of shape (N,): "
+                "flatten batch and time into one axis in both.")
     unfit = "must match the size of tensor" in words or "broadcast" in words
     if unfit and names & REDUCTIONS and not names & {"keepdim", "keepdims"}:
-        return ("Two shapes do not fit together. A mean, a sum or a norm removes its axis unless it gets "
-                "keepdim=True; x[:, None] adds an axis.")
+        return ("Two shapes do not fit together. A mean, a sum or a norm removes its axis unless "
+                "it gets keepdim=True; x[:, None] adds an axis.")
     if unfit:
         return "Two shapes do not fit together: write down the shape of each part of that line."
     products = ("shapes cannot be multiplied", "to match, but got", "mismatch in its core",
@@ -120,8 +121,8 @@ def wrong_shape(words, names):
     if "stack expects each tensor to be equal size" in words:
         return "torch.stack needs tensors of one shape: write down the shape of each."
     if re.search(r"[Dd]imension out of range", words):
-        return ("There is no such axis. A tensor with n axes has the axes 0 to n - 1, or -1 for the "
-                "last; has a sum or a mean removed one?")
+        return ("There is no such axis. A tensor with n axes has the axes 0 to n - 1, or -1 for "
+                "the last; has a sum or a mean removed one?")
 
 
 def wrong_number(error, words):
@@ -137,8 +138,8 @@ def wrong_number(error, words):
     if "step must be greater than zero" in words:
         return "A tensor cannot be sliced with a negative step: x.flip(0) reverses an axis."
     if "same dtype" in words or re.search(r"expected .*(dtype|scalar type) .* but", words):
-        return ("Two tensors have different dtypes: x.to(y.dtype) converts one. torch.zeros and similar "
-                "functions give float32 unless they are told otherwise.")
+        return ("Two tensors have different dtypes: x.to(y.dtype) converts one. torch.zeros and "
+                "similar functions give float32 unless they are told otherwise.")
 
 
 def wrong_call(error, words):
@@ -148,7 +149,8 @@ def wrong_call(error, words):
             return "The grader calls your function with the arguments of the stub, in that order."
         return "A function is called with too many or too few arguments in that line."
     if type(error) is NameError:
-        return "That name is not defined: is it misspelled, or was the cell that defines it not run?"
+        return ("That name is not defined: is it misspelled, or was the cell that defines it not "
+                "run?")
     if isinstance(error, UnboundLocalError):
         return "A variable is used before it has a value: does the function reach its assignment?"
     if isinstance(error, RecursionError):

@@ -131,9 +131,9 @@ def log_rows(generator, plans, gain=1.05, wave=0.1, early=False):
     """Return rows (arch, planned, so far, loss) in random order.
 
     plans has a tuple for each run: (arch, planned tokens, tokens at which it stopped, tokens
-    between two rows). Architecture 1's losses are lower by the factor `gain`. Before its end, a run's loss
-    lies above its final curve by up to the share `wave`. With `early`, each run has its lowest loss
-    shortly before its end.
+    between two rows). Architecture 1's losses are lower by the factor `gain`. Before its end, a
+    run's loss lies above its final curve by up to the share `wave`. With `early`, each run has its
+    lowest loss shortly before its end.
     """
     rows = []
     for arch, planned, end, every in plans:

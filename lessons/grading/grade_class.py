@@ -4,10 +4,10 @@ Grade the notebooks of a class:
     python lessons/grading/grade_class.py submissions/*/*.ipynb
 
 THIS RUNS THE STUDENTS' CODE with all your permissions: use a machine or an account that holds
-nothing else. A student who wants to can forge the results. Each notebook runs in a process of its own
-(run_cells.py), for at most --seconds, and each of its cells for at most --cell_seconds. A broken or
-endless notebook gives a row like any other. --csv writes the rows to a file, --json=DIR writes them
-for Gradescope.
+nothing else. A student who wants to can forge the results. Each notebook runs in a process of its
+own (run_cells.py), for at most --seconds, and each of its cells for at most --cell_seconds. A
+broken or endless notebook gives a row like any other. --csv writes the rows to a file, --json=DIR
+writes them for Gradescope.
 
     python lessons/grading/grade_class.py --student=DIR
 

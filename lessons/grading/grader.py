@@ -5,8 +5,8 @@ Check a student's answer to an exercise of the lessons, and recognize common mis
     layer_norm = grade("1.2", layer_norm)
 
 grade calls the function on inputs that the student has not seen, edge cases included, and prints
-whether its results are right. It returns the function if it is right, and a right one if it is wrong
-or not written yet, so that the notebook can continue. The right answer is never shown.
+whether its results are right. It returns the function if it is right, and a right one if it is
+wrong or not written yet, so that the notebook can continue. The right answer is never shown.
 inputs("1.2") returns the arguments of the input that went wrong and prints what the function gave.
 
 grade_class.py grades a class.
@@ -52,10 +52,11 @@ CONTINUES = "     the notebook continues with the grader's own function"
 class Exercise:
     """One exercise: its right answer, its inputs, and the wrong answers that are known.
 
-    reference(*arguments) returns the right answer: a number, a tensor, or a tuple or list of these. A
-    tuple or list of numbers only counts as one tensor.
+    reference(*arguments) returns the right answer: a number, a tensor, or a tuple or list of these.
+    A tuple or list of numbers only counts as one tensor.
 
-    inputs(generator) yields (label, *arguments), with a seeded torch.Generator. Students see the label.
+    inputs(generator) yields (label, *arguments), with a seeded torch.Generator. Students see the
+    label.
 
     misconceptions maps a helpful sentence to the wrong function that it explains. No two of these
     functions may give the same answers, and none those of the reference. Leave out what
@@ -68,8 +69,9 @@ class Exercise:
     parts names the values of a tuple, for example ("dx", "dweight").
 
     properties maps a sentence to a check of something that holds for every right answer. If no
-    misconception fits, the first sentence whose check fails is printed. The last check may be `never`.
-    A check takes the answer first, and then by name some of the reference's arguments and `right`.
+    misconception fits, the first sentence whose check fails is printed. The last check may be
+    `never`. A check takes the answer first, and then by name some of the reference's arguments and
+    `right`.
 
     about has a sentence for each question that is answered by True or False: by input label, or by
     position if the answer is a list.
@@ -163,7 +165,8 @@ def forbidden_names(function, exercise):
 def inputs(number):
     """Return the arguments, as a tuple, for which the last grade(number, ...) went wrong.
 
-    Print what the student's function gives for them. If nothing went wrong, return the first arguments.
+    Print what the student's function gives for them. If nothing went wrong, return the first
+    arguments.
     """
     by_label = arguments(find(number))
     label, function = wrong_inputs.get(number, (next(iter(by_label)), None))
@@ -173,16 +176,17 @@ def inputs(number):
         except Exception as error:
             outcome = f"raised {type(error).__name__}: {error}"
         print(f"{number}  with {label}, your function {outcome}")
-        print("     its name stands for the grader's own function now; to call yours, run its cell again")
+        print("     its name stands for the grader's own function now; "
+              "to call yours, run its cell again")
     return tuple(by_label[label])
 
 
 def grade(number, function):
-    """Print how `function` does on exercise `number`. Return it if it is right, else a right one."""
+    """Print how `function` does on exercise `number`. Return it, or a right one if it is wrong."""
     if not isinstance(number, str) or not callable(function):
         raise TypeError(
-            'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and then '
-            f"the function itself, but got {number!r:.30} and {function!r:.30}")
+            'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and '
+            f"then the function itself, but got {number!r:.30} and {function!r:.30}")
     exercise = find(number)
     results[number] = "unsolved", []
     if function is exercise.reference:
@@ -250,8 +254,11 @@ def yes_or_no_sentences(wrong_places, questions, exercise, expected):
     """Return a sentence for each of the first two wrong answers, as far as the exercise has any."""
     if len(wrong_places) == questions > 2:
         return ["Every answer is the opposite of the right one: what does True stand for?"]
-    known = [exercise.about.get(label) or exercise.about.get(place) for label, place in wrong_places]
-    sentences = [sentence for sentence in known if sentence][:2]
+    sentences = []
+    for label, place in wrong_places:
+        sentence = exercise.about.get(label) or exercise.about.get(place)
+        if sentence and len(sentences) < 2:
+            sentences.append(sentence)
     rest = len(wrong_places) - len(sentences)
     if sentences and rest:
         return [*sentences, f"{rest} more to find."]

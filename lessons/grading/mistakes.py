@@ -1,9 +1,9 @@
 """
 Say in sentences what may have caused a wrong answer.
 
-known_mistake_sentences compares the answer with the exercise's known mistakes. If none of them fits,
-general_sentences says what can be said about any exercise. A sentence is only said if no value in the
-student's answer contradicts it.
+known_mistake_sentences compares the answer with the exercise's known mistakes. If none of them
+fits, general_sentences says what can be said about any exercise. A sentence is only said if no value in
+the student's answer contradicts it.
 """
 import dis
 import inspect
@@ -97,7 +97,7 @@ def known_mistake_sentences(found, overwritten, expected, exercise):
 
 
 def both_mistakes(f, g):
-    """Return the function that makes both mistakes, if both are functools.partial of one function."""
+    """Return the function that makes both mistakes, if both are partial of one function."""
     of_one = isinstance(f, partial) and isinstance(g, partial) and f.func is g.func
     if of_one and not f.keywords.keys() & g.keywords.keys():
         return partial(f.func, **f.keywords, **g.keywords)
@@ -161,8 +161,8 @@ def general_sentences(function, found, expected, exercise):
     errors = {label: x for label, x in found.items() if isinstance(x, Exception)}
     if len(errors) < len(found) and all(isinstance(x, NothingReturned) for x in errors.values()):
         if errors:
-            return [f"With {next(iter(errors))} your function returns nothing: one of its paths ends "
-                    "without a `return`, or returns something that is None."]
+            return [f"With {next(iter(errors))} your function returns nothing: one of its paths "
+                    "ends without a `return`, or returns something that is None."]
     pairs = {}
     for label in expected:
         if label in errors:
@@ -281,7 +281,8 @@ def reduction_missing(found, expected):
     kind = "number"
     if yes_or_no:
         what, kind = ".all() or .any()", "True or False"
-    return [f"One {kind} is expected, and yours has one for each entry: is {what} missing at the end?"]
+    return [f"One {kind} is expected, and yours has one for each entry: is {what} missing at the "
+            "end?"]
 
 
 def number_of_values(ours, theirs, exercise):
@@ -304,8 +305,8 @@ def one_row_sentence(found, expected, exercise):
             if [x.shape for x in ours] != [x.shape for x in theirs]:
                 rows.add(rows_too_many(ours, theirs))
     if rows == {1}:
-        return ["Yours has one row too many: where does the count begin, and does the loop run once "
-                "too often?"]
+        return ["Yours has one row too many: where does the count begin, and does the loop run "
+                "once too often?"]
     if rows == {-1}:
         return ["Yours has one row too few: where does the count begin, and does the loop end too "
                 "early?"]
@@ -319,8 +320,8 @@ def reduced_too_much(function, ours, theirs):
     used = used_names(code_of(function)) & REDUCTIONS
     if not used:
         return []
-    return [f"Without an axis, {listed(sorted(used))} reduce over everything. Over which axis is it "
-            "to be?"]
+    return [f"Without an axis, {listed(sorted(used))} reduce over everything. Over which axis is "
+            "it to be?"]
 
 
 def other_axis(found, expected, exercise):
@@ -348,8 +349,8 @@ def other_axis(found, expected, exercise):
         some_wrong = some_wrong or not all_close(ours, theirs)
     if not some_wrong:
         return []
-    return ["Yours is the right answer for the transposed input, the one along the other axis: look at "
-            "dim, or at a .T."]
+    return ["Yours is the right answer for the transposed input, the one along the other axis: "
+            "look at dim, or at a .T."]
 
 
 # ---- Properties of the right answer --------------------------------------------------------------
@@ -403,9 +404,9 @@ def overwriting_sentence(function, positions, exercise):
     """Return the sentence for a function that changes the arguments at these positions in place."""
     count = len(next(iter(arguments(exercise).values())))
     names = [name for i, name in enumerate(argument_names(function, count)) if i in positions]
-    return (f"You changed {listed(names)} in place, so whoever calls your function finds other values "
-            "there afterwards, and so do the later lines of your function. Operations such as -=, *=, "
-            "add_ or a list's pop change their operand; x = x * 2 makes a new tensor.")
+    return (f"You changed {listed(names)} in place, so whoever calls your function finds other "
+            "values there afterwards, and so do the later lines of your function. Operations such "
+            "as -=, *=, add_ or a list's pop change their operand; x = x * 2 makes a new tensor.")
 
 
 def used_names(code):
@@ -436,7 +437,9 @@ def unused_arguments(function, exercise):
 
 
 def argument_matters(position, exercise, part=None):
-    """Return True if the right answer to the first input, or one part of it, depends on an argument."""
+    """Return True if the right answer to the first input, or one part of it, depends on an
+    argument.
+    """
     inputs = next(iter(arguments(exercise).values()))
     if position >= len(inputs):
         return False
@@ -506,8 +509,8 @@ def only_not_finite(pairs, exercise):
     nan_is_an_answer = any(b.isnan().any() for parts in pairs.values() for _, b in parts)
     if nan_is_an_answer:
         return [right_but + "it is NaN where there is an answer: when is there none?"]
-    return [right_but + "some are NaN or infinite: is something divided by 0 there, or does something "
-            "become too large?"]
+    return [right_but + "some are NaN or infinite: is something divided by 0 there, or does "
+            "something become too large?"]
 
 
 RELATIONS = [                                   # what a wrong answer may be to b, the right one
@@ -686,7 +689,9 @@ def named_factor(pairs, function, exercise):
 
 
 def numbers_in(inputs, names):
-    """Return what a factor may come from: words -> a number among the arguments, or a tensor's size."""
+    """Return what a factor may come from: words -> a number among the arguments, or a tensor's
+    size.
+    """
     found = {}
     for name, x in zip(names, inputs):
         if isinstance(x, (int, float)):
@@ -719,8 +724,8 @@ def approximated(pairs):
     if len(nearly) < 3 or len(nearly) < 2 * len(far_off):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
-    return [f"Nearly right with most inputs{but}: do you approximate, for example a derivative by a "
-            "quotient of differences, or a mean by random numbers?"]
+    return [f"Nearly right with most inputs{but}: do you approximate, for example a derivative by "
+            "a quotient of differences, or a mean by random numbers?"]
 
 
 def relative_gap(a, b):
@@ -734,6 +739,6 @@ def relative_gap(a, b):
 def nearly_right(pairs):
     off = max(relative_gap(a, b) for parts in pairs.values() for a, b in parts)
     if off < 0.01:
-        return ["Nearly right: an approximation, a rounded number or an eps in another place makes such "
-                "a difference."]
+        return ["Nearly right: an approximation, a rounded number or an eps in another place makes "
+                "such a difference."]
     return []
