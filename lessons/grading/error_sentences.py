@@ -134,7 +134,8 @@ def wrong_number(error, words):
     if "math domain error" in words or re.search(r"expected a (positive|nonnegative) input", words):
         return "With this input a root or a logarithm gets a number that it is not defined for."
     if "out of bounds" in words or "out of range" in words:
-        return "An index lies beyond the end: the last of n entries is entry n - 1, or -1."
+        return ("An index lies beyond the end: the last of n entries is entry n - 1, and an empty "
+                "list has none.")
     if "step must be greater than zero" in words:
         return "A tensor cannot be sliced with a negative step: x.flip(0) reverses an axis."
     if "same dtype" in words or re.search(r"expected .*(dtype|scalar type) .* but", words):

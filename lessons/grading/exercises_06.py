@@ -1002,6 +1002,12 @@ PROPERTIES = {
         "Do the first draw by hand: pick its seeds from both, average for each length, then call "
         "tokens_for once.":
             never},
+    "6.12": {
+        "A share lies between 0 and 1. Yours does not.":
+            lambda y: 0 <= y <= 1,
+        "Shift all runs of a by one number and all runs of b by another, so that they scatter as "
+        "before. Then compare two means per row, and count.":
+            never},
 }
 
 

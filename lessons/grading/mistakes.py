@@ -2,8 +2,8 @@
 Say in sentences what may have caused a wrong answer.
 
 known_mistake_sentences compares the answer with the exercise's known mistakes. If none of them
-fits, general_sentences says what can be said about any exercise. A sentence is only said if no value in
-the student's answer contradicts it.
+fits, general_sentences says what can be said about any exercise. A sentence is only said if no
+value in the student's answer contradicts it.
 """
 import dis
 import inspect
@@ -15,7 +15,7 @@ from itertools import combinations
 import torch
 
 from answers import (
-    NothingReturned, aligned, answers, arguments, close, code_of, copy, gap, same, values)
+    NothingReturned, aligned, answers, arguments, close, code_of, copy, gap, near, same, values)
 from error_sentences import REDUCTIONS, error_sentences, values_and_indices
 from explain import listed, part_names, rows_too_many
 
@@ -118,7 +118,7 @@ def mistakes_in_parts(found, expected, known, exercise):
 
     wrong = wrong_places(found)
     wrong_parts = {i for _, i in wrong}
-    numbers = [i for i in sorted(wrong_parts) if is_evidence(i, wrong, expected, exercise)]
+    numbers = [i for i in sorted(wrong_parts) if is_evidence(i, wrong, found, expected, exercise)]
     fitting = []
     for _, others, sentence in known:
         explained = {i for i in numbers
@@ -141,13 +141,18 @@ def with_names(sentence, names):
     return sentence if sentence.startswith(names[0]) else f"{listed(names)}: {sentence}"
 
 
-def is_evidence(part, wrong, expected, exercise):
-    """Return True if agreement in this value means something.
+def is_evidence(part, wrong, found, expected, exercise):
+    """Return True if agreement with a known mistake in this value means something.
 
-    A yes or no, or a single number, may agree by chance.
+    A yes or no, or a single number, may agree by chance. So may numbers that are nearly 0, because
+    many mistakes make something tiny.
     """
     tensors = [aligned(x, x, exercise.parts)[1][part] for x in expected.values()]
     if all((x * x == x).all() for x in tensors):
+        return False
+    ours = [aligned(found[label], expected[label], exercise.parts)[0]
+            for label, i in wrong if i == part and not isinstance(found[label], Exception)]
+    if all(len(x) > part and near(x[part], 0.0, 1e-5) and x[part].any() for x in ours):
         return False
     times = sum(i == part for _, i in wrong)
     return times > 1 or max(x.numel() for x in tensors) > 1
@@ -633,7 +638,7 @@ def factor_or_shift(start, a, b, axis):
             words += ", a share instead of percent"
         for power in -9, -6, -4, -3, 3, 4, 6, 9:        # 100 and 0.01 are percent
             if ((factor / 10 ** power - 1).abs() < 1e-4).all():
-                words += ", a power of ten: is it another unit?"
+                words += ", a power of ten, as another unit would give"
         for meaning, value in FACTORS.items():
             if ((factor / value - 1).abs() < 1e-4).all():
                 words += f", {meaning}"
