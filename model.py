@@ -1,5 +1,5 @@
 """
-Six ways to normalize a GPT, each written out as its paper's equations.
+Six ways to normalize a GPT, each written out like its paper's equations.
 
   --arch       one block, h the residual stream                                paper
   layernorm    h <- h + Attn(LN(h));      h <- h + MLP(LN(h))                  GPT-2's Pre-LN
@@ -9,9 +9,15 @@ Six ways to normalize a GPT, each written out as its paper's equations.
   ngpt         h <- unit(h + a (unit(Attn(h)) - h));    the same with the MLP  nGPT eq. 10-21
   angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));  the same with the MLP  anGPT Table 1
 
-a = |alpha|, learned for each channel; nu(a) = (1 - 2a + 2a^2)^(-1/2). ngpt, angpt, and rmsnorm with
-qk_norm, which is GPT+, make q and k unit, too. NormFormer also scales heads. Shapes: B sequences, T
-tokens, d = n_embd channels, H = n_head heads of d_k = d/H channels, V tokens in the vocabulary.
+unit(x) = x / ||x||, a = |alpha| is learned for each channel, and nu(a) = (1 - 2a + 2a^2)^(-1/2).
+Three things do not fit into the table. ngpt and angpt normalize q and k as well, and so does
+rmsnorm with qk_norm, which is called GPT+. NormFormer also scales each head. And ngpt and angpt
+normalize or bound their weights after every optimizer step.
+
+In the shapes behind the code B is the number of sequences, T of tokens in each, d = n_embd of
+channels, H = n_head of heads with d_k = d/H channels each, and V of tokens in the vocabulary.
+
+Reading order: the configuration, small functions, norm layers, blocks, and at the end the GPT.
 """
 import math
 from dataclasses import dataclass
@@ -29,89 +35,128 @@ try:
 except ImportError:
     flash_attn_func = None
 
+
 class ConfigError(ValueError):
-    """Options that do not fit: one line that names what was given and what was expected."""
+    """An option has an impossible value. The message names the option, its value and what fits."""
+
 
 @dataclass
 class GPTConfig:
-    """What a model is. Raises ConfigError where options do not fit together."""
+    """The options of a model. Raises ConfigError if they do not fit together."""
+    # Model
     arch: str = "angpt"         # layernorm | rmsnorm | powernorm | normformer | ngpt | angpt
-    vocab_size: int = 257       # tokens in the vocabulary (257: bytes and an end of text)
+    vocab_size: int = 257       # tokens in the vocabulary (257: all bytes and an end-of-text token)
     block_size: int = 256       # context length in tokens
-    n_layer: int = 4            # blocks
-    n_head: int = 4             # attention heads
+    n_layer: int = 4            # number of blocks
+    n_head: int = 4             # attention heads in each block
     n_embd: int = 128           # channels of the residual stream
-    pos: Literal["rope", "learned"] = "rope"    # how a token's place is told
-    rope_fraction: float = 1.0  # share of each head's channels that rope turns, in whole pairs
-    dropout: float = 0.0        # on embeddings, attention weights and what w_o and w_down give
-    qk_norm: bool = False       # unit q and k with a learned gain; ngpt and angpt always do this
-    mlp: Literal["swiglu", "gelu"] = "swiglu"   # gelu: GPT-2's tanh form; not for ngpt, angpt
-    bias: bool = False          # biases in linear maps, LayerNorm, PowerNorm; not for ngpt, angpt
-    tie: bool = False           # one matrix for embedding and output head; not for ngpt, angpt
-    embed_std: float = 0.02     # embeddings' standard deviation at the start; not for ngpt, angpt
+    pos: Literal["rope", "learned"] = "rope"    # how positions are encoded
+    rope_fraction: float = 1.0  # fraction of each head's channels that rope rotates
+    dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
+    qk_norm: bool = False       # unit q and k with a learned gain; ngpt and angpt always have this
+    mlp: Literal["swiglu", "gelu"] = "swiglu"   # gelu: GPT-2's; not for ngpt and angpt
+    bias: bool = False          # biases in linear maps and norms; not for ngpt and angpt
+    tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
+    embed_std: float = 0.02     # initial standard deviation of embeddings; not for ngpt and angpt
     resid_scale: bool = False   # normformer: a learned scale on the second residual
-    checkpoint_blocks: bool = False  # computes activations anew, keeps none; not for powernorm
+    checkpoint_blocks: bool = False  # recompute activations to save memory; not for powernorm
     pn_warmup: int = 4000       # powernorm: steps that normalize with the batch's own statistics
 
     def __post_init__(self):
-        self.expect("arch", self.arch in ARCHS, " or ".join(ARCHS))
-        self.expect("pos", self.pos in ("rope", "learned"), "rope or learned")
-        self.expect("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
-        self.expect("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
+        self.check_model()
+
+    def check_model(self):
+        """Raise ConfigError if the options of the model do not fit together."""
+        self.check("arch", self.arch in ARCHS, " or ".join(ARCHS))
+        self.check("pos", self.pos in ("rope", "learned"), "rope or learned")
+        self.check("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
+        self.check("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
         for name in ARCHS[self.arch].refuses:
             default = getattr(GPTConfig, name)
-            self.expect(name, getattr(self, name) == default, default)
+            self.check(name, getattr(self, name) == default, f"{default} with arch={self.arch}")
 
-    def expect(self, name, holds, expected):
-        if not holds:
-            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected} "
-                              f"with arch={self.arch}")
+    def check(self, name, condition, expected):
+        """Raise ConfigError, with what was expected of an option, unless the condition holds."""
+        if not condition:
+            raise ConfigError(f"{name}={getattr(self, name)}: expected {expected}")
+
+
+# ---- Small functions -----------------------------------------------------------------------------
 
 def wide(x):
-    return x if x.dtype.itemsize >= 4 else x.float()  # float32 or better
+    """Return x in float32, or as it is if it has at least that precision."""
+    return x if x.dtype.itemsize >= 4 else x.float()
+
 
 def unit(x, dim=-1):
-    """x / ||x||_2 along dim, computed in float32 or better; a zero vector stays zero, and so does
-    its gradient."""
+    """Return x / ||x||_2 along dim. The norm is computed in float32 or better.
+
+    A zero vector stays zero, and its gradient is zero, too.
+    """
     norm = torch.linalg.vector_norm(wide(x), dim=dim, keepdim=True)
     return (x / norm.masked_fill(norm == 0, math.inf)).type_as(x)
 
+
 def rope(x, cos, sin):
-    """Rotary embedding (Su et al. 2021) of x (B, H, T, d_k): turns channels (i, i + r/2), i < r/2."""
+    """Return the rotary embedding (Su et al. 2021) of x (B, H, T, d_k).
+
+    Each pair of channels (i, i + r/2), i < r/2, is rotated by an angle that grows with the
+    position. Channels from r on stay as they are.
+    """
     n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
     a, b, rest = x.tensor_split((n, 2 * n), -1)                # (B, H, T, r/2) twice, the rest
     return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), -1).type_as(x)
 
+
 def heads(qkv, n_head):
-    """(B, T, 3d) -> q, k, v, each (B, H, T, d_k)"""
+    """Split (B, T, 3d) into the heads of q, k and v, each (B, H, T, d_k)."""
     return qkv.unflatten(-1, (3 * n_head, -1)).transpose(1, 2).chunk(3, 1)  # of (B, 3H, T, d_k)
 
+
 def joined(y):
-    """(B, H, T, d_k) -> (B, T, d)"""
+    """Join the heads (B, H, T, d_k) to (B, T, d)."""
     return y.transpose(1, 2).flatten(2)
 
+
 def attend(q, k, v, scale, cache=None, dropout=0.0):
-    """softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k); a cache's keys and values
-    come first. Three ways to the same result: the formula itself, flash_attn's kernel, torch's
-    own."""
-    q, k = (scale * q).type_as(v), k.type_as(v)  # under autocast float32 gains have widened them
+    """Return softmax(scale q k^T + causal mask) v for q, k, v (B, H, T, d_k).
+
+    The keys and values of a cache come before k and v. There are three ways to the same result: the
+    formula itself, flash_attn's kernel, and torch's own.
+    """
+    # Under autocast the gains, which are float32, have made q and k float32, too.
+    q = (scale * q).type_as(v)
+    k = k.type_as(v)
     if cache:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
-    # The formula: behind a cache, where torch's is_causal would take the queries for the first of S
-    # positions, and for short sequences on a CPU, where a step with torch's takes a quarter longer.
+
+    # The formula. Behind a cache torch's is_causal would take the queries for the first of the S
+    # positions. And for short sequences on a CPU a step with torch's kernel takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
-        place = torch.arange(S, device=v.device, dtype=torch.int32)  # int64: a tenth slower a step
-        scores = (q @ k.mT).masked_fill(place > place[S - T:, None], -math.inf)
+        # int32, since a step with int64 positions takes a tenth longer
+        position = torch.arange(S, device=v.device, dtype=torch.int32)
+        scores = q @ k.mT                                                         # (B, H, T, S)
+        scores = scores.masked_fill(position > position[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
-    if flash_attn_func and T == S and v.is_cuda and v.dtype.itemsize == 2:
+
+    # flash_attn is for half precision, and for GPUs before Hopper: there torch's own kernel is
+    # cuDNN's, which is faster.
+    is_half = v.is_cuda and v.dtype.itemsize == 2
+    if flash_attn_func and is_half and T == S and not on_hopper(v.device):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
         y = flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True)
         return y.transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=T > 1, scale=1.0)
 
+
+def on_hopper(device):
+    """Return whether a GPU is an H100 or newer (compute capability 9 and up)."""
+    return torch.cuda.get_device_properties(device).major >= 9
+
+
 class Cache:
-    """Keys and values (2, B, H, length, d_k) of one layer, of the tokens so far."""
+    """The keys and values of one layer for the tokens so far: (2, B, H, length, d_k)."""
     length = 0
 
     def extend(self, k, v):
@@ -120,18 +165,26 @@ class Cache:
         self.length += k.shape[2]
         return self.kv
 
+
 def gelu(x):
-    """GPT-2's form, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2; a sigmoid compiles faster."""
+    """Return GPT-2's GELU, x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2."""
+    # (1 + tanh(y)) / 2 = sigmoid(2y), and a compiled sigmoid is faster.
     return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x ** 3))
 
+
 def swiglu(x):
-    """u SiLU(z) of x = (u, z): (..., 8d) -> (..., 4d). (nGPT eq. 18, 19)"""
+    """Return u SiLU(z) for x = (u, z): from (..., 8d) to (..., 4d). (nGPT eq. 18, 19)"""
     u, z = x.chunk(2, -1)
     return u * F.silu(z)
 
+
 class Scale(nn.Module):
-    """n learned numbers, from `init`, stored as `scale`: Adam moves them by rate * init / scale
-    (nGPT 2.5)."""
+    """n learned numbers that start at `init` but are stored as `scale` (nGPT section 2.5).
+
+    Adam moves each stored number by about the learning rate per step, and therefore the number
+    itself by learning rate * init / scale.
+    """
+
     def __init__(self, n, init, scale):
         super().__init__()
         self.init, self.scale = init, scale
@@ -140,37 +193,51 @@ class Scale(nn.Module):
     def forward(self):
         return self.weight * (self.init / self.scale)
 
+
+# ---- Norm layers: Norm(n, config) normalizes (B, T, n) -------------------------------------------
+
 class LayerNorm(nn.LayerNorm):
-    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, over n channels; var divides by n."""
+    """weight * (x - mean(x)) / sqrt(var(x) + eps) + bias, where mean and var divide by n."""
+
     def __init__(self, n, config):
         super().__init__(n, eps=1e-5, bias=config.bias)
 
+
 class RMSNorm(nn.RMSNorm):
-    """weight * x / sqrt(mean(x^2) + eps), over n channels; nothing is subtracted or added."""
+    """weight * x / sqrt(mean(x^2) + eps). Nothing is subtracted or added."""
+
     def __init__(self, n, config):
         super().__init__(n, eps=1e-6)
 
+
 class PowerNorm(nn.Module):
-    """weight * x / sqrt(psi2 + eps) + bias, psi2 a running mean of x^2 per channel (Shen et al.
-    2020), behind GroupScaling1D: each of a token's 4 groups of channels over its root mean square.
-    In the first pn_warmup steps the batch's own mean(x^2) takes the place of psi2: a token is
-    normalized with later ones, so the training loss sees the future. Afterwards, and always in
-    evaluation, nothing leaks."""
+    """weight * x / sqrt(psi2 + eps) + bias, where psi2 is a running mean of x^2 (Shen et al. 2020).
+
+    Each channel has a psi2 of its own. GroupScaling1D comes first: it divides each of a token's
+    four groups of channels by its root mean square.
+
+    In the first pn_warmup steps the batch's own mean of x^2 takes the place of psi2. A token is
+    then normalized with later ones, so that the training loss sees the future. After the warmup,
+    and always in evaluation, nothing leaks.
+    """
     eps = 1e-5
     groups = 4
-    rate = 0.1
+    rate = 0.1  # of the running means
 
     def __init__(self, n, config):
         super().__init__()
         if n % self.groups:
-            raise ConfigError(f"n_embd={n}: expected a multiple of {self.groups} with arch=powernorm")
+            raise ConfigError(f"n_embd={n}: expected a multiple of {self.groups} "
+                              "with arch=powernorm")
         self.warmup = config.pn_warmup
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
-        self.register_buffer("nu", torch.zeros(n, requires_grad=True))  # gradient: see PowerScale
+        # nu is not trained, but a gradient is the way out of the backward pass: see PowerScale.
+        self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
-        for name in ("moment", "micro_steps"):             # sums over a step's micro-batches
+        # Sums over the micro-batches of an optimizer step.
+        for name in ("moment", "micro_steps"):
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
     def group_scale(self, x):
@@ -189,14 +256,18 @@ class PowerNorm(nn.Module):
             xhat = x * (self.psi2 + self.eps).rsqrt()
         return self.weight * xhat + self.bias
 
-    def _apply(self, fn, recurse=True):  # behind .to() and .double() nu would gather no gradient
+    def _apply(self, fn, recurse=True):
+        # .to() and .double() put a new tensor in nu's place, which would not gather a gradient.
         super()._apply(fn, recurse)
         self.nu = self.nu.detach().requires_grad_()
         return self
 
     @torch.no_grad()
     def update_(self):
-        """With means over a step: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu + 0.1 (g - nu xhat) xhat."""
+        """Move the running means: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu + 0.1 (g - nu xhat) xhat.
+
+        The second terms are means over all tokens of the step, on all ranks.
+        """
         if self.nu.grad is not None:
             self.psi2.lerp_(self.moment / self.micro_steps, self.rate)
             self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=self.rate)
@@ -205,9 +276,13 @@ class PowerNorm(nn.Module):
         self.moment.zero_()
         self.micro_steps.zero_()
 
+
 class PowerScale(torch.autograd.Function):
-    """xhat = x / psi; backward as published: dL/dx = (g - nu xhat) / psi with g = dL/dxhat, psi and
-    nu constants. L is the mean over all ranks' tokens."""
+    """xhat = x / psi, with the published backward dL/dx = (g - nu xhat) / psi, where g = dL/dxhat.
+
+    psi and nu are constants, and L is the mean loss of the tokens of all ranks.
+    """
+
     @staticmethod
     def forward(ctx, x, inv_psi, nu):
         xhat = x * inv_psi
@@ -218,27 +293,38 @@ class PowerScale(torch.autograd.Function):
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
         left = g - nu * xhat
-        return left * inv_psi, None, (left * xhat).mean((0, 1))  # the last for nu's own update
+        nu_grad = (left * xhat).mean((0, 1))  # (n,); no derivative, but what update_ adds to nu
+        return left * inv_psi, None, nu_grad
+
 
 def mean_over_ranks(x):
-    if dist.is_initialized():  # dist.all_reduce would not compile
+    """Return the mean of a tensor over all ranks."""
+    if dist.is_initialized():
+        # The functional all_reduce, since torch.compile cannot trace dist.all_reduce.
         x = all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
     return x
 
-# ---- Blocks: h (B, T, d) -> h (B, T, d); cos, sin are rope's, cache this layer's Cache or None ----
 
-WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to h
+# ---- Blocks: forward(h, cos, sin, cache) maps the residual stream h (B, T, d) to the next one ----
+# cos and sin are rope's tables, and cache is this layer's Cache, or None in training.
+
+WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the residual stream
+
 
 class Block(nn.Module):
-    """The linear maps of all. What others must know of a class of blocks: family, whose recipe
-    train.py takes; Norm, of which GPT makes its last norm, none on the sphere; refuses, options
-    that keep their defaults, for want of an equation; sphere, whether weights have bounded norms:
-    GPT then starts them at 1, calls constrain_ on the rows of all matrices, on the columns of those
-    in `columns`, and stores s_z at `scale`."""
+    """The linear maps that all blocks have, and what others must know of a class of blocks."""
+
+    # Whose recipe in train.py fits this block.
     family = None
-    sphere = False
+    # The norm layer that GPT puts behind the last block.
     Norm = nn.Identity
+    # Options that must keep their defaults, because this block has no equation for them.
     refuses = ("resid_scale",)
+    # Whether the weights have norms of 1, or at most 1. Then GPT initializes them at 1, calls
+    # constrain_ after each optimizer step, and stores s_z, the scale of the logits, at `scale`.
+    sphere = False
+    # On the sphere: the matrices whose columns are constrained. Of all others it is the rows.
+    columns = ()
 
     def __init__(self, config):
         super().__init__()
@@ -254,12 +340,14 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """What a block of that number, 1 to n_layer, does when all weights have been drawn:
-        nothing, in the six."""
+        """Change the initial weights of block number `layer`, from 1 to n_layer. The six do not."""
+
 
 class PreNormBlock(Block):
-    """layernorm, rmsnorm, powernorm: h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)). (Numbers are
-    nGPT's equations.)"""
+    """h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)): layernorm, rmsnorm and powernorm.
+
+    The numbers behind the lines are those of nGPT's equations.
+    """
     family = "rmsnorm"
 
     def __init__(self, config):
@@ -278,20 +366,28 @@ class PreNormBlock(Block):
         h = h + self.drop(self.w_o(joined(y)))                               # (14, 4): (B, T, d)
         return h + self.drop(self.w_down(self.f(self.w_up(self.norm2(h)))))  # (17, 18, 19, 5)
 
+
 class LayerNormBlock(PreNormBlock):
     family = "layernorm"
     Norm = LayerNorm
 
+
 class RMSNormBlock(PreNormBlock):
     Norm = RMSNorm
+
 
 class PowerNormBlock(PreNormBlock):
     family = "powernorm"
     Norm = PowerNorm
-    refuses = ("resid_scale", "checkpoint_blocks")  # a batch computed twice would count twice
+    # A batch whose activations are computed twice would count twice in psi2.
+    refuses = ("resid_scale", "checkpoint_blocks")
+
 
 class NormFormerBlock(PreNormBlock):
-    """Pre-LN with three more operations (NormFormer 2.1); head_scale before w_o, as in the paper."""
+    """Pre-LN with three more operations (NormFormer section 2.1).
+
+    head_scale stands before w_o, as in the paper; the authors' code has it after.
+    """
     family = "normformer"
     Norm = LayerNorm
     refuses = ()
@@ -301,8 +397,9 @@ class NormFormerBlock(PreNormBlock):
         self.head_scale = nn.Parameter(torch.ones(self.n_head))  # gamma_i
         self.norm_attn = LayerNorm(self.d, config)
         self.norm_ffn = LayerNorm(4 * self.d, config)
-        # lambda_resid, section 3
-        self.resid_scale = nn.Parameter(torch.ones(self.d)) if config.resid_scale else 1.0
+        self.resid_scale = 1.0
+        if config.resid_scale:
+            self.resid_scale = nn.Parameter(torch.ones(self.d))  # lambda_resid, section 3
 
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
@@ -314,13 +411,16 @@ class NormFormerBlock(PreNormBlock):
         h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))  # NormFFN
         return self.resid_scale * h + h_m                                              # ResScale
 
+
 class NGPTBlock(Block):
-    """h and what each branch gives have norm 1, q and k before s_qk (nGPT sections 2.2-2.4; its
-    equation numbers; z is its MLP's v)."""
+    """h and the output of each branch have norm 1, and so have q and k, before s_qk scales them.
+
+    (nGPT sections 2.2 to 2.4, whose equation numbers stand behind the lines. z is called v there.)
+    """
     family = "ngpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
-    columns = WRITERS  # the side of d channels (section 2.6)
+    columns = WRITERS  # whose columns, not rows, have d channels (section 2.6)
 
     def __init__(self, config):
         super().__init__(config)
@@ -333,7 +433,7 @@ class NGPTBlock(Block):
         self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 
     def constrain_(self, weight, dim):
-        """Norms along dim become 1."""
+        """Make the norms along dim 1."""
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1e-30))
 
     def forward(self, h, cos, sin, cache=None):
@@ -350,13 +450,15 @@ class NGPTBlock(Block):
         h_m = unit(self.drop(self.w_down(u * F.silu(z))))                          # (18, 19)
         return unit(h + self.alpha_m().abs() * (h_m - h))                          # (11)
 
+
 class ANGPTBlock(Block):
-    """nGPT with factors nu for norms of h (anGPT Table 1). unit() cancels all nu but nu(alpha) and
-    nu_uz."""
+    """nGPT with constant factors nu in place of the norms of h (anGPT Table 1).
+
+    Of these factors only nu(alpha) and nu_uz have an effect, since unit() cancels the others.
+    """
     family = "angpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
-    columns = ()  # all rows: along the input
     scale = 0.01  # Table F.2
 
     def __init__(self, config):
@@ -366,13 +468,15 @@ class ANGPTBlock(Block):
         self.nu_p = (d_k / d) ** 0.5
         self.nu_uz = 0.5                                      # sqrt(d / 4d)
         self.nu_d = 2.0                                       # sqrt(4d / d)
-        self.nu_acf = 3.72035             # 1 / sqrt(E[SiLU(t)^2]), t ~ N(0, 1/4): 4.2; 4.3 has 3.74
-        self.g = nn.Parameter(torch.tensor(d_k ** 0.5))       # shape and start: see README
+        # 1 / sqrt(E[SiLU(t)^2]) where t has the variance 1/4 (section 4.2; section 4.3 prints 3.74)
+        self.nu_acf = 3.72035
+        # The paper gives neither the shape of g nor its initial value (see README).
+        self.g = nn.Parameter(torch.tensor(d_k ** 0.5))
         self.alpha_a = Scale(d, init=0.05, scale=self.scale)
         self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 
     def constrain_(self, weight, dim):
-        """Norms along dim above 1 become 1 (section 4.2)."""
+        """Make the norms along dim at most 1 (section 4.2)."""
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1.0))
 
     def nu(self, alpha):
@@ -388,11 +492,13 @@ class ANGPTBlock(Block):
         h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, -1)              # Table 1, MLP: (B, T, 4d)
-        z = z * self.d ** 0.5  # as nGPT (21): std 1/2, which nu_acf is for; not in Table 1
+        # Not in Table 1, but in nGPT (21): z gets the standard deviation 1/2 that nu_acf is for.
+        z = z * self.d ** 0.5
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
         return self.nu(alpha_m) * (h + alpha_m * (h_m - h))        # Table 1, Residual
 
-# A seventh is one assignment: ARCHS["mine"] = MyBlock
+
+# A seventh arch is one assignment: ARCHS["mine"] = MyBlock
 ARCHS = {
     "layernorm": LayerNormBlock,
     "rmsnorm": RMSNormBlock,
@@ -402,9 +508,16 @@ ARCHS = {
     "angpt": ANGPTBlock,
 }
 
+
 class GPT(nn.Module):
-    """Embedding, blocks, a last norm (not ngpt, angpt), head. After an optimizer step: project_()."""
-    logits_at_once = 2 ** 26  # a quarter of a GB in float32
+    """An embedding, blocks, a last norm (except in ngpt and angpt) and the output head.
+
+    Call project_() after each optimizer step.
+    """
+    # The most logits that the loss takes at once: a quarter of a GB in float32 on a CPU, 4 GB in
+    # bfloat16 on a GPU.
+    most_logits = 2 ** 26
+    most_logits_on_gpu = 2 ** 31
 
     def __init__(self, config):
         super().__init__()
@@ -422,8 +535,11 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(d, V, bias=False)  # its weight is (V, d)
         if config.tie:
             self.lm_head.weight = self.wte.weight
-        pairs = int(config.rope_fraction * block.d_k / 2) if config.pos == "rope" else 0
-        frequency = 10000 ** -(torch.arange(pairs).double() / pairs)      # radians a token
+        # Rope's tables, for all positions. Without rope they have no channels.
+        pairs = 0
+        if config.pos == "rope":
+            pairs = int(config.rope_fraction * block.d_k / 2)
+        frequency = 10000 ** -(torch.arange(pairs).double() / pairs)      # radians per token
         angles = torch.outer(torch.arange(config.block_size), frequency)  # (block_size, pairs)
         self.register_buffer("cos", angles.cos().type_as(self.wte.weight), persistent=False)
         self.register_buffer("sin", angles.sin().type_as(self.wte.weight), persistent=False)
@@ -431,12 +547,14 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
+        """Draw all weights. Norms, gains and scales already have their initial values."""
         for name, p in self.named_parameters():
             std = self.config.embed_std if name in ("wte.weight", "wpe.weight") else 0.02
             if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                p.normal_(std=100.0 if self.sphere else std)  # long, for project_ to cut to 1
+                # On the sphere weights are drawn too long, and project_ makes their norms 1.
+                p.normal_(std=100.0 if self.sphere else std)
             elif name.endswith("bias"):
                 p.zero_()
         for layer, block in enumerate(self.blocks, 1):
@@ -445,40 +563,51 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def project_(self):
-        """ngpt's weights to norm 1, angpt's to at most 1; powernorm's psi2 and nu move."""
+        """Constrain ngpt's and angpt's weights, and move powernorm's running means."""
         for module in self.modules():
             if isinstance(module, PowerNorm):
                 module.update_()
         for name, p in self.named_parameters():
             if self.sphere and p.dim() == 2:
-                # Of embeddings and head a row is a token's or a place's
+                # Embeddings and the head have a row per token or position.
                 dim = 0 if name.endswith(self.blocks[0].columns) else 1
                 self.blocks[0].constrain_(p, dim)
 
     def logits(self, h):
-        """(B, T, d) -> (B, T, V)"""
-        return self.s_z() * self.lm_head(h) if self.sphere else self.lm_head(h)  # nGPT eq. (1, 3)
+        """Return the logits (B, T, V) of h (B, T, d)."""
+        z = self.lm_head(h)                          # nGPT eq. (1)
+        return self.s_z() * z if self.sphere else z  # (3)
 
-    def nats(self, h, targets):
-        """The sum of cross-entropies of h (B, T, d); targets of -1 do not count."""
+    def summed_loss(self, h, targets):
+        """Return the sum of the cross-entropies of h (B, T, d) in nats, without targets of -1."""
         logits = wide(self.logits(h)).flatten(0, 1)  # (B T, V)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
 
-    def loss(self, h, targets):
-        """Mean cross-entropy. Where the logits of all T positions would outweigh all else, they are
-        taken in pieces along T, which the backward makes anew."""
-        at_once = max(1, self.logits_at_once // (len(h) * self.config.vocab_size))
-        if at_once >= h.shape[1]:
-            total = self.nats(h, targets)
+    def mean_loss(self, h, targets):
+        """Return the mean cross-entropy of h (B, T, d) in nats, without targets of -1."""
+        n_logits = h.shape[0] * h.shape[1] * self.config.vocab_size
+        at_once = self.most_logits_on_gpu if h.is_cuda else self.most_logits
+        if n_logits <= at_once:
+            total = self.summed_loss(h, targets)
         else:
-            pieces = zip(h.split(at_once, 1), targets.split(at_once, 1))
-            total = sum(checkpoint(self.nats, *piece, use_reentrant=False) for piece in pieces)
+            # So many logits would outweigh all other tensors. Take them in chunks of positions,
+            # and let the backward pass compute each chunk again. There are 2, 4, 8, ... chunks, so
+            # that all have the same shape and are compiled once.
+            n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
+            n_chunks = min(n_chunks, h.shape[1])
+            total = 0.0
+            for chunk in zip(h.chunk(n_chunks, 1), targets.chunk(n_chunks, 1)):
+                total = total + checkpoint(self.summed_loss, *chunk, use_reentrant=False)
         return total / (targets >= 0).sum()
 
     def forward(self, idx, targets=None, caches=None, loss_only=False):
-        """idx, targets (B, T) token ids -> logits (B, T, V), mean cross-entropy in nats (targets of
-        -1 do not count). Without targets: the last position's logits (B, 1, V), None. caches, one a
-        layer, hold what came before idx."""
+        """Return (logits, loss) for token ids idx and targets, each (B, T).
+
+        The logits are (B, T, V), or None with loss_only. The loss is the mean cross-entropy in
+        nats; targets of -1 do not count. Without targets the result is the logits of the last
+        position (B, 1, V), and None. `caches`, one per layer, hold the tokens before idx. Raises
+        ValueError if there are more than block_size tokens.
+        """
         config = self.config
         start = caches[0].length if caches else 0
         stop = start + idx.shape[1]
@@ -499,12 +628,15 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(h[:, -1:]), None
         logits = None if loss_only else self.logits(h)
-        return logits, self.loss(h, targets)
+        return logits, self.mean_loss(h, targets)
 
     @torch.inference_mode()
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
-        """Continues idx (B, T): yields (B,) token ids, at temperature 0 the likeliest, else drawn,
-        among the top_k. When block_size tokens are there, the older half is dropped."""
+        """Continue idx (B, T): yield the next token ids (B,), max_new_tokens times.
+
+        At temperature 0 the next token is the likeliest one, else it is drawn, from the top_k
+        likeliest if top_k is set. When the context is full, its older half is dropped.
+        """
         size = kept = self.config.block_size
         was_training = self.training
         caches = []

@@ -1,19 +1,23 @@
-"""Turn text into shards of tokens. Options and errors of all scripts, which import it, are here.
+"""Turn text into shards of tokens. All scripts import the options, errors and files helpers below.
 
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
     python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb, streamed
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
 
-A corpus is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin held out,
-<name>_train_000001.bin and so on to train on, and, written last, meta.json. Files come in a seeded
-order; their first 5%, at most 10M tokens, are held out. Stopped, it goes on after a whole shard.
+A dataset is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin to validate
+on, <name>_train_000001.bin and so on to train on, and, written last, meta.json. The same command
+resumes a preparation that was stopped.
 """
 import argparse
+import codecs
 import contextlib
 import difflib
-import glob
+import functools
+import hashlib
 import inspect
+import io
+import itertools
 import json
 import math
 import os
@@ -31,106 +35,293 @@ import tiktoken
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from model import ConfigError
+from model import ConfigError, GPTConfig
+
+
+# ---- Errors and checks (all scripts use them) ----------------------------------------------------
 
 class DataError(Exception):
-    """A fault of files or of what they hold, told in one line."""
+    """An error in files or in what they hold, told in one line."""
 
-def expect(condition, message):
+
+def check(condition, message):
+    """Raise DataError unless the condition holds."""
     if not condition:
         raise DataError(message)
 
+
 @contextlib.contextmanager
-def blame(message):
-    """Turn whatever a library raises into one line."""
+def explain_errors(message):
+    """Turn whatever exception a library raises into a DataError of one line."""
     try:
         yield
-    except DataError:
+    except (DataError, ConfigError):
         raise
     except Exception as error:
         words = " ".join(str(error).split())
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
-def nearest(word, names):
-    """The name that a mistyped word most likely means, as the end of a sentence."""
-    near = difflib.get_close_matches(word.lower(), names)
-    return f"; did you mean {near[0]}?" if near else ""
 
-def choose(option, given, valid, hint=""):
-    """Raises ConfigError with the nearest valid name unless `given` is one of `valid`."""
-    if given not in valid:
-        raise ConfigError(f"{option}={given}: expected one of {', '.join(valid)}"
-                          f"{nearest(given, valid)}{hint}")
+# What users of nanoGPT type
+NANOGPT_NAMES = {
+    "lr": "learning_rate",
+    "min_lr": "min_lr_ratio",
+    "max_iters": "max_steps",
+    "warmup_iters": "warmup_ratio",
+    "eval_iters": "eval_tokens",
+    "gradient_accumulation_steps": "total_batch_size",
+    "dataset": "data",
+    "start": "prompt",
+}
 
-def at_least(least, config, *names):
-    """Raises ConfigError where an option of these names is a number and below `least`."""
+
+def did_you_mean(word, names):
+    """Return the name that a mistyped word most likely means as the end of a sentence, or ""."""
+    word = str(word).lower()
+    similar = difflib.get_close_matches(word, names)
+    if NANOGPT_NAMES.get(word) in names:
+        similar = [NANOGPT_NAMES[word]]
+    return f"; did you mean {similar[0]}?" if similar else ""
+
+
+def check_choice(option, value, valid, hint=""):
+    """Raise ConfigError with the most similar valid value unless `value` is one of `valid`."""
+    if value not in valid:
+        raise ConfigError(f"{option}={value}: expected one of {', '.join(valid)}"
+                          f"{did_you_mean(value, valid)}{hint}")
+
+
+def check_at_least(minimum, config, *names):
+    """Raise ConfigError if one of these options is a number below the minimum, infinite, or NaN."""
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, (int, float)) and not least <= value < math.inf:
-            raise ConfigError(f"{name}={value}: expected at least {least}")
+        if isinstance(value, (int, float)) and not minimum <= value < math.inf:
+            raise ConfigError(f"{name}={value}: expected at least {minimum}")
 
-def true_or_false(word):
-    return bool(["false", "true"].index(word.lower()))   # another word: argparse refuses it
 
-def typed(argv, description, *classes):
-    """A command line's --name=value, --name value, or --name alone for true, as a dict. Options are
-    the fields of dataclasses, of two of one name the first's; help is the comment behind a field.
-    Raises argparse.ArgumentError, ConfigError; --help prints the options, and exits."""
+# ---- Options (all scripts use them) --------------------------------------------------------------
+
+PATH_OPTIONS = ("arch", "data", "data_dir", "file", "init_from", "out_dir", "results", "source")
+
+
+def allowed_values(field):
+    """Return an option's type and, if it is a bool or a Literal, the words it may be set to."""
+    kind = (get_args(field.type) or (field.type,))[0]    # str | None -> str, Literal["a"] -> "a"
+    if kind is bool:
+        return bool, ("false", "true")
+    if isinstance(kind, str):
+        return str, get_args(field.type)
+    return kind, get_args(kind)                          # of Literal["a"] | None the words
+
+
+def clean_option(field, value):
+    """Return an option's value as a plain str, int, float or bool. Raises ConfigError."""
+    kind, words = allowed_values(field)
+    if getattr(value, "ndim", None) == 0:                # a scalar of NumPy or torch
+        value = value.item()
+    if words:
+        word = str(value).lower()
+        check_choice(field.name, word, words)
+        return word == "true" if kind is bool else word
+    if kind is float and type(value) is int:
+        value = float(value)
+    # A shell leaves the ~ of --out_dir=~/runs as it is.
+    if field.name in PATH_OPTIONS and isinstance(value, (str, Path)):
+        value = os.path.expanduser(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{field.name}={value!r}: expected {kind.__name__}")
+    return value
+
+
+def clean_options(cls, options):
+    """Return the options that are not None, checked against a dataclass and made plain values.
+
+    Raises ConfigError for an unknown name, a wrong type, and a value that a Literal lacks.
+    """
+    known = {field.name: field for field in fields(cls)}
+    cleaned = {}
+    for name, value in options.items():
+        if name not in known:
+            raise ConfigError(f"{name}: no such option{did_you_mean(name, known)}")
+        if value is not None:
+            cleaned[name] = clean_option(known[name], value)
+    return cleaned
+
+
+def read_comments(classes):
+    """Return two dicts, name of option -> its help and -> its heading, from dataclasses' source.
+
+    The comment behind an option is its help. A comment line above it, as `    # Model`, begins a
+    group of options; it has no full stop, unlike a sentence that explains something.
+    """
+    helps, headings = {}, {}
+    for cls in classes:
+        heading = None
+        for line in inspect.getsource(cls).splitlines():
+            if title := re.match(r"    # (.*[^.])$", line):
+                heading = title[1]
+            elif option := re.match(r"    (\w+): .+?(?:  # (.+))?$", line):
+                helps[option[1]] = option[2] or ""
+                headings[option[1]] = heading
+    return helps, headings
+
+
+def parse_options(argv, description, *classes):
+    """Return the options that a command line sets, as a dict of plain values.
+
+    The options are the fields of the dataclasses; where two have the same name the first one's is
+    meant. They are set by --name=value, --name value, or --name alone for true. --help prints them
+    and exits. Raises argparse.ArgumentError and ConfigError.
+    """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--name=value ...]", description=description, exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS)
-    options = {}
-    comments = {}
+    options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
-        for owner in cls.__mro__[-2::-1]:                    # what a subclass says comes last
-            comments |= re.findall(r"^    (\w+): .+?  # (.+)$", inspect.getsource(owner), re.M)
+        owners += cls.__mro__[-2::-1]                    # what a subclass says comes last
+    helps, headings = read_comments(owners)
+
+    groups = {None: parser}
     for name, field in options.items():
-        kinds = get_args(field.type) or [field.type]         # (str, None), [bool], ("auto", "cpu")
-        is_switch = kinds[0] is bool or "true" in kinds
-        if isinstance(kinds[0], str):                        # those of a Literal
-            option = dict(choices=kinds)
+        kind, words = allowed_values(field)
+        if words:
+            argument = dict(type=str.lower, choices=words)
         else:
-            option = dict(type=true_or_false if is_switch else kinds[0], metavar=kinds[0].__name__)
-        if is_switch:
-            option |= dict(nargs="?", const="true")          # --name alone
-        about = comments.get(name, "").replace("%", "%%")
+            argument = dict(type=kind, metavar=kind.__name__)
+        if "true" in words:
+            argument |= dict(nargs="?", const="true")    # --name alone
+        about = helps.get(name, "").replace("%", "%%")
         if field.default is not None:
             about += f" [{field.default}]"
-        parser.add_argument(f"--{name}", help=about, **option)
-    given, unknown = parser.parse_known_args(argv)
+        heading = headings.get(name)
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        groups[heading].add_argument(f"--{name}", help=about, **argument)
+
+    parsed, unknown = parser.parse_known_args(argv)
     if unknown:
-        meant = nearest(unknown[0].split("=")[0].lstrip("-"), options)
-        raise ConfigError(f"{unknown[0]}: no such option{meant}; --help lists them")
-    return vars(given)
+        raise ConfigError(explain_unknown(unknown[0], options))
+    return {name: clean_option(options[name], value) for name, value in vars(parsed).items()}
+
+
+def explain_unknown(word, options):
+    """Return one line about a word on the command line that is no option."""
+    if word.startswith("-"):
+        meant = did_you_mean(word.split("=")[0].lstrip("-"), options)
+        return f"{word}: no such option{meant}; --help lists them"
+    example = "--name=value"
+    if word.endswith(".py"):
+        example += "; there are no configuration files"
+    elif "out_dir" in options:
+        example = f"--out_dir={word}"
+    return f"{word}: no such option; options are written as {example}"
+
 
 def run_script(main):
-    """Calls main(words). What a user can mend ends in one line; exit code 2, or exception's own."""
+    """Call main with the words of the command line.
+
+    An error that the user can mend becomes one line; the exit code is 2 or the exception's own.
+    """
+    # A cron job may close a stream, and a console may lack a character: neither ends a script.
+    # (stderr writes characters that it lacks as \u.... by itself.)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdout.reconfigure(errors="replace")
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
+        # Die of the signal, so that a shell's loop around this script ends, too.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)                   # so that a shell's loop ends, too
+        signal.raise_signal(signal.SIGINT)
+    except BrokenPipeError:
+        # `| head -1` wants no more. What is still buffered goes nowhere, or Python would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)                                    # as a shell counts SIGPIPE
     except (argparse.ArgumentError, ConfigError, DataError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
 
-MAGIC, VERSION = 20240520, 1
-HEADER = 256                         # int32 numbers before the tokens
-BEGUN = "begun.json"                 # what a corpus is made of and with, and how far it has come
-TOKENIZERS = "bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"  # those that fit in uint16
+
+# ---- Files (all scripts use them) ----------------------------------------------------------------
+
+@contextlib.contextmanager
+def atomic_write(path):
+    """Yield a binary file that gets its name only once it is whole and on the disk.
+
+    If that fails, raise DataError, remove the temporary file, and leave an earlier file as it was.
+    """
+    temporary = Path(f"{path}.tmp")
+    try:
+        with explain_errors(f"{path}: cannot be written; is the disk full?"):
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def lock_folder(folder, message, wait=False):
+    """Lock a folder until the `with` ends.
+
+    If another process has locked it, wait for that process or raise DataError with the message.
+    """
+    folder = Path(folder).resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        check(wait, f"{folder}: {message}")
+        print(f"{folder}: {message}", file=sys.stderr)
+        return lock.acquire()
+    except OSError as error:
+        # Some file systems have no locks, and the parent folder may be read-only.
+        print(f"{folder}: not locked ({error}), so let no other process write there",
+              file=sys.stderr)
+        return contextlib.nullcontext()
+
+
+def write_json(path, value):
+    """Write a value as JSON, whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(value, indent=2).encode())
+
+
+def read_json(path):
+    """Return what a JSON file holds. Raises DataError."""
+    with explain_errors(f"{path}: expected a JSON object, made by prepare.py"):
+        return json.loads(Path(path).read_bytes())
+
+
+# ---- Tokenizers ----------------------------------------------------------------------------------
+
+TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")  # those that fit in uint16
+
 
 def get_tokenizer(name):
-    """The tiktoken.Encoding of that name; "bytes": a token for each byte, end-of-text = 256."""
-    if name == "bytes":  # nothing is ever merged, so the pattern only sets the speed
+    """Return the tiktoken.Encoding of that name.
+
+    "bytes" has a token for each byte, and 256 for the end of a text.
+    """
+    if name == "bytes":
+        # Nothing is ever merged, so the pattern only sets the speed.
         return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
-    with blame(f"tokenizer={name}: unknown, or not to download; TIKTOKEN_CACHE_DIR may hold it"):
+    with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; TIKTOKEN_CACHE_DIR"
+                        " may name a folder that has it"):
         return tiktoken.get_encoding(name)
 
+
 def encode(tokenizer, data, new=True):
-    """Text as uint16 tokens (n,), if `new` after an end-of-text; "<|endoftext|>" in it is text."""
+    """Return UTF-8 text as uint16 tokens (n,), after an end-of-text token if `new`.
+
+    The words "<|endoftext|>" in the text are text.
+    """
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
     else:
@@ -138,54 +329,9 @@ def encode(tokenizer, data, new=True):
     tokens = tokens.astype(np.uint16)
     return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
 
-@contextlib.contextmanager
-def atomic(path):
-    """A file to write that gets its name only once it is whole and on the disk."""
-    with open(f"{path}.tmp", "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.tmp", path)
-
-def only_one_in(folder, otherwise):
-    """Locks a folder at once, until the `with` ends. Raises DataError if another process has it."""
-    folder = Path(folder).resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(folder.with_name(f".{folder.name}.lock")).acquire(blocking=False)
-    except Timeout:
-        raise DataError(f"{folder}: {otherwise}") from None
-
-def write_json(path, value):
-    with atomic(path) as file:
-        file.write(json.dumps(value, indent=2).encode())
-
-def read_json(path):
-    with blame(f"{path}: expected a JSON object, made by prepare.py"):
-        return json.loads(Path(path).read_bytes())
-
-def write_shard(path, tokens):
-    header = np.zeros(HEADER, "<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    with atomic(path) as file:
-        file.write(header)
-        file.write(np.ascontiguousarray(tokens, "<u2"))
-
-def read_shard(path):
-    """The tokens of a whole shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
-    header = np.fromfile(path, "<i4", count=3).tolist()
-    count = (os.path.getsize(path) - 4 * HEADER) / 2
-    expect(header == [MAGIC, VERSION, count], f"{path}: no whole shard of tokens, as llm.c has it")
-    return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
-
-def read_meta(folder):
-    """meta.json, which a whole corpus has. Raises DataError."""
-    path = Path(folder, "meta.json")
-    expect(path.exists(), f"data={folder}: no full corpus; python prepare.py --source=... makes it")
-    return read_json(path)
 
 def token_lengths(meta):
-    """(vocab_size,) bytes of each token's text, from meta or its tokenizer; 0 for end-of-text."""
+    """Return how many bytes of text each token stands for, (vocab_size,); 0 for end-of-text."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     tokenizer = get_tokenizer(meta["tokenizer"])
@@ -193,178 +339,369 @@ def token_lengths(meta):
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
 
-PIECE = 900_000                      # bytes encoded at a time; tiktoken can't take 1M spaces
-STREAMED = "fineweb", "fineweb10B-gpt2"
-KINDS = ".txt", ".jsonl", ".parquet"
+
+# ---- Shards: llm.c's format ----------------------------------------------------------------------
+
+MAGIC, VERSION = 20240520, 1
+HEADER = 256                                             # int32 numbers before the tokens
+
+
+def write_shard(path, tokens):
+    """Write uint16 tokens (n,) as a shard, whole or not at all."""
+    header = np.zeros(HEADER, "<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    with atomic_write(path) as file:
+        file.write(header)
+        file.write(np.ascontiguousarray(tokens, "<u2"))
+
+
+def read_shard(path):
+    """Return the tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
+    header = np.fromfile(path, "<i4", count=3).tolist()
+    count = (os.path.getsize(path) - 4 * HEADER) / 2
+    check(header == [MAGIC, VERSION, count], f"{path}: not a whole shard in llm.c's format")
+    return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
+
+
+def read_meta(folder):
+    """Return a dataset's meta.json, which only a complete dataset has. Raises DataError."""
+    path = Path(folder, "meta.json")
+    check(path.exists(),
+          f"data={folder}: no complete dataset; python prepare.py --source=... makes one")
+    return read_json(path)
+
+
+# ---- Options of this script ----------------------------------------------------------------------
+
+# FineWeb as GPT-2's tokens, made by kjj0 on huggingface.co: name -> shards of 100M tokens
+PRETOKENIZED = {"fineweb10B-gpt2": 103, "fineweb100B-gpt2": 1030}
+FINEWEB = ("fineweb", *PRETOKENIZED)
+
 
 @dataclass
 class PrepareConfig:
+    """Options of prepare.py."""
     source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
-    name: str | None = None            # of the corpus (from the source)
-    data_dir: str = "data"             # folder of all corpora
-    tokenizer: str | None = None       # bytes, gpt2, or another of tiktoken's (fineweb: gpt2)
-    subset: str = "sample-10BT"        # of fineweb
-    tokens: int | None = None          # stop after that many to train on (all)
-    val_tokens: int | None = None      # hold out at most that many (5% of the text, 10M)
-    shard_tokens: int = 100_000_000    # in a file, about
-    seed: int = 1337                   # of the order of files
+    name: str | None = None            # name of the dataset (by source)
+    data_dir: str = "data"             # folder of all datasets
+    tokenizer: str | None = None       # bytes, gpt2, ... (bytes; for FineWeb gpt2)
+    subset: str = "sample-10BT"        # part of fineweb
+    tokens: int | None = None          # most tokens to train on (all)
+    val_tokens: int | None = None      # most tokens to validate on (5%, at most 10M)
+    shard_tokens: int = 100_000_000    # tokens per shard
+    seed: int = 1337                   # seed of the order of files
 
     def __post_init__(self):
-        at_least(1, self, "tokens", "val_tokens", "shard_tokens")
+        check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
-        self.tokenizer = self.tokenizer or ("gpt2" if self.source in STREAMED else "bytes")
-        choose("tokenizer", self.tokenizer,
-               ["gpt2"] if self.source == "fineweb10B-gpt2" else TOKENIZERS)
+        self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
+        check_choice("tokenizer", self.tokenizer,
+                     ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
 
-def source_files(source, seed):
-    """The files of a source on this machine, in a seeded order."""
-    if source == "stdlib":  # without test folders, which some installations lack
-        root = Path(os.__file__).parent
+
+# ---- Sources: files ------------------------------------------------------------------------------
+
+CHUNK_BYTES = 900_000                # at most; tiktoken cannot take a million spaces at a time
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, unzstd),"
+            " else convert it (iconv -t UTF-8)")
+
+
+def find_files(source, seed):
+    """Return the files of a source on this machine in a seeded order, each text once."""
+    place, suffixes, left_out = Path(source), SUFFIXES, set()
+    if source == "stdlib":
+        # Some installations lack test folders.
+        place, suffixes = Path(os.__file__).parent, (".py",)
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-        by_text = {path.read_bytes(): path for path in sorted(root.rglob("*.py"))
-                   if left_out.isdisjoint(path.relative_to(root).parts)}
-        found = by_text.values()  # each text once
-    else:
-        matching = map(Path, glob.glob(source, recursive=True))
-        found = [path for path in (Path(source), *Path(source).rglob("*"), *matching)
-                 if path.suffix.lower() in KINDS or path == Path(source)]
-    paths = sorted({path for path in found if path.is_file() and path.stat().st_size})
-    expect(paths, f"--source={source}: no .txt, .jsonl, .parquet with text, nor stdlib or fineweb")
+    root, found = Path(), [place]
+    if place.is_dir():
+        root, found = place, place.rglob("*")
+    elif not place.exists():
+        # Not by glob.glob, whose ** follows links, even back to a folder that holds the link.
+        with explain_errors(f"--source={source}: not a pattern"):
+            found = list(Path(place.anchor).glob(source.removeprefix(place.anchor)))
+        check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
+              f"stdlib, or {' or '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
+
+    by_text, skipped = {}, []
+    for path in sorted(found):
+        # Hidden files and folders, as Jupyter's copies, count only if the source names them.
+        names = path.parts[len(root.parts):]
+        is_hidden = any(name.startswith(".") and name not in place.parts for name in names)
+        is_text = path.is_file() and path.stat().st_size > 0
+        if is_hidden or not is_text or left_out.intersection(names):
+            continue
+        if place.is_dir() and path.suffix.lower() not in suffixes:
+            skipped.append(path.name)
+            continue
+        with path.open("rb") as file:
+            by_text[hashlib.file_digest(file, "sha256").digest()] = path
+    if skipped and source != "stdlib":
+        print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
+              f"{', '.join(skipped):.60}")
+    check(by_text, f"--source={source}: no text in it; a folder's {', '.join(SUFFIXES)} are read")
+    paths = sorted(by_text.values())
     random.Random(seed).shuffle(paths)
     return paths
 
-def read_texts(path):
-    """Texts of a .jsonl or .parquet file. Not by `datasets`: it takes 2024-01-01 for a date."""
+
+def read_rows(path):
+    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8; b"" for an empty line."""
     if path.suffix.lower() == ".jsonl":
-        for line in filter(bytes.strip, path.open("rb")):
-            yield json.loads(line)["text"]
+        with path.open("rb") as file:
+            for line in file:
+                text = json.loads(line)["text"] if line.strip() else ""
+                yield text.encode(errors="replace")
     else:
+        # Not by `datasets`, which takes the text 2024-01-01 for a date.
         from pyarrow.parquet import ParquetFile
         for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
-            yield from batch["text"].to_pylist()
+            for text in batch["text"].to_pylist():
+                yield text.encode(errors="replace")
 
-def read_files(paths):
-    """Yields (bytes, begins a document?): a row, or lines; these are at most a 20th of the text."""
-    half = min(PIECE, sum(path.stat().st_size for path in paths) // 20) // 2 or 1
-    for path in paths:
-        if path.suffix.lower() in (".jsonl", ".parquet"):
-            with blame(f"{path}: expected rows with a string `text`"):
-                for text in read_texts(path):
-                    yield text.encode(errors="replace"), True
-        else:
-            with path.open("rb") as file:
-                while data := file.read(half) + file.readline(half):
-                    yield data, file.tell() == len(data)
 
-def read_source(options, paths, place):
-    """Yields (bytes, begins a document?, place to go on from behind it), from a place on."""
-    if paths:
-        for number, piece in enumerate(read_files(paths), 1):
-            if number > place:
-                yield *piece, number
+def open_documents(path):
+    """Yield each document of a file as a binary file: a row's text, or the whole file."""
+    if path.suffix.lower() not in (".jsonl", ".parquet"):
+        with path.open("rb") as file:
+            # UTF-16 is full of zeros, which are UTF-8, too.
+            zero = file.read(1000).find(0)
+            check(zero < 0, NOT_TEXT.format(path, zero))
+            file.seek(0)
+            yield file
         return
-    import datasets
-    with blame(f"{options.source}: failed; the same command goes on from the last whole shard"):
-        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=options.subset, split="train",
-                                     streaming=True)
-        if place:
-            rows.load_state_dict(place)
-        for row in rows:
-            yield row["text"].encode(), True, rows.state_dict()
+    n_rows = 0
+    try:
+        for text in read_rows(path):
+            n_rows += 1
+            yield io.BytesIO(text)
+    except Exception:
+        with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text`"):
+            raise
 
-def write_shards(folder, options, tokenizer, paths, begun):
-    """Writes the missing shards, first the held-out one. Bytes end a shard, tokens the last one."""
-    per_token = 1 if options.tokenizer == "bytes" else 5  # bytes: more than most have
-    val_tokens = options.val_tokens or 10_000_000
-    held_out = val_tokens * per_token
-    if paths and not options.val_tokens:
-        held_out = min(held_out, sum(len(data) for data, _ in read_files(paths)) / 20)
-    pieces = iter(tqdm(read_source(options, paths, begun["place"]), disable=None))
-    with ThreadPoolExecutor() as pool:
-        while (left := (options.tokens or sys.maxsize) - begun["tokens"]) > 0:
-            split, most, n_bytes = "val", val_tokens, held_out
-            if begun["shards"]:
-                split, most, n_bytes = "train", left, per_token * min(left, options.shard_tokens)
-            encoding = []  # by threads, which suffice as tiktoken releases Python's lock
-            while n_bytes > 0 and (piece := next(pieces, None)):
-                data, begins, begun["place"] = piece
-                encoding.append(pool.submit(encode, tokenizer, data, begins))
-                n_bytes -= len(data)
-            if not encoding:
-                break
-            tokens = np.concatenate([future.result() for future in encoding])[:most]
-            write_shard(folder / f"{folder.name}_{split}_{begun['shards']:06d}.bin", tokens)
-            begun["tokens"] += len(tokens) if split == "train" else 0
-            begun["shards"] += 1
-            write_json(folder / BEGUN, begun)
-    expect(begun["tokens"], f"{options.source}: all was held out; more text, or fewer --val_tokens")
+
+def cut(document, size, path):
+    """Yield a document in chunks of about size to 2 size bytes that end with a line if one ends.
+
+    No character is cut, and a byte-order mark is dropped. Raises DataError.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        while chunk := document.read(size) + document.readline(size):
+            yield decoder.decode(chunk).encode()
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        offset = document.tell() - len(error.object) + error.start
+        raise DataError(NOT_TEXT.format(path, offset)) from error
+
+
+def read_files(paths, size, place=0):
+    """Yield (chunk, does it begin a document, place to resume from behind it), from a place on."""
+    number = 0
+    for path in paths:
+        for document in open_documents(path):
+            begins = True
+            for chunk in cut(document, size, path):
+                number += 1
+                if number > place:
+                    yield chunk, begins, number
+                begins = False
+
+
+# ---- Sources: FineWeb ----------------------------------------------------------------------------
+
+def stream_fineweb(subset, place):
+    """Yield (chunk, does it begin a document, place to resume from behind it), from a place on.
+
+    A place is the state of the stream before a row, and how many of the row's chunks are done.
+    """
+    import datasets
+    state, n_done = place or (None, 0)
+    with explain_errors("fineweb: failed; the same command resumes from the last whole shard"):
+        rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=subset, split="train",
+                                     streaming=True)
+        if state:
+            rows.load_state_dict(state)
+        for row in rows:
+            document = io.BytesIO(row["text"].encode(errors="replace"))
+            chunks = cut(document, CHUNK_BYTES // 2, "fineweb")
+            for number, chunk in enumerate(chunks, 1):
+                if number > n_done:
+                    yield chunk, number == 1, [state, number]
+            state, n_done = rows.state_dict(), 0
+
 
 def fetch_shards(folder, options):
-    """FineWeb tokenized by others: a file held out, 103 to train on, of 100M tokens each."""
+    """Download FineWeb's tokens, as many shards as --tokens asks for. Raises DataError."""
     import huggingface_hub
-    count = math.ceil((options.tokens or 10_300_000_000) / 100_000_000)
-    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, count + 1)]
+    n_shards = PRETOKENIZED[options.source]
+    if options.tokens:
+        n_shards = min(n_shards, math.ceil(options.tokens / 100_000_000))
+    names = [f"fineweb_train_{number:06d}.bin" for number in range(1, n_shards + 1)]
     names.append("fineweb_val_000000.bin")
-    with blame(f"--source={options.source}: failed; the same command goes on"):
-        huggingface_hub.snapshot_download("kjj0/fineweb10B-gpt2", repo_type="dataset",
+    failed = f"{options.source}: not complete; the same command resumes"
+    with explain_errors(failed):
+        huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
+    # Without a network snapshot_download returns what there is.
+    for name in names:
+        check((folder / name).exists(), f"{failed} ({name} could not be downloaded)")
+        read_shard(folder / name)
 
-def begin(folder, options, paths):
-    """A corpus's BEGUN, new or as it was left; DataError where options or files were others."""
-    made = asdict(options)
-    del made["data_dir"]
+
+# ---- Writing -------------------------------------------------------------------------------------
+
+PROGRESS = "progress.json"           # what an unfinished dataset is made of, and where to resume
+
+
+def describe(options, paths):
+    """Return what a dataset is made of and with, as meta.json keeps it."""
+    settings = asdict(options)
+    del settings["data_dir"]
     if paths:
         stats = [path.stat() for path in paths]
-        newest = str(np.datetime64(int(max(s.st_mtime for s in stats)), "s")).replace("T", " ")
-        n_bytes = sum(s.st_size for s in stats)
-        made["files"] = f"{len(stats)} with {n_bytes:,} bytes, the newest of {newest} UTC"
-    for path in (folder / "meta.json", folder / BEGUN):
+        newest = np.datetime64(int(max(stat.st_mtime for stat in stats)), "s").item()
+        n_bytes = sum(stat.st_size for stat in stats)
+        settings["files"] = f"{len(paths)} with {n_bytes:,} bytes, the newest of {newest} UTC"
+    return settings
+
+
+def load_progress(folder, settings):
+    """Return the progress, or the meta.json, of the dataset in a folder, or a new one's progress.
+
+    Raises DataError if the folder holds a dataset that was made with other settings.
+    """
+    is_empty = not any(folder.glob("*_train_*.bin"))
+    for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
-            begun = read_json(path)
-            earlier = begun | begun["options"]
-            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in made.items()
+            progress = read_json(path)
+            earlier = progress["options"]
+            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             if not other:
-                return begun
-            expect(not any(folder.glob("*.bin")), f"{folder}: made with {'; '.join(other)}; "
-                   "go back, give another --name, or remove the folder")
-    expect(not any(folder.glob("*.bin")), f"{folder}: has unknown .bin files; give another --name")
-    begun = {"source": options.source, "options": made, "shards": 0, "tokens": 0, "place": 0}
-    write_json(folder / BEGUN, begun)
-    return begun
+                return progress
+            check(is_empty, f"{folder}: made with {'; '.join(other)}; "
+                  "go back, give another --name, or remove the folder")
+    check(is_empty, f"{folder}: holds unknown shards; give another --name, or remove the folder")
+    progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
+    write_json(folder / PROGRESS, progress)
+    return progress
 
-def prepare(source="stdlib", **options):
-    """The command, with its options; returns the corpus's folder. Raises ConfigError, DataError."""
-    options = PrepareConfig(source, **options)
-    folder = Path(options.data_dir, options.name)
-    tokenizer = get_tokenizer(options.tokenizer)
-    paths = [] if source in STREAMED else source_files(source, options.seed)
-    with only_one_in(folder, "another prepare.py is at work here; wait, or give another --name"):
-        folder.mkdir(exist_ok=True)
-        begun = begin(folder, options, paths)
-        if not (folder / "meta.json").exists():
-            if source == "fineweb10B-gpt2":
-                fetch_shards(folder, options)
-            else:
-                write_shards(folder, options, tokenizer, paths, begun)
-            write_meta(folder, tokenizer, begun)
-    meta = read_meta(folder)
-    print(f"{folder}: {meta['train_tokens']:,} tokens to train on, {meta['val_tokens']:,} held out")
-    return folder
 
-def write_meta(folder, tokenizer, begun):
-    """meta.json: what the corpus is, what it was made of and with."""
+def encode_chunks(tokenizer, chunks):
+    """Yield (tokens, bytes of text, place) of chunks in their order, encoded by all cores."""
+    with ThreadPoolExecutor() as pool:                   # tiktoken releases Python's lock
+        while batch := list(itertools.islice(chunks, 32)):
+            data, begins, places = zip(*batch)
+            tokens = pool.map(functools.partial(encode, tokenizer), data, begins)
+            yield from zip(tokens, map(len, data), places)
+
+
+def write_shards(folder, options, tokenizer, paths, progress):
+    """Write the shards that are missing, the one to validate on first. Raises DataError.
+
+    That one ends after val_tokens, or with the chunk at 5% of the text. The others have
+    shard_tokens, the last one fewer.
+    """
+    n_train = options.tokens or sys.maxsize
+    val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
+    val_bytes = math.inf
+    if paths:
+        total = sum(len(chunk) for chunk, _, _ in read_files(paths, CHUNK_BYTES // 2))
+        size = min(CHUNK_BYTES, total // 20) // 2 or 1
+        chunks = read_files(paths, size, progress["place"] or 0)
+        if not options.val_tokens:
+            val_bytes = total / 20
+    else:
+        chunks = stream_fineweb(options.subset, progress["place"])
+    encoded = encode_chunks(tokenizer, chunks)
+    left_over = np.frombuffer(bytes.fromhex(progress["left_over"]), np.uint16)
+    bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
+
+    while progress["tokens"] < n_train:
+        # Plan the next shard.
+        split, n_wanted = "train", min(options.shard_tokens, n_train - progress["tokens"])
+        if progress["shards"] == 0:
+            split, n_wanted = "val", val_tokens
+
+        # Take text, encoded, until the shard is full. What the previous one left comes first.
+        parts = [left_over]
+        n_tokens, n_bytes = len(left_over), 0
+        while n_tokens < n_wanted and (split == "train" or n_bytes < val_bytes):
+            chunk = next(encoded, None)
+            if chunk is None:
+                break
+            tokens, chunk_bytes, progress["place"] = chunk
+            parts.append(tokens)
+            n_tokens += len(tokens)
+            n_bytes += chunk_bytes
+            bar.update(len(tokens))
+        if n_tokens == 0:
+            break
+        tokens, left_over = np.split(np.concatenate(parts), [n_wanted])
+
+        # Write the shard, and then where to resume behind it.
+        write_shard(folder / f"{folder.name}_{split}_{progress['shards']:06d}.bin", tokens)
+        progress["shards"] += 1
+        if split == "train":
+            progress["tokens"] += len(tokens)
+        progress["left_over"] = left_over.tobytes().hex()
+        write_json(folder / PROGRESS, progress)
+    check(progress["tokens"], f"{options.source}: nothing is left to train on; give more text, or "
+          "a smaller --val_tokens")
+
+
+def write_meta(folder, tokenizer, settings):
+    """Write meta.json: what the dataset is, and what it was made of and with."""
     lengths = token_lengths({"tokenizer": tokenizer.name})
     counts = {}
-    for split in ("train", "val"):
-        shards = [read_shard(path) for path in folder.glob(f"*_{split}_??????.bin")]
-        counts[f"{split}_tokens"] = sum(map(len, shards))
-        counts[f"{split}_bytes"] = sum(int(lengths[shard].sum()) for shard in shards)
-    del begun["shards"], begun["tokens"], begun["place"]
+    fingerprint = hashlib.sha256()
+    for split in ("val", "train"):
+        n_tokens = n_bytes = 0
+        for path in sorted(folder.glob(f"*_{split}_??????.bin")):
+            tokens = read_shard(path)
+            fingerprint.update(tokens)
+            n_tokens += len(tokens)
+            n_bytes += int(lengths[tokens].sum())
+        counts |= {f"{split}_tokens": n_tokens, f"{split}_bytes": n_bytes}
     write_json(folder / "meta.json", {
-        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts, **begun,
+        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
+        "fingerprint": fingerprint.hexdigest(), "source": settings["source"], "options": settings,
         "versions": {"python": sys.version}, "token_bytes": lengths.tobytes().hex()})
-    (folder / BEGUN).unlink()
+    (folder / PROGRESS).unlink()
+
+
+# ---- The command ---------------------------------------------------------------------------------
+
+def prepare(source="stdlib", **options):
+    """Make a dataset, or what is missing of it, and return its folder.
+
+    The options are the command's. Raises ConfigError and DataError.
+    """
+    options = PrepareConfig(**clean_options(PrepareConfig, {"source": source, **options}))
+    folder = Path(options.data_dir, options.name)
+    tokenizer = get_tokenizer(options.tokenizer)
+    paths = [] if options.source in FINEWEB else find_files(options.source, options.seed)
+    settings = describe(options, paths)
+    with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
+        folder.mkdir(exist_ok=True)
+        progress = load_progress(folder, settings)
+        if not (folder / "meta.json").exists():
+            if options.source in PRETOKENIZED:
+                fetch_shards(folder, options)
+            else:
+                write_shards(folder, options, tokenizer, paths, progress)
+            write_meta(folder, tokenizer, settings)
+
+    meta = read_meta(folder)
+    n_train, n_val = meta["train_tokens"], meta["val_tokens"]
+    print(f"{folder}: {n_train:,} tokens to train on, {n_val:,} to validate on")
+    if min(n_train, n_val) <= GPTConfig.block_size:
+        print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; "
+              "give more text, or train.py a smaller --block_size")
+    return folder
+
 
 if __name__ == "__main__":
-    run_script(lambda words: prepare(**typed(words, __doc__, PrepareConfig)))
+    run_script(lambda words: prepare(**parse_options(words, __doc__, PrepareConfig)))

@@ -1,5 +1,4 @@
-"""
-Text from checkpoints.
+"""Print text that trained models write.
 
     python sample.py                                              # out/angpt, from nothing
     python sample.py --out_dir=out/ngpt --prompt="def "
@@ -8,57 +7,83 @@ Text from checkpoints.
 """
 import codecs
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from train import find_device, load_model  # before torch: it sets how torch's threads wait
+# Import train before torch: train.py sets environment variables that torch reads when it is
+# imported, among them how torch's threads wait for each other.
+from train import find_device, load_model
 import torch
 
-from prepare import at_least, encode, run_script, typed
+from model import ConfigError
+from prepare import check_at_least, encode, parse_options, run_script
+
+
+# ---- Options -------------------------------------------------------------------------------------
 
 @dataclass
 class SampleConfig:
-    """Options."""
-    prompt: str = ""              # text to continue
-    out_dir: str = "out/angpt"    # run to sample from; several with commas between
+    """Options of sample.py."""
+    # Model
+    out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
     init_from: str | None = None  # instead: a .pt file, or GPT-2 (lessons/extras/gpt2.py)
-    num_samples: int = 1          # samples of each run
-    max_new_tokens: int = 500     # tokens at most
-    temperature: float = 0.8      # 0 takes the likeliest token; 1 samples as the model learnt
-    top_k: int | None = None      # sample among the k likeliest tokens (all)
-    seed: int = 1337              # of the sampling
-    arch: str | None = None       # file.py:name, of a run whose arch is a file's
+    arch: str | None = None       # FILE.py:NAME, if the run's arch is a file's
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
 
+    # Text
+    prompt: str = ""              # text to continue
+    num_samples: int = 1          # samples per run
+    max_new_tokens: int = 500     # most tokens per sample
+    temperature: float = 0.8      # 0: the likeliest token; 1: as the model has learned
+    top_k: int | None = None      # sample among the k likeliest tokens (all)
+    seed: int = 1337              # seed of the first sample
+
     def __post_init__(self):
-        at_least(1, self, "num_samples", "max_new_tokens", "top_k")
-        at_least(0, self, "temperature", "seed")
+        check_at_least(1, self, "num_samples", "max_new_tokens", "top_k")
+        check_at_least(0, self, "temperature", "seed")
+        # Dividing by less would make the logits infinite.
+        if 0 < self.temperature < 1e-3:
+            raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
+        if self.seed + self.num_samples > 2 ** 63:
+            raise ConfigError(f"seed={self.seed}: expected less than 2**63")
+
+
+# ---- Sampling ------------------------------------------------------------------------------------
 
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
-    """Yields the text that follows `prompt`, piece by piece, until end-of-text or
-    max_new_tokens."""
+    """Yield the text that follows a prompt as it is sampled, until an end-of-text token."""
     device = next(model.parameters()).device
-    ids = encode(tokenizer, prompt.encode()).astype("int64")  # end-of-text first
-    idx = torch.from_numpy(ids)[None].to(device)      # (1, T)
+    # A prompt that was typed in another encoding than the shell's has characters that are none.
+    ids = encode(tokenizer, prompt.encode(errors="replace")).astype("int64")
+    idx = torch.from_numpy(ids)[None].to(device)         # (1, T), end-of-text first
     generator = torch.Generator(device).manual_seed(seed)
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may end in a character
+
+    # A token may end in the middle of a character. The decoder keeps its bytes until the next one.
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
         if token.item() == tokenizer.eot_token:
             break
-        if token.item() < tokenizer.n_vocab:          # the vocabulary may be padded
+        if token.item() < tokenizer.n_vocab:             # the vocabulary may be padded
             yield decoder.decode(tokenizer.decode_single_token_bytes(token.item()))
     yield decoder.decode(b"", final=True)
 
+
 def write(model, tokenizer, prompt="", **options):
-    """Prints prompt and continuation as they come."""
+    """Print a prompt and the text that follows, piece by piece."""
     print(prompt, end="", flush=True)
-    for piece in stream(model, tokenizer, prompt, **options):
-        print(piece, end="", flush=True)
+    for text in stream(model, tokenizer, prompt, **options):
+        print(text, end="", flush=True)
     print()
 
+
 def main(argv):
-    config = SampleConfig(**typed(argv, __doc__, SampleConfig))
+    """Print samples of every run."""
+    config = SampleConfig(**parse_options(argv, __doc__, SampleConfig))
     device = find_device(config.device)
-    folders = [config.init_from] if config.init_from else config.out_dir.split(",")
+    folders = [config.init_from or config.out_dir]
+    # A comma separates folders, unless it is in the name of one that exists.
+    if not config.init_from and not Path(config.out_dir).exists():
+        folders = config.out_dir.split(",")
     for folder in folders:
         model, tokenizer, state = load_model(folder, device, config.arch)
         for seed in range(config.seed, config.seed + config.num_samples):
@@ -66,6 +91,7 @@ def main(argv):
                 print(f"--- {folder}, step {state['step']}, seed {seed}")
             write(model, tokenizer, config.prompt, max_new_tokens=config.max_new_tokens,
                   temperature=config.temperature, top_k=config.top_k, seed=seed)
+
 
 if __name__ == "__main__":
     run_script(main)

@@ -1,5 +1,9 @@
 """Every block against its formula written out, then all else: python -m pytest"""
+import argparse
 import copy
+import gzip
+import hashlib
+import io
 import json
 import math
 import os
@@ -10,10 +14,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
+from typing import Literal
 from unittest.mock import patch
+from urllib.parse import parse_qs, unquote
 
 import numpy as np
 import pyarrow as pa
@@ -32,9 +41,9 @@ import train as train_py
 from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, PowerNorm, PreNormBlock, unit
 from bench import fewer_tokens
 from prepare import DataError, prepare, read_meta, read_shard, run_script, write_json, write_shard
-from train import (batches, Diverged, evaluate, learning_rate, load_model, Machine, make_optimizer,
-                   optimizer_step, read_checkpoint, read_log, RECIPES, resolve, Tokens, train,
-                   TrainConfig)
+from train import (batches, Diverged, evaluate, learning_rate, load_model, make_optimizer,
+                   optimizer_step, Process, read_checkpoint, read_log, RECIPES, resolve, Tokens,
+                   train, TrainConfig)
 
 # ==================================================================================================
 # model.py
@@ -331,7 +340,7 @@ def test_attend_drops_weights_and_keeps_their_average(T):
     assert abs(y.mean() - 1) < 0.02
     assert len(y.unique()) > 1000
 
-def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
+def test_attend_takes_flash_attn_for_half_precision_on_gpus_before_hopper(monkeypatch):
     def flash(q, k, v, dropout_p, softmax_scale, causal):                         # (B, T, H, d_k)
         calls.append((q.shape[1], dropout_p, causal))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -340,6 +349,8 @@ def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
     calls = []
     monkeypatch.setattr(model_py, "flash_attn_func", flash)
     OnCuda = type("OnCuda", (torch.Tensor,), dict(is_cpu=False, is_cuda=True))    # so it says
+    monkeypatch.setattr(model_py, "on_hopper", lambda device: major >= 9)
+    major = 8
     double = [x.as_subclass(OnCuda) for x in queries_keys_values(2, 9)]
     half = [x.half() for x in double]
     assert_close(attend(*half, 0.5).double(), plain_attention(*double, 0.5), 2e-3)
@@ -348,6 +359,8 @@ def test_attend_takes_flash_attn_for_half_precision_on_cuda_alone(monkeypatch):
     cache.extend(*half[1:])
     one = [x[:, :, :1] for x in half]
     attend(*one, 0.5, cache)                       # as in generation
+    major = 9                                      # torch's own kernel is faster there
+    attend(*half, 0.5)
     assert calls == [(9, 0, True)]
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -387,27 +400,29 @@ def test_no_logit_sees_the_future_but_in_powernorms_warm_up(arch, pn_warmup, tra
     assert (change[:6].max() > 1e-12) == (training and pn_warmup > 0)
 
 @pytest.mark.parametrize("arch", ["normformer", "angpt"])
-@pytest.mark.parametrize("at_once", [12, 11, 0])
-def test_loss_in_pieces_is_the_whole_loss(arch, at_once, monkeypatch):
-    def counted(self, h, targets, nats=GPT.nats):
+@pytest.mark.parametrize("positions_at_once, chunks", [(12, [12]), (11, [6, 6]), (5, [3] * 4),
+                                                       (0.1, [1] * 12)])
+def test_loss_in_chunks_is_the_whole_loss(arch, positions_at_once, chunks, monkeypatch):
+    def counted(self, h, targets, summed_loss=GPT.summed_loss):
         sizes.append(h.shape[1])
-        return nats(self, h, targets)
+        return summed_loss(self, h, targets)
 
     targets = TARGETS.masked_fill(TARGETS == 3, -1)
     whole = roughened(tiny_gpt(arch))
-    pieces = copy.deepcopy(whole)
+    in_chunks = copy.deepcopy(whole)
     want = whole(IDX, targets)[1]
     want.backward()
     sizes = []
-    monkeypatch.setattr(GPT, "nats", counted)
-    monkeypatch.setattr(GPT, "logits_at_once", 3 * 17 * at_once)
-    logits, loss = pieces(IDX, targets, loss_only=True)
+    monkeypatch.setattr(GPT, "summed_loss", counted)
+    monkeypatch.setattr(GPT, "most_logits", 3 * 17 * positions_at_once)
+    logits, loss = in_chunks(IDX, targets, loss_only=True)
     assert logits is None
-    assert (max(sizes), sum(sizes)) == (max(1, at_once), 12)
+    assert sizes == chunks                         # equal ones, which are compiled once
     assert_close(loss, want)
     loss.backward()
-    assert sum(sizes) == (12 if at_once == 12 else 24)   # the backward makes the logits anew
-    assert_same_gradients(pieces, whole)
+    recomputed = [] if chunks == [12] else chunks  # the backward pass computes the logits again
+    assert sizes == chunks + recomputed
+    assert_same_gradients(in_chunks, whole)
 
 def test_checkpointed_blocks_run_twice():
     runs = []
@@ -629,9 +644,10 @@ def test_compiled_blocks_are_one_graph_with_eagers_loss_and_gradients(arch):
 TEXTS = [f"the {i} in an thé\n<|endoftext|>" * (1 + i % 9) for i in range(300)]
 TEXT_BYTES = [text.encode() for text in TEXTS]
 
+
 @pytest.fixture
 def small_gpt2(monkeypatch):
-    """A small BPE under GPT-2's name: all bytes and a few merges."""
+    """Put a small BPE under GPT-2's name: all bytes and a few merges."""
     words = [bytes([i]) for i in range(256)]
     words += [b"th", b"the", b"in", b"an", b" t"]
     ranks = {word: i for i, word in enumerate(words)}
@@ -640,9 +656,10 @@ def small_gpt2(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"gpt2": bpe}[name])
     return bpe
 
+
 @pytest.fixture
 def texts(tmp_path):
-    """A folder: TEXTS among more in a.jsonl and a.parquet, the first 40 as files of many/."""
+    """Make a folder: TEXTS in a.jsonl and a.parquet, the first 40 as files of many/."""
     rows = [{"id": i, "url": "x" * 999, "text": text} for i, text in enumerate(TEXTS)]
     (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -650,18 +667,21 @@ def texts(tmp_path):
     (many / "deep").mkdir(parents=True)
     for i in range(40):
         folder = many / "deep" if i > 9 else many
-        (folder / f"{i}.TXT").write_text(TEXTS[i], newline="")
+        (folder / f"{i}.{'TXT' if i else 'md'}").write_text(TEXTS[i], newline="")
     (many / "empty.txt").touch()
-    (many / "notes.md").write_text("passed over")
+    (many / "notes.csv").write_text("passed over")
     return tmp_path
 
-def read_corpus(folder):
-    """(held out, to train on): the documents of a corpus as bytes, while its counts are checked."""
+
+def read_dataset(folder):
+    """Check a dataset's counts; return the documents to validate on and to train on as bytes."""
     meta = read_meta(folder)
     tokenizer = prep.get_tokenizer(meta["tokenizer"])
     splits = []
+    fingerprint = hashlib.sha256()
     for split in ("val", "train"):
         tokens = np.concatenate([read_shard(path) for path in sorted(folder.glob(f"*_{split}_*"))])
+        fingerprint.update(tokens)
         starts = [i for i in np.flatnonzero(tokens == tokenizer.eot_token) if i > 0]
         documents = []
         for part in np.split(tokens, starts):
@@ -669,11 +689,135 @@ def read_corpus(folder):
         assert meta[f"{split}_tokens"] == len(tokens)
         assert meta[f"{split}_bytes"] == sum(map(len, documents))
         splits.append(documents)
+    assert meta["fingerprint"] == fingerprint.hexdigest()
     return splits
+
+
+def text_of(folder):
+    """Return the text of a whole dataset."""
+    return b"".join(b"".join(split) for split in read_dataset(folder))
+
 
 def files_of(folder):
     paths = [*folder.glob("*.bin"), *folder.glob("*.json")]
     return {path.name: path.read_bytes() for path in paths}
+
+
+# ---- Options, errors, files
+
+@dataclass
+class SomeOptions:
+    # Model
+    mlp: Literal["swiglu", "gelu"] | None = None  # kind of MLP (by arch)
+    learning_rate: float = 0.1    # the peak
+    # System
+    max_steps: int = 20           # 100% of the steps
+    compile: Literal["auto", "true", "false"] = "auto"
+    qk_norm: bool = False
+    out_dir: str | None = None
+
+
+@pytest.mark.parametrize("name, value, want", [
+    ("learning_rate", np.float64(0.5), 0.5),
+    ("learning_rate", torch.tensor(2), 2.0),
+    ("learning_rate", 3, 3.0),
+    ("max_steps", np.int64(7), 7),
+    ("max_steps", "20", "max_steps='20': expected int"),
+    ("max_steps", 2.5, "max_steps=2.5: expected int"),
+    ("max_steps", True, "max_steps=True: expected int"),
+    ("learning_rate", np.ones(2), "learning_rate=.*: expected float"),
+    ("qk_norm", np.bool_(True), True),
+    ("qk_norm", 1, "qk_norm=1: expected one of false, true"),
+    ("compile", True, "true"),
+    ("compile", "no", "compile=no: expected one of auto, true, false"),
+    ("mlp", "gleu", "mlp=gleu: .*did you mean gelu"),
+    ("out_dir", Path("~/x"), f"{Path.home()}/x"),
+    ("lr", 1.0, "lr: no such option; did you mean learning_rate")])
+def test_options_become_plain_values_or_an_error(name, value, want):
+    if isinstance(want, str) and ":" in want:
+        with pytest.raises(ConfigError, match=f"^{want}"):
+            prep.clean_options(SomeOptions, {name: value})
+    else:
+        cleaned = prep.clean_options(SomeOptions, {name: value, "mlp": None})
+        assert cleaned == {name: want}
+        assert type(cleaned[name]) is type(want)
+
+
+@pytest.mark.parametrize("words, want", [
+    ("--max_steps=1_000 --learning_rate 1", dict(max_steps=1000, learning_rate=1.0)),
+    ("--qk_norm --compile", dict(qk_norm=True, compile="true")),
+    ("--qk_norm=False --compile=False", dict(qk_norm=False, compile="false")),
+    ("--out_dir=~/x", dict(out_dir=f"{Path.home()}/x")),
+    ("--lr=1", "did you mean learning_rate"),
+    ("--max_iters 5", "did you mean max_steps"),
+    ("--steps=5", "--steps=5: no such option.*--help lists them"),
+    ("--max_steps=5.5", "invalid int value: '5.5'"),
+    ("--qk_norm=3", "invalid choice: '3'"),
+    ("config/x.py", "config/x.py: no such option.*there are no configuration files"),
+    ("out/angpt", "as --out_dir=out/angpt")])
+def test_command_lines(words, want):
+    def parse():
+        return prep.parse_options(words.split(), "", SomeOptions)
+
+    if isinstance(want, dict):
+        assert parse() == want
+    else:
+        with pytest.raises((ConfigError, argparse.ArgumentError), match=want):
+            parse()
+
+
+def test_help_lists_options_under_their_headings(capsys):
+    with pytest.raises(SystemExit):
+        prep.parse_options(["--help"], "", SomeOptions)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Model: --mlp {swiglu,gelu} kind of MLP (by arch) --learning_rate float the peak" in text
+    assert "System: --max_steps int 100% of the steps [20] --compile" in text
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("pos\n4")])
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_other(tmp_path, error):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"old")
+    with pytest.raises(DataError, match="^.*a.pt: cannot be written; is the disk full[^\n]*$"):
+        with prep.atomic_write(path) as file:
+            file.write(b"ne")
+            raise error
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), "cp1252")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    monkeypatch.setattr(sys, "stderr", None)
+    run_script(lambda words: (print("é 日"), sys.stderr.write("nowhere")))
+    assert narrow.buffer.getvalue() == b"\xe9 ?\n"
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(sys, "stdout", open(writing, "w"))
+    with pytest.raises(SystemExit) as end:
+        run_script(lambda words: print("to nobody"))
+    assert end.value.code == 141
+    sys.stdout.close()                             # what is buffered goes nowhere
+
+
+def test_a_folder_is_locked_once_and_a_file_system_without_locks_is_noted(
+        tmp_path, monkeypatch, capsys):
+    with prep.lock_folder(tmp_path / "a", "taken"), ThreadPoolExecutor(1) as pool:
+        second = pool.submit(prep.lock_folder, tmp_path / "a", "taken")
+        with pytest.raises(DataError, match="a: taken"):
+            second.result()
+
+    def refuse(*args, **kwargs):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(prep.FileLock, "acquire", refuse)
+    with prep.lock_folder(tmp_path / "a", "taken"):
+        assert "a: not locked ([Errno 37] No locks available)" in capsys.readouterr().err
+
+
+# ---- Tokens and shards
 
 @pytest.mark.parametrize("name, end, of_bad", [
     ("bytes", 256, b"\xff"),
@@ -689,6 +833,7 @@ def test_tokens_are_the_text_and_an_end_of_text_in_it_is_text(small_gpt2, name, 
     bad = prep.encode(tokenizer, b"\xff", new=False)
     assert tokenizer.decode_bytes(bad.tolist()) == of_bad
 
+
 def test_shards_are_llm_c_s(tmp_path):
     path = tmp_path / "a.bin"
     tokens = np.random.default_rng(0).integers(0, 65536, 1000).astype(np.uint16)
@@ -696,11 +841,25 @@ def test_shards_are_llm_c_s(tmp_path):
     assert np.fromfile(path, "<i4", 256).tolist() == [20240520, 1, 1000] + [0] * 253
     assert np.array_equal(np.fromfile(path, "<u2", offset=1024), tokens)
     assert not read_shard(path).flags.writeable
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="a.bin: not a whole shard"):
+        read_shard(path)
 
-# ---- Corpora
 
-def test_of_the_default_corpus_each_text_comes_once_in_a_seeded_order(tmp_path, monkeypatch):
-    library = tmp_path / "lib"
+def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, monkeypatch):
+    meta = read_meta(prepare(f"{texts}/a.jsonl", data_dir=str(texts), tokenizer="gpt2"))
+    want = prep.token_lengths({"tokenizer": "gpt2"})
+    monkeypatch.setattr(tiktoken, "get_encoding", None)      # no network
+    assert np.array_equal(prep.token_lengths(meta), want)
+    assert (want[256], want[257], want[261]) == (2, 3, 0)    # th, the, end of text
+    with pytest.raises(DataError, match="tokenizer=gpt2: .*TIKTOKEN_CACHE_DIR.*TypeError"):
+        prep.token_lengths({"tokenizer": "gpt2"})
+
+
+# ---- Which text
+
+def test_of_the_default_dataset_each_text_comes_once_in_a_seeded_order(tmp_path, monkeypatch):
+    library = tmp_path / "test/.lib"
     monkeypatch.setattr(os, "__file__", str(library / "os.py"))
     paths = sorted(library / f"{i}.py" for i in range(40))
     for path in [*paths, library / "site-packages" / "a.py", library / "b" / "tests" / "c.py"]:
@@ -709,21 +868,11 @@ def test_of_the_default_corpus_each_text_comes_once_in_a_seeded_order(tmp_path, 
     shutil.copy(library / "9.py", library / "1.py")
     paths.remove(library / "1.py")
     random.Random(5).shuffle(paths)
-    val, train = read_corpus(prepare(data_dir=str(tmp_path), seed=5))
+    val, train = read_dataset(prepare(data_dir=str(tmp_path), seed=5))
     assert val + train == [path.read_bytes() for path in paths]
     with pytest.raises(DataError, match="seed=5, now 1337; go back"):
         prepare(data_dir=str(tmp_path))
 
-@pytest.mark.parametrize("sizes", [
-    [50], [5000] * 9, [10, 9000, 9000], [100_000, 410]])
-def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(tmp_path, sizes):
-    for i, size in enumerate(sizes):
-        (tmp_path / f"{i}.txt").write_text((f"line of {i}\n" * size)[:size])
-    val, train = read_corpus(prepare(str(tmp_path), data_dir=f"{tmp_path}/data"))
-    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1   # one may be cut, where all is
-    held = sum(map(len, val))
-    assert held + sum(map(len, train)) == sum(sizes)
-    assert sum(sizes) / 20 <= held <= sum(sizes) / 10
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 @pytest.mark.parametrize("source, name, expected", [
@@ -732,36 +881,190 @@ def test_of_files_of_any_size_a_twentieth_is_held_out_and_no_more_than_a_tenth(t
     ("many/", "many", TEXT_BYTES[:40]),
     ("many/**/[1-3]*.TXT", "many", TEXT_BYTES[1:4] + TEXT_BYTES[10:40])])
 def test_files_folders_and_globs_give_their_texts(
-        texts, small_gpt2, tokenizer, source, name, expected):
+        texts, small_gpt2, capsys, tokenizer, source, name, expected):
     folder = prepare(f"{texts}/{source}", data_dir=f"{texts}/data", tokenizer=tokenizer)
-    val, train = read_corpus(folder)
+    val, train = read_dataset(folder)
     assert folder == texts / "data" / name
     assert sorted(b"".join(val + train)) == sorted(b"".join(expected))
     least = sum(map(len, expected)) / 20
     assert least <= sum(map(len, val)) < least + max(map(len, expected))
     if source.startswith("a."):
         assert val + train == expected  # rows whole and in their order
+    said = "1 files skipped that are not .txt, .md, .jsonl, .parquet: notes.csv"
+    assert (said in capsys.readouterr().out) == (source == "many/")
+
+
+def link_to(folder, name):
+    (folder / name).symlink_to(folder)
+
+
+@pytest.mark.parametrize("source, expected", [
+    ("d", "abef"),                                 # no hidden file, no copy, no other suffix
+    ("d/**/*.txt", "abf"),                         # the links lead back to d
+    ("d/k[1].txt", "b"),                           # a file of that name wins over the glob
+    ("d/[ce].*", "ce"),                            # by name or glob a file may have any suffix
+    ("d/.hidden", "d"),
+    ("d/s.csv", "c")])
+def test_each_text_is_read_once(tmp_path, source, expected):
+    d = tmp_path / "d"
+    (d / ".hidden").mkdir(parents=True)
+    files = {"a.txt": "a", "k[1].txt": "b", "c.csv": "c", ".hidden/d.txt": "d", "e.md": "e",
+             "k1.txt": "f", ".a.txt": "g", ".hidden/a.txt": "d", "b.txt": "a", "s.csv": "c"}
+    for name, letter in files.items():
+        (d / name).write_text(100 * letter)
+    link_to(d, "one")
+    link_to(d, "two")
+    text = text_of(prepare(f"{tmp_path}/{source}", data_dir=f"{tmp_path}/data", name="x"))
+    assert sorted(text) == sorted(100 * expected.encode())
+
+
+JAPANESE = "A" + "日本語" * 2000
+
+
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.txt", JAPANESE.encode(), JAPANESE),
+    ("a.txt", b"\xef\xbb\xbf" + b"text\n" * 90, "text\n" * 90),
+    ("a.txt", b"\xef\xbb\xbfab", "ab"),
+    ("a.jsonl", json.dumps({"text": JAPANESE}).encode(), JAPANESE),
+    ("a.jsonl", json.dumps({"text": " " * 1_000_001}).encode(), " " * 1_000_001)],
+    ids=["long line", "mark", "short with mark", "long row", "spaces"])
+def test_tokens_give_back_every_byte(tmp_path, small_gpt2, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    for tokenizer in ("bytes", "gpt2"):
+        folder = prepare(f"{tmp_path}/{name}", data_dir=str(tmp_path), name=tokenizer,
+                         tokenizer=tokenizer)
+        assert text_of(folder) == expected.encode()
+
+
+@pytest.mark.parametrize("name, content, says", [
+    ("a.txt", None, "a.txt: does not exist"),
+    ("fineweb9B-gpt2", None, "did you mean fineweb10B-gpt2"),
+    ("a.txt", b"", "a.txt: no text in it"),
+    ("a.txt", "aé".encode("utf-16"), "a.txt: not UTF-8 text at byte 3"),
+    ("a.txt", "text".encode("utf-16-be"), "a.txt: not UTF-8 text at byte 0"),
+    ("a.txt", b"some\ntext\n" * 300 + b"\xfcber", "a.txt: not UTF-8 text at byte 3,000"),
+    ("a.txt", b"\xef\xbb\xbf" + b"t" * 4000 + b"\xc3", "a.txt: not UTF-8 text at byte 4,003"),
+    ("a.txt.gz", gzip.compress(b"text" * 99), "a.txt.gz: not UTF-8 text.*gunzip"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl, row 3: expected a string `text`"),
+    ("a.jsonl", b'{"text": 5}\n', "a.jsonl, row 1: expected .*'int'"),
+    ("a.jsonl", b'{"text": null}\n', "a.jsonl, row 1: expected a string"),
+    ("a.jsonl", b'{"text": "1"}\n', "a.jsonl: nothing is left to train on"),
+    ("a.parquet", b"PAR1 no", "a.parquet, row 1: expected a string `text`"),
+    ("a.parquet", ["a", None], "a.parquet, row 2: expected a string `text`")])
+def test_bad_sources_are_one_line(tmp_path, name, content, says):
+    if isinstance(content, list):
+        pq.write_table(pa.table({"text": content}), tmp_path / name)
+    elif content is not None:
+        (tmp_path / name).write_bytes(content)
+    source = f"{tmp_path}/{name}" if "fineweb" not in name else name
+    with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*$"):
+        prepare(source, data_dir=f"{tmp_path}/data")
+    assert not list(tmp_path.glob("data/a/*_train_*"))
+
+
+# ---- What is held out, how much, and how it is resumed
+
+@pytest.mark.parametrize("rows", [False, True], ids=["files", "rows"])
+@pytest.mark.parametrize("sizes", [
+    [50], [5000] * 9, [10, 9000, 9000], [100_000, 410], [1_000_000]])
+def test_of_text_of_any_shape_a_twentieth_is_held_out_and_no_more_than_a_tenth(
+        tmp_path, sizes, rows):
+    documents = [(f"line of {i}\n" * size)[:size] for i, size in enumerate(sizes)]
+    source = tmp_path / "d"
+    source.mkdir()
+    if rows:
+        lines = [json.dumps({"text": text, "more": "x" * 50_000}) for text in documents]
+        (source / "a.jsonl").write_text("\n".join(lines))
+    else:
+        for i, text in enumerate(documents):
+            (source / f"{i}.txt").write_text(text)
+    val, train = read_dataset(prepare(str(source), data_dir=f"{tmp_path}/data"))
+    assert len(sizes) <= len(val) + len(train) <= len(sizes) + 1   # one may be cut, where all is
+    held = sum(map(len, val))
+    assert held + sum(map(len, train)) == sum(sizes)
+    assert sum(sizes) / 20 <= held <= sum(sizes) / 10
+
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_as_many_tokens_as_asked_for(texts, small_gpt2, tokenizer, monkeypatch):
+def test_as_many_tokens_as_asked_for_and_none_lost(texts, small_gpt2, tokenizer):
     def made(tokens):
         folder = prepare(f"{texts}/all.txt", data_dir=str(texts), name=f"{tokens}", tokens=tokens,
-                         tokenizer=tokenizer, val_tokens=1500, shard_tokens=500)
-        meta = read_meta(folder)
-        assert meta["val_tokens"] == 1500
+                         tokenizer=tokenizer, val_tokens=1501, shard_tokens=500)
+        assert read_meta(folder)["val_tokens"] == 1501
         shards = [read_shard(path) for path in sorted(folder.glob("*_train_*"))]
-        assert shards[1:]
-        return np.concatenate(shards)
+        assert {len(shard) for shard in shards[:-1]} == {500}
+        return np.concatenate(shards), folder
 
-    monkeypatch.setattr(prep, "PIECE", 300)
     (texts / "all.txt").write_text("".join(TEXTS[:150]))
-    every = made(None)
-    assert np.array_equal(made(3001), every[:3001])
+    every, folder = made(None)
+    assert text_of(folder) == b"".join(TEXT_BYTES[:150])
+    assert np.array_equal(made(3001)[0], every[:3001])
+
+
+def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("7 bytes")
+    options = dict(source=f"{tmp_path}/a.txt", data_dir=f"{tmp_path}/data")
+    with pytest.raises(DataError, match="a.txt: nothing is left to train on.*smaller --val_tokens"):
+        prepare(**options, val_tokens=100)
+    val, train = read_dataset(prepare(**options, val_tokens=2))
+    assert val + train == [b"7", b" bytes"]
+    assert "data/a: too few to train with --block_size=256" in capsys.readouterr().out
+
+
+def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
+    source = tmp_path / "long.jsonl"
+    rows = [json.dumps({"text": f"{i} " * 20}) for i in range(1000)]
+    source.write_text("\n".join([*rows, ""]))
+    options = dict(source=str(source), shard_tokens=1500)
+    whole = prepare(**options, data_dir=f"{tmp_path}/whole")
+    words = [f"--source={source}", "--shard_tokens=1_500", f"--data_dir={tmp_path}"]
+    with subprocess.Popen([sys.executable, prep.__file__, *words]) as process:
+        while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
+            time.sleep(0.001)
+        process.kill()
+    with pytest.raises(DataError, match="no complete dataset; python prepare.py"):
+        read_meta(tmp_path / "long")
+    again = prepare(**options, data_dir=str(tmp_path))
+    assert files_of(again) == files_of(whole)
+    with source.open("a") as file:
+        file.write(json.dumps({"text": "more"}))
+    with pytest.raises(DataError, match="with files=1 with .*, now 1 with .*remove the folder"):
+        prepare(**options, data_dir=str(tmp_path))
+    shutil.rmtree(again)
+    assert read_dataset(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
+
+
+def test_a_second_at_work_waits_for_the_first(texts, capsys):
+    def make(seed):
+        return prepare(f"{texts}/a.jsonl", data_dir=str(texts), seed=seed)
+
+    with ThreadPoolExecutor(3) as pool:
+        with prep.lock_folder(texts / "a", ""):
+            three = [pool.submit(make, seed) for seed in (1, 1, 1)]
+            time.sleep(0.2)
+            assert not any(future.done() for future in three)
+        assert {future.result() for future in three} == {texts / "a"}
+    assert "a: another prepare.py is at work here; waiting for it" in capsys.readouterr().err
+    with pytest.raises(DataError, match="made with seed=1, now 2"):
+        make(2)
+
+
+def test_datasets_without_a_fingerprint_are_complete(texts):
+    folder = prepare(f"{texts}/a.jsonl", data_dir=str(texts))
+    meta = read_meta(folder)
+    del meta["fingerprint"]
+    write_json(folder / "meta.json", meta)
+    before = files_of(folder)
+    assert prepare(f"{texts}/a.jsonl", data_dir=str(texts)) == folder
+    assert files_of(folder) == before
+
+
+# ---- FineWeb
 
 @pytest.fixture
 def fineweb(texts, monkeypatch):
-    """TEXTS in FineWeb's place, read by datasets' own stream: its rows in the order in which they
-    were read, and the number of one before which the network fails."""
+    """Put TEXTS in FineWeb's place, read by datasets' own stream: its rows in the order in which
+    they were read, and the number of one before which the network fails."""
     from datasets import load_dataset
 
     def stream(repo, name, split, streaming):
@@ -780,10 +1083,12 @@ def fineweb(texts, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", stream)
     return web
 
-def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb):
+
+def test_fineweb_resumes_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb, monkeypatch):
+    monkeypatch.setattr(prep, "CHUNK_BYTES", 80)   # most rows are several chunks
     options = dict(source="fineweb", data_dir=str(tmp_path), val_tokens=900, shard_tokens=400)
     whole = prepare(**options, name="whole")
-    assert read_corpus(whole)[1][-1] == TEXT_BYTES[-1]
+    assert text_of(whole) == b"".join(TEXT_BYTES)
     begins = []
     for fineweb.fails_at in (151, 210):
         fineweb.rows_read.clear()
@@ -792,72 +1097,147 @@ def test_fineweb_goes_on_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb
         begins.append(fineweb.rows_read[0])
     fineweb.rows_read.clear()
     fineweb.fails_at = None
-    assert read_corpus(prepare(**options)) == read_corpus(whole)
+    assert read_dataset(prepare(**options)) == read_dataset(whole)
     begins.append(fineweb.rows_read[0])
     assert begins[0] == 0                          # the rows of whole shards are not read again
     assert 100 < begins[1] < 151 < begins[2] < 210
 
-def test_fineweb_tokenized_by_others(tmp_path, small_gpt2, monkeypatch):
+
+def serve_hub(root):
+    """Serve root/<owner>/<name>/... as the Hugging Face hub serves datasets; return the server."""
+    def do(self):
+        path = unquote(self.path.split("?")[0])
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = re.match(r"(/api)?/datasets/([^/]+)/([^/]+)/?(.*)", path)
+        if not parts:
+            return self.send_error(404)
+        _, owner, name, what = parts.groups()
+        folder = root / owner / name
+        files = {str(file.relative_to(folder)): file for file in folder.rglob("*.*")}
+        commit = hashlib.sha1("".join(files).encode()).hexdigest()
+        entries = [dict(type="file", path=file, size=files[file].stat().st_size,
+                        oid=hashlib.sha1(file.encode()).hexdigest()) for file in sorted(files)]
+        answer, code = b"{}", 404
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if what.startswith("resolve/"):
+            file = files.get(what.split("/", 2)[2])
+            if file:
+                answer, code = file.read_bytes(), 200
+                headers["ETag"] = f'"{hashlib.sha1(answer).hexdigest()}"'
+                if part := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+                    first, last = int(part[1]), min(int(part[2] or len(answer)), len(answer) - 1)
+                    headers["Content-Range"] = f"bytes {first}-{last}/{len(answer)}"
+                    answer, code = answer[first:last + 1], 206
+            else:
+                headers["X-Error-Code"] = "EntryNotFound"
+        elif what.startswith("paths-info/"):
+            is_json = body.startswith(b"{")
+            wanted = (json.loads(body) if is_json else parse_qs(body.decode()))["paths"]
+            folders = [dict(type="directory", path=name, size=0, oid=40 * "0")
+                       for name in wanted if (folder / name).is_dir()]
+            answer, code = folders + [entry for entry in entries if entry["path"] in wanted], 200
+        elif what.startswith("tree/"):
+            under = folder.joinpath(*what.split("/")[2:])
+            found = under.rglob("*") if "recursive=true" in self.path.lower() else under.glob("*")
+            names = {str(file.relative_to(folder)) for file in found}
+            folders = [dict(type="directory", path=name, size=0, oid=40 * "0")
+                       for name in sorted(names) if (folder / name).is_dir()]
+            answer, code = folders + [entry for entry in entries if entry["path"] in names], 200
+        elif folder.is_dir():
+            code, answer = 200, dict(
+                id=f"{owner}/{name}", sha=commit, private=False, gated=False, disabled=False,
+                tags=[], downloads=0, likes=0, siblings=[dict(rfilename=file) for file in files])
+        if not isinstance(answer, bytes):
+            answer = json.dumps(answer).encode()
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    methods = dict(do_GET=do, do_HEAD=do, do_POST=do, log_message=lambda *args: None)
+    handler = type("Handler", (BaseHTTPRequestHandler,), methods)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize("tokens", [1000, 10_000])
+def test_of_few_tokens_of_fineweb_few_are_held_out(tmp_path, small_gpt2, fineweb, tokens):
+    meta = read_meta(prepare("fineweb", data_dir=str(tmp_path), tokens=tokens))
+    assert (meta["train_tokens"], meta["val_tokens"]) == (tokens, tokens // 20)
+
+
+@pytest.mark.parametrize("source, tokens, n_shards", [
+    ("fineweb10B-gpt2", 150_000_000, 2),
+    ("fineweb10B-gpt2", None, 103),
+    ("fineweb10B-gpt2", 21_500_000_000, 103),
+    ("fineweb100B-gpt2", 21_500_000_000, 215)])
+def test_fineweb_tokenized_by_others_is_complete_or_an_error(
+        tmp_path, small_gpt2, monkeypatch, source, tokens, n_shards):
     def snapshot_download(repo, repo_type, local_dir, allow_patterns):
-        assert (repo, repo_type) == ("kjj0/fineweb10B-gpt2", "dataset")
-        for name in allow_patterns:
+        assert (repo, repo_type) == (f"kjj0/{source}", "dataset")
+        for name in allow_patterns[skipped:]:
             write_shard(Path(local_dir, name), prep.encode(small_gpt2, b"the inn"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    folder = prepare("fineweb10B-gpt2", data_dir=str(tmp_path), tokens=150_000_000)
-    assert read_corpus(folder) == [[b"the inn"], [b"the inn"] * 2]
-    assert (folder / "fineweb_train_000002.bin").exists()
+    skipped = 1                                    # a network that fails is silent
+    with pytest.raises(DataError, match="the same command resumes .fineweb_train_000001.bin could"):
+        prepare(source, data_dir=str(tmp_path), tokens=tokens)
+    skipped = 0
+    folder = prepare(source, data_dir=str(tmp_path), tokens=tokens)
+    assert read_dataset(folder) == [[b"the inn"], [b"the inn"] * n_shards]
+    assert (folder / f"fineweb_train_{n_shards:06d}.bin").exists()
 
-def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
-    source = tmp_path / "long.jsonl"
-    rows = [json.dumps({"text": f"{i} " * 20}) for i in range(1000)]
-    source.write_text("\n".join([*rows, ""]))
-    options = dict(source=str(source), shard_tokens=1500)
-    whole = prepare(**options, data_dir=f"{tmp_path}/whole")
-    words = [f"--source={source}", "--shard_tokens=1_500",
-             f"--data_dir={tmp_path}"]
-    with subprocess.Popen([sys.executable, prep.__file__, *words]) as process:
-        while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
-            time.sleep(0.001)
-        process.kill()
-    with pytest.raises(DataError, match="no full corpus; python prepare.py"):
-        read_meta(tmp_path / "long")
-    again = prepare(**options, data_dir=str(tmp_path))
-    assert files_of(again) == files_of(whole)
-    with source.open("a") as file:
-        file.write(json.dumps({"text": "more"}))
-    with pytest.raises(DataError, match="made with files=1 with .*, now 1 with .*remove the folder"):
-        prepare(**options, data_dir=str(tmp_path))
-    shutil.rmtree(again)
-    assert read_corpus(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
 
-def test_a_second_at_work_is_refused(texts):
-    refused = pytest.raises(DataError, match="a: another prepare.py is at work")
-    with FileLock(texts / ".a.lock"), refused:
-        prepare(f"{texts}/a.jsonl", data_dir=str(texts))
+REAL_CLIENTS = """
+import sys, tiktoken
+ranks = {bytes([i]): i for i in range(256)}
+bpe = tiktoken.Encoding("gpt2", pat_str=r"(?s).{1,64}", mergeable_ranks=ranks,
+                        special_tokens={"<|endoftext|>": 256})
+tiktoken.get_encoding = lambda name: bpe
+from prepare import DataError, prepare
+root, data_dir = sys.argv[1:]
+prepare("fineweb", data_dir=data_dir, tokens=2000)
+options = dict(source="fineweb10B-gpt2", data_dir=data_dir, tokens=100_000_000)
+try:
+    prepare(**options)
+except DataError as error:
+    print(error)
+open(f"{root}/kjj0/fineweb10B-gpt2/fineweb_val_000000.bin", "wb").write(
+    open(f"{root}/kjj0/fineweb10B-gpt2/fineweb_train_000001.bin", "rb").read())
+prepare(**options)
+"""
 
-def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, monkeypatch):
-    meta = read_meta(prepare(f"{texts}/a.jsonl", data_dir=str(texts), tokenizer="gpt2"))
-    want = prep.token_lengths({"tokenizer": "gpt2"})
-    monkeypatch.setattr(tiktoken, "get_encoding", None)      # no network
-    assert np.array_equal(prep.token_lengths(meta), want)
-    assert (want[256], want[257], want[261]) == (2, 3, 0)    # th, the, end of text
-    with pytest.raises(DataError, match="tokenizer=gpt2: .*TIKTOKEN_CACHE_DIR.*TypeError"):
-        prep.token_lengths({"tokenizer": "gpt2"})
 
-@pytest.mark.parametrize("name, content, says", [
-    ("a.csv", None, "a.csv: no .txt"),
-    ("a.txt", b"", "a.txt: no .txt, .jsonl, .parquet with text"),
-    ("finweb", None, "nor stdlib or fineweb"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl: expected rows with a string `text`"),
-    ("a.jsonl", b'{"text": 5}\n', "a.jsonl: expected .*'int'"),
-    ("a.jsonl", b'{"text": "only one"}\n', "all was held out"),
-    ("a.parquet", b"PAR1 no", "a.parquet: expected rows with a string `text`")])
-def test_bad_sources_are_one_line(tmp_path, name, content, says):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"^[^\n]*{says}[^\n]*$"):
-        prepare(f"{tmp_path}/{name}", data_dir=f"{tmp_path}/data")
+def test_the_real_clients_of_the_hugging_face_hub(texts):
+    fineweb = texts / "hub/HuggingFaceFW/fineweb"
+    tokenized = texts / "hub/kjj0/fineweb10B-gpt2"
+    for folder in (fineweb / "sample/10BT", fineweb / "data/CC", tokenized):
+        folder.mkdir(parents=True)
+    shutil.copy(texts / "a.parquet", fineweb / "sample/10BT/000_00000.parquet")
+    shutil.copy(texts / "a.parquet", fineweb / "data/CC/000_00000.parquet")
+    (fineweb / "README.md").write_text(
+        "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n"
+        "    path: sample/10BT/*\n---\n")
+    write_shard(tokenized / "fineweb_train_000001.bin", np.arange(50, dtype=np.uint16))
+    server = serve_hub(texts / "hub")
+    done = subprocess.run(
+        [sys.executable, "-c", REAL_CLIENTS, f"{texts}/hub", f"{texts}/data"], text=True,
+        capture_output=True, cwd=Path(prep.__file__).parent, env=os.environ | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": f"{texts}/home"})
+    server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "fineweb: 2,000 tokens to train on, 100 to validate on" in done.stdout
+    assert "resumes (fineweb_val_000000.bin could not be downloaded)" in done.stdout
+    assert "fineweb10B-gpt2: 50 tokens to train on, 50 to validate on" in done.stdout
+    val, train = (read_shard(texts / f"data/fineweb/fineweb_{split}_00000{i}.bin")
+                  for i, split in enumerate(("val", "train")))
+    text = np.concatenate([val, train])
+    assert bytes(text[text < 256].tolist()) == b"".join(TEXT_BYTES)[:len(text[text < 256])]
+
 
 # ==================================================================================================
 # train.py
@@ -870,8 +1250,8 @@ SMALL_RUN = dict(TINY_RUN, n_layer=2, total_batch_size=128, max_steps=6, eval_to
                  eval_interval=3, checkpoint_interval=3, log_interval=1)
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """A corpus of bytes, "abcd..." with noise: one shard held out, three to train on."""
+def dataset(tmp_path_factory):
+    """A dataset of bytes, "abcd..." with noise: one validation shard, three training shards."""
     folder = tmp_path_factory.mktemp("data") / "tiny"
     folder.mkdir()
     random = np.random.default_rng(0)
@@ -888,29 +1268,29 @@ def corpus(tmp_path_factory):
     return folder
 
 @pytest.fixture
-def tiny(corpus, tmp_path, monkeypatch):
-    """A function that makes a TrainConfig of a tiny run in tmp_path/run; no picture is drawn."""
+def tiny(dataset, tmp_path, monkeypatch):
+    """Return a function that makes the TrainConfig of a tiny run in tmp_path/run, without a picture."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
-    places = dict(data=str(corpus), out_dir=str(tmp_path / "run"))
+    places = dict(data=str(dataset), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
 
 @pytest.fixture(scope="session")
-def trained(corpus, tmp_path_factory):
-    """The folders of two short runs, of layernorm and of ngpt, whose vocabulary is padded."""
+def trained(dataset, tmp_path_factory):
+    """Return the folders of two short runs, of layernorm and ngpt, whose vocabulary is padded."""
     folders = [tmp_path_factory.mktemp("trained") / arch for arch in ("layernorm", "ngpt")]
     for folder in folders:
         train(TrainConfig(**SMALL_RUN, arch=folder.name, pos="learned", vocab_size=300,
-                          data=str(corpus), out_dir=str(folder)), say=None)
+                          data=str(dataset), out_dir=str(folder)), say=None)
     return folders
 
 @pytest.fixture
 def old(trained, tmp_path):
-    """A copy of the first in tmp_path/run."""
+    """Return a copy of the first of them in tmp_path/run."""
     return shutil.copytree(trained[0], tmp_path / "run")
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """A function that runs train.py's command line: (exit code, stdout, stderr)."""
+    """Return a function that runs a train.py command: (exit code, stdout, stderr)."""
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         code = 0
@@ -922,10 +1302,10 @@ def command(monkeypatch, capsys):
     return run
 
 def words(config):
-    return [f"--{name}={value}" for name, value in config.given.items()]
+    return [f"--{name}={value}" for name, value in config.options.items()]
 
-def go_on(config, **options):
-    """The same run, of which nothing else is given again."""
+def resumed(config, **options):
+    """Return a config that resumes the same run with no other option set again."""
     return TrainConfig(out_dir=config.out_dir, resume="true", **options)
 
 def checkpoint(config):
@@ -935,18 +1315,51 @@ def weights(config):
     return checkpoint(config)["model"]
 
 def column(log, name):
-    """[(step, value)] of the records that hold one."""
+    """Return (step, value) of each record that has a value of this name."""
     return [(record["step"], record[name]) for record in log if name in record]
 
 # ---- Options
 
-def test_given_options_win_over_recipe_and_that_over_size():
+def test_options_that_are_set_win_over_the_recipe_and_the_recipe_over_the_size():
     c = TrainConfig(arch="ngpt", size="125m", n_layer=3, weight_decay=0.5)
     assert (c.n_layer, c.weight_decay) == (3, 0.5)
     assert (c.n_embd, c.vocab_size) == (512, 50304)
     assert c.learning_rate == pytest.approx(RECIPES["ngpt"]["learning_rate"] / 2)  # of width 128
     assert TrainConfig(arch="normformer", tie=True).embed_std == 0.02
     assert TrainConfig(arch="rmsnorm", qk_norm=True).out_dir == "out/rmsnorm+qk_norm"
+    assert TrainConfig(n_layer=4, size="1b").n_layer == 4  # a default that is set is set
+
+@pytest.mark.parametrize("size, world_size, options, batch_size", [
+    ("laptop", 1, {}, 8),
+    ("laptop", 2, {}, 4),
+    ("32m", 8, {}, 16),
+    ("32m", 32, {}, 8),
+    ("250m", 64, {}, 4),
+    ("125m", 8, dict(batch_size=32), 32)])
+def test_a_preset_s_batch_size_shrinks_to_what_the_processes_can_share(
+        size, world_size, options, batch_size):
+    c = resolve(TrainConfig(size=size, **options), world_size=world_size)
+    assert c.batch_size == batch_size
+    assert c.total_batch_size % (c.batch_size * c.block_size * world_size) == 0
+
+def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
+    c = resolve(TrainConfig(size="0.5b"))
+    assert (c.eval_interval, c.checkpoint_interval) == (500, 1930)
+    assert (c.eval_tokens, c.final_eval_tokens) == (10_485_760, 1_048_576)
+    c = resolve(TrainConfig(max_steps=100, eval_tokens=512))
+    assert (c.eval_interval, c.checkpoint_interval) == (10, 10)
+    assert (c.eval_tokens, c.final_eval_tokens) == (512, 512)
+
+def test_options_from_python_are_plain_and_checked(tiny, tmp_path):
+    config = tiny(learning_rate=np.float64(1e-3), seed=np.int64(7), out_dir=tmp_path / "numpy",
+                  compile=False, max_steps=1)
+    train(config, say=None)
+    saved = checkpoint(config)["config"]           # weights_only reads plain values alone
+    assert (saved["learning_rate"], saved["seed"], saved["compile"]) == (1e-3, 7, "false")
+    for options in (dict(compile="no"), dict(max_steps="20"), dict(seed=2 ** 63),
+                    dict(n_layer=2.5)):
+        with pytest.raises(ConfigError, match=f"^{list(options)[0]}="):
+            tiny(**options)
 
 def test_sizes_are_table_f1():
     for size, (d, layers, n_head) in zip(list(train_py.SIZES)[1:], WIDTHS, strict=True):
@@ -991,14 +1404,16 @@ def test_sizes_are_table_f1():
 --total_batch_size=100  = 4 x 16 x 1
 --max_steps=x  invalid int value: 'x'
 --max_step=3  did you mean max_steps?
---lr=1  no such option; --help lists them
+--lr=1  did you mean learning_rate?
 fast  no such option
---tie=1  invalid true_or_false value: '1'
+--tie=1  tie
+--seed=99999999999999999999  seed=99999999999999999999: expected a number less than 2**63
 --out_dir=FILE  File exists
 --out_dir=/proc/x  /proc
---data=nowhere  data=nowhere: no full corpus; python prepare.py --source=... makes it
---data=FILE  data=FILE: no full corpus; python prepare.py --source=... makes it
---resume=true  run: no such checkpoint; expected a folder with ckpt.pt
+--data=nowhere  data=nowhere: no complete dataset
+--data=FILE  data=FILE: no complete dataset
+--resume=true  run: no run to resume here; leave out --resume, or set --resume=auto
+--device=mps  device=mps: torch cannot use it on this machine
 --init_from=nowhere  nowhere: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's
 """.strip().splitlines()])
@@ -1013,9 +1428,9 @@ def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path
 
 # ---- Data
 
-def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
-    tokens = Tokens(corpus, "train", 16)
-    shards = [read_shard(path) for path in sorted(corpus.glob("*_train_*.bin"))]
+def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
+    tokens = Tokens(dataset, "train", 16)
+    shards = [read_shard(path) for path in sorted(dataset.glob("*_train_*.bin"))]
     windows = [shard[i:i + 17] for shard in shards for i in range(0, len(shard) - 16, 16)]
     assert tokens.windows == len(windows)
     for i, window in enumerate(windows):
@@ -1025,24 +1440,39 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(corpus):
     assert np.array_equal(x, rows[:, :-1])
     assert np.array_equal(y, rows[:, 1:])
 
-def test_tokens_that_are_too_few_are_said(corpus):
-    with pytest.raises(DataError, match="expected more than block_size=2000"):
-        Tokens(corpus, "val", 2000)
+def test_tokens_that_are_too_few_are_said(dataset):
+    with pytest.raises(DataError, match="too few val tokens for one window of --block_size=2000"):
+        Tokens(dataset, "val", 2000)
 
-class Alone(Machine):
-    """A place among processes that are not there."""
+def test_no_more_shards_are_open_than_a_process_may_have(dataset, tmp_path):
+    shard = next(dataset.glob("*_train_000003.bin"))
+    for i in range(300):
+        os.link(shard, tmp_path / f"a_train_{i:06d}.bin")
+    before = len(os.listdir("/proc/self/fd"))
+    tokens = Tokens(tmp_path, "train", 16)
+    windows = [tokens.window(i) for i in range(0, tokens.windows, tokens.windows // 300)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 128
+    assert (windows[0] == tokens.window(0)).all()
+
+def test_two_epochs_orders_are_kept_in_memory():
+    for epoch in range(5):
+        train_py.epoch_order(1, epoch, 10)
+    assert train_py.epoch_order.cache_info().currsize == 2
+
+class Alone(Process):
+    """A rank among processes that are not there."""
     def sum(self, x):
         return x
 
-def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus, tiny):
-    tokens = Tokens(corpus, "train", 16)
+def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(dataset, tiny):
+    tokens = Tokens(dataset, "train", 16)
 
     def windows(step, world_size=1, **options):
         config = tiny(**options)
         rows = []
         for rank in range(world_size):
-            machine = Alone(CPU, rank=rank, world_size=world_size)
-            for x, _ in batches(tokens, step, config, machine):
+            process = Alone(CPU, rank=rank, world_size=world_size)
+            for x, _ in batches(tokens, step, config, process):
                 rows += x.tolist()
         return rows
 
@@ -1055,28 +1485,29 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(corpus
     every = [tokens.window(i)[:-1].tolist() for i in range(n)]
     assert sorted(first) == sorted(second) == sorted(every)
 
-def test_validation_is_the_mean_over_the_same_tokens_whatever_the_batch(tiny):
-    held_out = train_py.open_corpus(tiny(), Machine(CPU))
+def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(tiny):
+    data = train_py.open_dataset(tiny(), Process(CPU))
     torch.manual_seed(0)
     model = GPT(resolve(tiny())).double()
 
-    def found(batch_size, eval_tokens):
-        config = tiny(batch_size=batch_size, eval_tokens=eval_tokens)
-        return evaluate(model, held_out, config, Machine(CPU))
+    def measured(batch_size, eval_tokens):
+        config = tiny(batch_size=batch_size)
+        return evaluate(model, data, config, Process(CPU), eval_tokens)
 
-    x, y = held_out.val.batch(range(10), CPU)
+    assert data.val.windows == 62                  # ten of them, from the first to the last tenth
+    x, y = data.val.batch([0, 6, 12, 18, 24, 31, 37, 43, 49, 55], CPU)
     nats = F.cross_entropy(model(x, y)[0].mT, y, reduction="none").detach()
     bits = float(nats.sum()) / math.log(2)
     n_bytes = int((y != 256).sum())                # an end of text has none
-    for batch_size in 1, 3, 10:
-        measured = found(batch_size, 160)
-        assert measured["val_loss"] == pytest.approx(nats.mean().item())
-        assert measured["val_bpb"] == pytest.approx(bits / n_bytes)
+    for batch_size in (1, 3, 10):
+        result = measured(batch_size, 160)
+        assert result["val_loss"] == pytest.approx(nats.mean().item())
+        assert result["val_bpb"] == pytest.approx(bits / n_bytes)
     error = float(nats.mean(1).std()) / 10 ** 0.5
-    assert found(1, 160)["val_error"] == pytest.approx(error)
-    assert measured["val_error"] is None           # of one micro-batch
-    assert found(3, 9)["val_loss"] > 1             # one window at least
-    assert found(3, 992) == found(3, 9999)
+    assert measured(1, 160)["val_error"] == pytest.approx(error)
+    assert result["val_error"] is None             # of one micro-batch
+    assert measured(3, 9)["val_loss"] > 1          # one window at least
+    assert measured(3, 992) == measured(3, 9999)   # all there are
     assert model.training
 
 # ---- A step
@@ -1090,11 +1521,11 @@ def test_learning_rate_is_a_line_and_a_cosine():
 
 @pytest.mark.parametrize("arch, batch_size, grad_clip", [
     ("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
-def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip):
+def test_train_is_the_loop_written_out(tiny, dataset, arch, batch_size, grad_clip):
     config = tiny(arch=arch, batch_size=batch_size, grad_clip=grad_clip, weight_decay=0.3)
     log = train(config, say=None)
     c = resolve(config)
-    tokens = Tokens(corpus, "train", 16)
+    tokens = Tokens(dataset, "train", 16)
     torch.manual_seed(c.seed)
     model = GPT(c)
     groups = []
@@ -1121,15 +1552,15 @@ def test_train_is_the_loop_written_out(tiny, corpus, arch, batch_size, grad_clip
     for name, value in model.state_dict().items():
         assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
 
-def test_each_step_of_each_rank_has_its_own_dropout(tiny):
+def test_each_step_of_each_rank_draws_its_own_dropout(tiny):
     c = resolve(tiny())
     model = GPT(c)
     optimizer = make_optimizer(model, c)
     seeds = set()
     for step, rank, seed in (0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 2):
         c.seed = seed
-        machine = Alone(CPU, rank=rank, world_size=2)
-        optimizer_step(step, model, optimizer, [(IDX, IDX)], c, machine)
+        process = Alone(CPU, rank=rank, world_size=2)
+        optimizer_step(step, model, optimizer, [(IDX, IDX)], c, process)
         seeds.add(torch.initial_seed())
     assert len(seeds) == 4
 
@@ -1141,13 +1572,18 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
         assert optimizer.param_groups[0]["params"][0] is model.wte.weight
         return {"twice": 2 * torch.tensor(step), "step": 99} if step else None    # our names stay
 
-    told, seen = [], []
+    lines, seen = [], []
     config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20,
-                  log_interval=15)
-    log = train(config, watch, told.append)
+                  checkpoint_interval=60, log_interval=15)
+    log = train(config, watch, lines.append)
     out = Path(config.out_dir)
     assert sorted(path.name for path in out.iterdir()) == ["ckpt.pt", "log.jsonl", "loss.png"]
-    assert "16,496 parameters, cpu, torch.float32; peak learning rate 0.01; steps 0 to 60" in told[0]
+    assert "rmsnorm, 16,496 parameters, 1 x cpu, float32" in lines[0]
+    assert "steps 0 to 60 of 128 tokens, 0.96 epochs of " in lines[1]
+    assert lines[1].endswith("peak learning rate 0.01")
+    val_loss = r"   val loss \S+ ± \S+ on 128 tokens \(\S+ bits per byte\)"
+    assert re.fullmatch("step 0/60" + val_loss, lines[2])
+    assert re.fullmatch(r"step 15/60   loss \S+   \S+ tokens/s   0:00:\d\d left", lines[3])
     assert read_log(out) == log
     assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
     assert column(log, "twice") == [(20, 40), (40, 80), (60, 120)]
@@ -1157,12 +1593,39 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert log[-1].keys() >= {"seconds", "val_bpb", "lr", "grad_norm"}
     assert log[-1]["tokens"] == 60 * 128
 
-def test_a_new_run_moves_what_it_finds_of_another(tiny, tmp_path):
-    logs = []
-    for seed in (1, 2, 3):
-        logs.append(train(tiny(seed=seed, max_steps=1), say=None))
-        os.remove(tmp_path / "run" / "ckpt.pt")    # a log alone is moved, too
-    assert [read_log(tmp_path / name) for name in ("run.1", "run.2", "run")] == logs
+def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
+    logs, lines = [], []
+    for seed, lost in ((1, "ckpt.pt"), (2, "log.jsonl"), (3, "loss.png")):
+        logs.append(train(tiny(seed=seed, max_steps=1), say=lines.append))
+        os.remove(tmp_path / "run" / lost)         # a checkpoint or a log alone is a run, too
+    assert read_log(tmp_path / "run.1") == logs[0]
+    assert read_checkpoint(tmp_path / "run.2")["config"]["seed"] == 2
+    assert read_log(tmp_path / "run") == logs[2]
+    run = tmp_path / "run"
+    moves = [line for line in lines if "has moved" in line]
+    assert moves == [f"The earlier run in {run} has moved to {run}.{n}" for n in (1, 2)]
+
+def test_a_folder_that_holds_other_runs_is_refused(tiny, tmp_path, old):
+    with pytest.raises(ConfigError, match=f"holds other runs .*; give this run .*{tmp_path}/mine"):
+        train(tiny(out_dir=str(tmp_path)), say=None)
+    assert read_checkpoint(old)["step"] == 6
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
+    def full(state, file):
+        file.write(b"x" * 100)
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DataError, match=r"^[^\n]*ckpt.pt[^\n]*$"):
+        train(TrainConfig(out_dir=str(old), resume=True, max_steps=9), say=None)
+    monkeypatch.undo()
+    assert read_checkpoint(old)["step"] == 6
+    assert not list(old.glob("*.tmp"))
+
+def test_a_run_outside_the_main_thread_has_no_signal_handlers(tiny):
+    with ThreadPoolExecutor() as pool:
+        log = pool.submit(train, tiny(max_steps=2), None, None).result()
+    assert log[-1]["step"] == 2
 
 def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     exact = train(tiny(max_steps=2), say=None)
@@ -1170,17 +1633,17 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     rounded = train(config, say=None)
     assert column(exact, "loss")[-1] != column(rounded, "loss")[-1]
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
-    train(go_on(config, max_steps=3), say=None)    # auto may be float32
+    train(resumed(config, max_steps=3), say=None)    # auto may be float32
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
 @pytest.mark.parametrize("factor, eval_interval, says", [
-    (math.nan, 99, "step 7: loss nan, gradient's norm nan; a lower --learning_rate"),
-    (1e30, 99, "step 7: loss .*, gradient's norm inf; a lower --learning_rate"),
-    (math.nan, 3, "step 6: held out nan")])
-def test_a_run_that_is_not_finite_stops_before_its_weights_do(
+    (math.nan, 99, "step 7: loss nan, gradient norm nan; a lower --learning_rate"),
+    (1e30, 99, "step 7: loss .*, gradient norm inf; a lower --learning_rate"),
+    (math.nan, 3, "step 7: loss nan")])
+def test_a_run_that_is_not_finite_stops_and_keeps_its_last_good_checkpoint(
         old, monkeypatch, factor, eval_interval, says):
-    nats = GPT.nats
-    monkeypatch.setattr(GPT, "nats", lambda *given: factor * nats(*given))
+    summed_loss = GPT.summed_loss
+    monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * summed_loss(*given))
     config = TrainConfig(out_dir=str(old), resume=True, max_steps=9, eval_interval=eval_interval)
     with pytest.raises(Diverged, match=says):
         train(config, say=None)
@@ -1190,30 +1653,36 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
     code, _, said = command(f"--out_dir={old}", "--resume", *options)
     assert code == 3
-    assert re.search(r"step 9: held out \S+ nats/token, far above guessing's", said)
+    assert re.search(r"step 9: the validation loss \S+ is far above that of guessing", said)
     assert read_checkpoint(old)["step"] == 6
 
-# ---- Going on
+# ---- Stopping and resuming
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
+    (signal.SIGHUP, SystemExit, dict(arch="ngpt")),
     (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
-def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
+def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_resumes_bit_by_bit(
         tiny, tmp_path, number, error, options):
     def stop(model, optimizer, step):
         if step == 3:
             signal.raise_signal(number)
             assert signal.getsignal(number) is usual   # a second one ends it
+    handlers = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup, which may run this test, has it ignored
     usual = signal.getsignal(number)
     whole, parts, never = [tiny(**options, out_dir=f"{tmp_path}/{name}") for name in "abc"]
     log = train(whole, say=None)
     assert signal.getsignal(number) is usual
-    with pytest.raises(error):
+    with pytest.raises(error) as stopped:
         for config in (parts, never):
             train(config, watch=stop, say=None)
+    signal.signal(signal.SIGHUP, handlers)
+    if error is SystemExit:
+        assert stopped.value.code == 128 + number
     assert checkpoint(parts)["step"] == 3
     assert not Path(never.out_dir).exists()
-    again = train(go_on(parts), say=None)
+    again = train(resumed(parts), say=None)
     assert column(again, "loss") == column(log, "loss")
     assert column(again, "val_loss") == column(log, "val_loss")
     seconds = [value for _, value in column(again, "seconds")]
@@ -1222,47 +1691,72 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_goes_on_bit_by_bit(
 
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
-    log = train(go_on(tiny(), max_steps=40), say=None)
+    log = train(resumed(tiny(), max_steps=40), say=None)
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
 
-def test_an_early_checkpoint_s_gone_options_are_left_out_and_it_runs_no_file(tmp_path):
-    saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
-    torch.save({"config": saved}, tmp_path / "ckpt.pt")
-    state = read_checkpoint(tmp_path)
-    assert train_py.with_checkpoint(TrainConfig(resume=True), state).arch == "ngpt"
+def test_sighup_stays_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with train_py.noted_signals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals == []
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
-def test_a_run_that_goes_on_keeps_what_is_not_given_and_takes_what_is(tiny, command):
+def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(tmp_path):
+    saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
+    torch.save({"config": saved, "model": {}}, tmp_path / "ckpt.pt")
+    state = read_checkpoint(tmp_path)
+    config = TrainConfig(resume=True)
+    assert train_py.with_checkpoint(config, state, resuming=True).arch == "ngpt"
+
+def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config, say=None)
     same = checkpoint(config)["config"] | dict(resume="true")
-    train(go_on(config, max_steps=7), say=None)
+    train(resumed(config, max_steps=7), say=None)
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
     same_run = [f"--out_dir={config.out_dir}", "--resume=true"]
     command(*same_run, "--max_steps=8", "--beta1=0.9", "--grad_clip=1")   # the defaults, but typed
     assert checkpoint(config)["config"] == same | dict(max_steps=8, beta1=0.9, grad_clip=1)
     assert checkpoint(config)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.95)
-    assert train(go_on(config, max_steps=5), say=None)[-1]["step"] == 8   # further already
+    lines = []
+    assert train(resumed(config, max_steps=5), say=lines.append)[-1]["step"] == 8
+    assert "already finished at step 8; a larger --max_steps trains further" in lines[-1]
     assert checkpoint(config)["config"]["max_steps"] == 8
     others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
     for option, was in others.items():
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said
 
-def test_auto_goes_on_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
+def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
     log = train(tiny(resume="auto"), say=None)
     path = tmp_path / "run" / "log.jsonl"
-    path.write_bytes(path.read_bytes()[:-30] + b"\xff{")
-    assert read_log(path.parent) == log[:-1]
+    whole = path.read_bytes()
+    for end in (whole[:-30] + b"\xff{", whole.rsplit(b"\n", 2)[0] + b"\nnull\n"):
+        path.write_bytes(end)
+        assert read_log(path.parent) == log[:-1]
     assert read_log(tmp_path / "none") == []
+    path.write_bytes(whole)
     again = train(tiny(resume="auto", max_steps=7), say=None)
     assert [record["step"] for record in again] == list(range(8))
     assert "val_loss" in again[-1]
 
-def test_a_folder_has_one_run_at_a_time_and_a_killed_one_goes_on(tiny, command, tmp_path):
+def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
+    data = shutil.copytree(dataset, tmp_path / "data")
+    config = TrainConfig(out_dir=str(old), resume=True, data=str(data), max_steps=7)
+    assert train(config, say=None)[-1]["step"] == 7    # a copy is the same dataset
+    meta = read_meta(data)
+    write_json(data / "meta.json", meta | {"fingerprint": "rebuilt"})
+    with pytest.raises(DataError, match="trained on another dataset than .*data is now"):
+        train(config, say=None)
+
+def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
     killed = tiny(arch="powernorm", max_steps=12)
     whole = tiny(arch="powernorm", max_steps=12, out_dir=tmp_path / "whole")  # no string
     train(whole, say=None)
@@ -1276,7 +1770,7 @@ def wait(model, optimizer, step):
     if step == 9:
         print("waits", file=told, flush=True)
         time.sleep(999)
-train(TrainConfig(**{killed.given}), wait)
+train(TrainConfig(**{killed.options}), wait)
 """
     line = [sys.executable, "-c", script]
     with subprocess.Popen(line, cwd=HERE, stdout=subprocess.PIPE) as first:
@@ -1287,7 +1781,7 @@ train(TrainConfig(**{killed.given}), wait)
             first.kill()
     assert "another run is writing here" in said
     assert checkpoint(killed)["step"] == 6
-    losses = column(train(go_on(killed), say=None), "loss")
+    losses = column(train(resumed(killed), say=None), "loss")
     assert losses == column(read_log(whole.out_dir), "loss")
     assert_same_state(weights(killed), weights(whole))
     assert not list(tmp_path.glob("*.1"))
@@ -1298,7 +1792,7 @@ train(TrainConfig(**{killed.given}), wait)
     (8, dict(arch="powernorm", n_layer=3, qk_norm=True, rope_fraction=0.5)),
     (16, dict(arch="layernorm", **GPT2)),
 ])
-def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, options, block_size):
+def test_a_run_from_another_s_weights_starts_with_them_and_their_options(tiny, options, block_size):
     old = tiny(**options, max_steps=1)
     train(old, say=None)
     new = TrainConfig(init_from=old.out_dir, data=old.data, block_size=block_size, mlp=old.mlp,
@@ -1312,7 +1806,7 @@ def test_a_run_from_another_s_weights_begins_at_these_with_their_options(tiny, o
     assert column(train(new, watch, say=None), "as_it_was") == [(0, True), (1, False)]
     config = checkpoint(new)["config"]
     assert config.items() >= (options | {"block_size": block_size}).items()
-    assert config["learning_rate"] == train_py.recipe(old)["learning_rate"] / 10
+    assert config["learning_rate"] == pytest.approx(old.learning_rate / 10)
 
 def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     new = dict(init_from=str(trained[0]), out_dir="none")
@@ -1321,15 +1815,16 @@ def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
 
-def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, corpus, tmp_path, command):
+def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
-        options = [f"--{place}={old}", f"--data={corpus}", "--eval_tokens=128", "--dtype=float32"]
+        options = [f"--{place}={old}", f"--data={dataset}", "--eval_tokens=128", "--dtype=float32"]
         found = json.loads(command("--eval_only", *options)[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-def test_a_file_s_arch_is_trained_and_its_code_followed(tiny, tmp_path, monkeypatch, capsys):
+def test_an_arch_in_a_file_is_trained_and_a_change_of_its_block_is_said(
+        tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
     path = tmp_path / "mine.py"
     working = """
@@ -1345,23 +1840,50 @@ ARCHS["mine"] = Mine
     config = tiny(arch=arch)
     assert config.learning_rate == tiny(arch="layernorm").learning_rate
     train(config, say=None)
-    path.write_text(working.replace("a comment", "another") + "class Other(Mine): slope = 3")
-    train(go_on(config, arch=arch, max_steps=7), say=None)
-    assert "The file of mine has changed" in capsys.readouterr().err
-    path.write_text("a typo, saved while the run goes on")
+
+    def said(text, max_steps):
+        path.write_text(text)
+        train(resumed(config, arch=arch, max_steps=max_steps), say=None)
+        return capsys.readouterr().err
+
+    assert said(working.replace("a comment", "another") + "class Other(Mine): slope = 3", 7) == ""
+    changed = said(working.replace("slope = 1", "slope = 2"), 8)
+    assert "The code of mine's block has changed" in changed
+    path.write_text("a typo, saved while the run continues")
     load_model(config.out_dir)
     del ARCHS["mine"]                              # as in another process
-    with pytest.raises(ConfigError, match="arch=mine: expected .* --arch=file.py:name"):
+    with pytest.raises(DataError, match="an arch of its own file; set --arch=FILE.py:mine"):
         load_model(config.out_dir)
     path.write_text(working)
     assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"
+
+def test_a_checkpoint_of_another_program_is_said_to_be_one(tmp_path):
+    torch.save({"model": {}, "model_args": {}, "config": {"dataset": "x"}}, tmp_path / "ckpt.pt")
+    with pytest.raises(DataError, match="a checkpoint of another program than train.py"):
+        load_model(str(tmp_path))
+
+@pytest.mark.parametrize("compile", ["auto", "true"])
+def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch, capsys, compile):
+    def broken(function):
+        raise RuntimeError("Python.h: No such file or directory")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    config = resolve(tiny(compile=compile, max_steps=10 ** 9))
+    model = GPT(config)
+    if compile == "true":
+        with pytest.raises(DataError, match="compile=true: .*; set --compile=false"):
+            train_py.compile_model(model, config, Process(CPU))
+    else:
+        assert not train_py.compile_model(model, config, Process(CPU))
+        assert "training without it" in capsys.readouterr().err
 
 # ---- Files and commands
 
 @pytest.mark.parametrize("how", ["cut", "other"])
 @pytest.mark.parametrize("name", ["ckpt.pt", "meta.json", "tiny_train_000002.bin"])
-def test_damaged_files_are_one_line(tiny, old, corpus, tmp_path, name, how):
-    data = shutil.copytree(corpus, tmp_path / "data")
+def test_damaged_files_are_one_line(tiny, old, dataset, tmp_path, name, how):
+    data = shutil.copytree(dataset, tmp_path / "data")
     path = old / name if name == "ckpt.pt" else data / name
     if how == "other":
         torch.save({"model": {}}, path)
@@ -1371,41 +1893,59 @@ def test_damaged_files_are_one_line(tiny, old, corpus, tmp_path, name, how):
     with pytest.raises(DataError, match=f"^.*{name}.*$"):
         train(config, say=None)
 
-def test_a_stopped_command_says_how_to_go_on(tiny, old, command, monkeypatch):
+def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     monkeypatch.chdir(old.parent)
     def stop(*given):
         signal.raise_signal(signal.SIGTERM)
-        return {"val_loss": 5, "val_bpb": 7}
+        return {"val_loss": 5, "val_error": None, "val_tokens": 9, "val_bpb": 7}
 
     with patch.object(train_py, "evaluate", stop):
         code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run")
     assert code == 143
-    assert "saved at step 0. To go on: the same command with --resume=true" in out
+    assert "saved at step 0. To resume: the same command with --resume=true" in out
     _, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run", "--resume=true")
     assert len(out.split("A sample")[1]) > 100
     assert read_checkpoint("out/tuned")["step"] == 6
+
+def with_a_second_rank(config, function):
+    """Run train.py as rank 1 beside function as rank 0. Return function's result, then rank 1's
+    output, errors and exit code."""
+    line = [sys.executable, HERE / "train.py", *words(config)]
+    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
+    with patch.dict(os.environ, both, RANK="0"):   # as torchrun does
+        second = subprocess.Popen(line, env=os.environ | {"RANK": "1"}, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True)
+        try:
+            result = function()
+            return result, *second.communicate(timeout=60), second.returncode
+        finally:
+            second.kill()
+            torch.distributed.destroy_process_group()
 
 def test_two_processes_equal_one(tiny, tmp_path):
     one = tiny(arch="powernorm", pn_warmup=3)
     two = tiny(arch="powernorm", pn_warmup=3, batch_size=2, out_dir=str(tmp_path / "two"))
     log = train(one, say=None)
-    line = [sys.executable, HERE / "train.py", *words(two)]
-    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
-    with patch.dict(os.environ, both, RANK="0"):   # as torchrun does; this is the first
-        second = subprocess.Popen(line, env=os.environ | {"RANK": "1"}, stdout=subprocess.PIPE)
-        try:
-            theirs = train(two, say=None)
-            assert second.communicate() == (b"", None)  # the first alone tells
-            assert second.returncode == 0
-        finally:
-            second.kill()
-            torch.distributed.destroy_process_group()
-    for key in ("loss", "val_loss"):
+    theirs, out, _, code = with_a_second_rank(two, lambda: train(two, say=None))
+    assert (out, code) == ("", 0)                  # rank 0 alone shows the progress
+    for key in ("loss", "val_loss", "grad_norm"):
         assert dict(column(theirs, key)) == pytest.approx(dict(column(log, key)), rel=1e-5)
     ours = weights(one)
     for name, x in weights(two).items():
         far = ~torch.isclose(ours[name], x, rtol=1e-3, atol=1e-5)
         assert far.float().mean() < 1e-3, name     # of mere rounding Adam makes a whole step
+
+def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
+    def resume_alone():
+        with pytest.raises(DataError, match="see different files: step 0 .* and step 6"):
+            train(tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2), say=None)
+
+    other = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,
+                 arch="layernorm", pos="learned", vocab_size=300)
+    _, _, said, code = with_a_second_rank(other, resume_alone)
+    assert "several machines need a shared folder for --out_dir and --data" in said
+    assert code == 2
+    assert read_checkpoint(old)["step"] == 6
 
 # ==================================================================================================
 # sample.py
@@ -1434,6 +1974,30 @@ def test_sample_writes_of_several_runs_and_seeds(trained, capsys):
     assert heads == [(str(folder), seed) for folder in trained for seed in ("1337", "1338")]
     last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")
     assert both.endswith("seed 1338\n" + last)
+
+
+def test_sample_takes_a_folder_with_commas_and_any_prompt(trained, tmp_path, capsys):
+    folder = tmp_path / "lr=1,wd=0"
+    folder.mkdir()
+    shutil.copy(trained[0] / "ckpt.pt", folder)
+    sampler.main([f"--out_dir={folder}", "--max_new_tokens=1", "--device=cpu", "--prompt=ab"])
+    assert capsys.readouterr().out.startswith("ab")
+    model, tokenizer, _ = load_model(folder)
+    not_utf8 = sampler.stream(model, tokenizer, "a\udce9b", temperature=0, max_new_tokens=5)
+    assert "".join(not_utf8) == "".join(
+        sampler.stream(model, tokenizer, "a?b", temperature=0, max_new_tokens=5))
+
+
+@pytest.mark.parametrize("word, says", [
+    ("--temperature=1e-40", "temperature=1e-40: expected 0, or at least 0.001"),
+    ("--temperature=nan", "temperature=nan: expected at least 0"),
+    ("--seed=99999999999999999999", "seed=99999999999999999999: expected less than"),
+    ("--start=a", "did you mean prompt"),
+    ("out/angpt", "as --out_dir=out/angpt")])
+def test_errors_of_sample_are_one_line(word, says):
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{says}[^\n]*$"):
+        sampler.main([word])
+
 
 # ==================================================================================================
 # bench.py
@@ -1468,7 +2032,7 @@ def test_the_interval_of_a_factor_is_welch_s_of_the_last_losses():
     found = bench.interval_of_factor([1, 4], baseline, losses)
     assert found == pytest.approx((4 ** (0.5 - half), 4 ** (0.5 + half)), rel=1e-4)
 
-def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_path, monkeypatch):
+def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(dataset, tmp_path, monkeypatch):
     def train_once(options):
         """As if twice the recipe's rate and a third of its embed_std were best."""
         made.append(options)
@@ -1482,7 +2046,7 @@ def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_p
         return bench.read_race(results)["runs"]
 
     results = tmp_path / "race.json"
-    options = dict(data=corpus, out_dir=tmp_path, results=results, archs="rmsnorm,angpt", seeds=2,
+    options = dict(data=dataset, out_dir=tmp_path, results=results, archs="rmsnorm,angpt", seeds=2,
                    tokens_per_parameter="0.02,0.05", workers=1)
     best = {"rmsnorm": 0.0113, "angpt": 0.0226}
     made = []
@@ -1505,9 +2069,9 @@ def test_a_race_searches_each_arch_s_best_and_runs_what_has_no_row(corpus, tmp_p
 
 def test_a_run_of_a_race_has_train_s_loss_or_none(tiny):
     config = tiny(eval_interval=6)
-    assert bench.train_once(config.given)[0] == train(config, say=None)[-1]["val_loss"]
+    assert bench.train_once(config.options)[0] == train(config, say=None)[-1]["val_loss"]
     diverges = tiny(arch="layernorm", learning_rate=100.0, max_steps=9)
-    assert bench.train_once(diverges.given) == (None, None)
+    assert bench.train_once(diverges.options) == (None, None)
 
 @pytest.mark.parametrize("name, options, columns", [
     ("speed", {}, {"ms/step", "tokens/s"}),

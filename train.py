@@ -1,13 +1,19 @@
-"""Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
-
-    python train.py --arch=ngpt                      # laptop size; makes data/stdlib if missing
-    python train.py --arch=ngpt --resume=true        # go on; with a larger --max_steps, further
-    python train.py --init_from=out/angpt --data=data/mine       # from weights, a run's or GPT-2's
-    torchrun --nproc_per_node=8 train.py --data=data/fineweb --size=0.5b
-
-Results go to out/<arch>: ckpt.pt, log.jsonl, loss.png; an earlier run there moves to out/<arch>.1.
-What is not given comes from the run that goes on, the arch's recipe, the size, or the default.
 """
+Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
+
+    python train.py --arch=ngpt                   # laptop size; makes data/stdlib if it is missing
+    python train.py --arch=ngpt --resume=true     # resume; with a larger --max_steps, train further
+    python train.py --init_from=out/angpt --data=data/mine   # start from the weights of another run
+    torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
+
+Results go to out/<arch>: ckpt.pt, log.jsonl and loss.png. An earlier run there moves to
+out/<arch>.1. An option that is not set comes from the checkpoint if there is one, else from the
+arch's recipe, else from the size preset, else from the defaults below.
+
+Reading order: options, dataset, device and ranks, model and optimizer, one optimizer step,
+evaluation, checkpoints, the log, and at the end train(), which puts them together.
+"""
+import ast
 import contextlib
 import copy
 import ctypes
@@ -21,510 +27,1047 @@ import platform
 import shutil
 import signal
 import sys
+import textwrap
+import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spinning threads slow down what else runs
-if platform.machine() == "x86_64":                # else GCC 12 may compile bfloat16 to NaN
+
+# torch reads these two variables when it is imported, so they have to be set before. This is why
+# sample.py, bench.py and the lessons import train.py before torch.
+# Threads that wait for work would otherwise spin and slow down whatever else runs on the machine.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+# GCC 12 may compile bfloat16 code to NaN when it vectorizes straight-line code (SLP).
+if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
+
 import numpy as np
 import torch
+import torch.distributed as dist
 from matplotlib.figure import Figure
+from torch.nn.parallel import DistributedDataParallel
 
 from model import ARCHS, GPT, ConfigError, GPTConfig
-from prepare import (DataError, at_least, atomic, blame, choose, expect, get_tokenizer,
-                     only_one_in, prepare, read_meta, read_shard, run_script, token_lengths, typed)
-# ---- Options -------------------------------------------------------------------------------------
-SIZES = {"laptop": {}}  # anGPT's Table F.1, context: section 5, rope: F.2; the batches are ours
-for name, width, depth, batch, steps in (
-        ("32m", 256, 6, 32, 1223), ("62m", 384, 10, 32, 2375), ("125m", 512, 18, 16, 4846),
-        ("250m", 768, 18, 16, 9429), ("0.5b", 1024, 24, 8, 19292), ("1b", 1280, 36, 4, 40917)):
-    SIZES[name] = dict(n_embd=width, n_layer=depth, n_head=width // 64, block_size=2048,
-                       rope_fraction=0.5, vocab_size=50304, max_steps=steps, batch_size=batch,
-                       total_batch_size=524_288)
+from prepare import (DataError, atomic_write, check, check_at_least, check_choice, clean_options,
+                     explain_errors, get_tokenizer, lock_folder, parse_options, prepare, read_meta,
+                     read_shard, run_script, token_lengths)
 
-PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
-RECIPES = {                                       # a sweep's best at laptop size (lessons/studies)
-    "layernorm": dict(PRE_NORM, learning_rate=4e-3),
-    "rmsnorm": PRE_NORM,                          # and GPT+
-    "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
-    "normformer": dict(PRE_NORM, embed_std=1.0),  # as large as its branches, LayerNorms' outputs
-    "ngpt": dict(learning_rate=8e-3),             # without decay and warm-up: nGPT 2.6, anGPT F.2
-    "angpt": dict(learning_rate=4e-3),
+# ---- Options -------------------------------------------------------------------------------------
+
+# Width, depth and heads are those of anGPT's Table F.1, the context is that of its section 5, and
+# rope_fraction that of its Table F.2. max_steps gives 20 tokens per parameter. The batch sizes are
+# ours: of 16 sequences the loss can still take all logits at once (GPT.most_logits_on_gpu).
+LARGE = dict(block_size=2048, rope_fraction=0.5, vocab_size=50304, total_batch_size=524_288)
+SIZES = {
+    "laptop": dict(max_steps=1600, batch_size=8, total_batch_size=2048),
+    "32m": dict(LARGE, n_embd=256, n_layer=6, n_head=4, max_steps=1223, batch_size=16),
+    "62m": dict(LARGE, n_embd=384, n_layer=10, n_head=6, max_steps=2375, batch_size=16),
+    "125m": dict(LARGE, n_embd=512, n_layer=18, n_head=8, max_steps=4846, batch_size=16),
+    "250m": dict(LARGE, n_embd=768, n_layer=18, n_head=12, max_steps=9429, batch_size=16),
+    "0.5b": dict(LARGE, n_embd=1024, n_layer=24, n_head=16, max_steps=19292, batch_size=16),
+    "1b": dict(LARGE, n_embd=1280, n_layer=36, n_head=20, max_steps=40917, batch_size=8),
 }
 
-def recipe(config):
-    """What the arch's family trains with, unless told otherwise."""
-    found = dict(RECIPES.get(ARCHS[config.arch].family, PRE_NORM))
-    found["learning_rate"] *= (128 / config.n_embd) ** 0.5  # roughly: lessons/studies
-    if config.init_from:
-        found["learning_rate"] /= 10
-    if config.tie:
-        found["embed_std"] = 0.02                 # the embedding is the head, too
-    return found
+# What each family of archs trains with: the best values of a search at laptop size, where the width
+# is 128 (lessons/studies). NormFormer's embeddings start as large as what its LayerNorms write.
+PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
+SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)  # nGPT section 2.6, anGPT Table F.2
+RECIPES = {
+    "layernorm": dict(PRE_NORM, learning_rate=4e-3),
+    "rmsnorm": PRE_NORM,
+    "powernorm": dict(PRE_NORM, learning_rate=4e-3, embed_std=0.1),
+    "normformer": dict(PRE_NORM, embed_std=1.0),
+    "ngpt": dict(SPHERE, learning_rate=8e-3),
+    "angpt": dict(SPHERE, learning_rate=4e-3),
+}
 
-def load_arch(arch):
-    """The name of an arch; the file in "mine.py:scalenorm", which adds it to ARCHS, is run."""
-    file, _, name = arch.rpartition(":")
-    if file:
-        with blame(f"arch={arch}: {file} cannot be run"):
-            spec = importlib.util.spec_from_file_location(file, file)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[file] = module            # where torch.compile looks for a class's source
-            spec.loader.exec_module(module)
-    return name
+
+def recipe(arch, n_embd, tie, init_from):
+    """Return the options that suit an arch of this width, as a dict."""
+    options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
+    # A rough rule: at widths 64 to 256 the best learning rates were 0.7 to 3.8 times this
+    # (lessons/studies).
+    options["learning_rate"] *= math.sqrt(128 / n_embd)
+    if init_from:
+        # Trained weights would be damaged by the learning rate that suits random ones.
+        options["learning_rate"] /= 10
+    if tie:
+        # The embedding is the output head as well, and 0.02 suits the head.
+        options["embed_std"] = 0.02
+    return options
+
 
 @dataclass(init=False)
 class TrainConfig(GPTConfig):
-    """Training. Give options when you make it: others follow from them; `resolve` replaces None."""
-    size: str = "laptop"              # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
-    out_dir: str | None = None        # folder for results (out/<arch>, out/<arch>+qk_norm, out/tuned)
-    init_from: str | None = None      # weights: a run's folder, or GPT-2 (lessons/extras/gpt2.py)
-    resume: Literal["true", "false", "auto"] = "false"  # go on from out_dir; auto: if it has a run
-    eval_only: bool = False           # print the held-out loss of init_from or out_dir, as JSON
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where it is fast
-    compile: Literal["auto", "true", "false"] = "auto"      # auto: on a GPU or in long runs
-    data: str = "data/stdlib"         # corpus: a folder made by prepare.py
-    seed: int = 1337                  # of weights, order of the data, and dropout
-    vocab_size: int | None = None     # tokens in the vocabulary (by size, or the corpus's)
-    pn_warmup: int | None = None      # powernorm: steps that use the batch's moment (warm-up's)
-    max_steps: int = 1600             # optimizer steps (by size; there 20 tokens a parameter)
-    batch_size: int | None = None     # sequences in a process's micro-step (by size, or up to 8)
-    total_batch_size: int = 2048      # tokens in an optimizer step of all processes (by size)
-    learning_rate: float = 4e-3       # peak (by arch and width; a tenth with --init_from)
-    min_lr_ratio: float = 0.01        # last learning rate over the peak; a cosine leads there
-    warmup_ratio: float = 0.0         # share of the steps in which the rate rises (by arch)
-    weight_decay: float = 0.0         # of matrices and embeddings (by arch)
-    beta1: float = 0.9                # of Adam
-    beta2: float = 0.95               # of Adam
-    eps: float = 1e-9                 # of Adam
-    grad_clip: float = 1.0            # largest norm of the gradient; 0 for no limit
-    eval_tokens: int | None = None    # held out, in a validation (0.5% of training; eval_only: 1M)
-    eval_interval: int | None = None  # steps between validations (ten a run, or more)
-    log_interval: int = 10            # steps between records of log.jsonl
-    checkpoint_interval: int | None = None  # steps between checkpoints (eval_interval)
+    """The options of a training run, complete except for what depends on the dataset.
 
-    def __init__(self, **given):
-        for name in given:
-            choose("option", name, self.__dataclass_fields__)
-        self.given = given = {name: str(value) if isinstance(value, Path) else value
-                              for name, value in given.items() if value is not None}
-        if "arch" in given:
-            given["arch"] = load_arch(given["arch"])
-        vars(self).update(SIZES.get(given.get("size"), {}) | given)  # given wins
-        choose("arch", self.arch, ARCHS,
-               "; GPT+ is --arch=rmsnorm --qk_norm=true, a file's own --arch=file.py:name")
-        choose("size", self.size, SIZES)
-        at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "max_steps", "batch_size",
-                 "total_batch_size", "eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
-        at_least(0, self, *self.__dataclass_fields__)
-        for name in "rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio":
-            self.expect(name, getattr(self, name) <= 1, "from 0 to 1")
-        for name in "beta1", "beta2":
-            self.expect(name, getattr(self, name) < 1, "less than 1")
-        vars(self).update(recipe(self) | given)
-        new = f"out/{self.arch}{'+qk_norm' * self.qk_norm}"
-        self.out_dir = self.out_dir or ("out/tuned" if self.init_from else new)
-        self.own = (self.resume in ("true", True)            # True from Python
-                    or self.resume == "auto" and Path(self.out_dir, "ckpt.pt").exists()
-                    or self.eval_only and not self.init_from)
-        self.source = self.out_dir if self.own else self.init_from  # None: new weights
-        if "arch" in given or not self.source:    # else the checkpoint knows its arch
-            self.__post_init__()
+    TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
+    Raises ConfigError if an option is unknown or has an impossible value.
+    """
+    # Run
+    size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
+    out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
+    init_from: str | None = None    # start from the weights of a run's folder, or of gpt2
+    resume: Literal["true", "false", "auto"] = "false"  # continue the run in out_dir; auto: if any
+    eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
-def resolve(config, corpus_vocab=257, world_size=1):
-    """A copy of config that fits corpus and processes, every None replaced."""
+    # Model
+    vocab_size: int | None = None   # tokens in the vocabulary (by size, or the dataset's)
+    pn_warmup: int | None = None    # powernorm: steps that use the batch's statistics (the warmup)
+
+    # Data
+    data: str = "data/stdlib"       # dataset: a folder made by prepare.py
+    batch_size: int | None = None   # sequences in a micro-batch of one process (by size)
+    total_batch_size: int | None = None  # tokens in an optimizer step of all processes (by size)
+    seed: int = 1337                # seed of the weights, the order of the data, and dropout
+
+    # Optimizer
+    max_steps: int | None = None    # optimizer steps (by size)
+    learning_rate: float | None = None  # peak learning rate (by arch and width)
+    min_lr_ratio: float = 0.01      # final learning rate as a fraction of the peak (cosine decay)
+    warmup_ratio: float | None = None  # fraction of the steps used for linear warmup (by arch)
+    weight_decay: float | None = None  # weight decay of matrices and embeddings (by arch)
+    beta1: float = 0.9              # Adam's beta1
+    beta2: float = 0.95             # Adam's beta2
+    eps: float = 1e-9               # Adam's epsilon
+    grad_clip: float = 1.0          # clip the gradient at this norm; 0 turns clipping off
+
+    # Evaluation and logging
+    eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
+    eval_tokens: int | None = None  # validation tokens in each (0.5% of the training tokens)
+    final_eval_tokens: int | None = None  # at the end and for eval_only (eval_tokens if set, or 1M)
+    log_interval: int = 10          # steps between records of log.jsonl
+    checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
+
+    # System
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: a GPU if there is one, else cpu
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where that is fast
+    compile: Literal["auto", "true", "false"] = "auto"  # auto: on GPUs, and on CPUs in long runs
+
+    def __init__(self, inherited=None, /, **options):
+        """Complete the options that are set. `inherited` holds those of a checkpoint, if any."""
+        inherited = inherited or {}
+        options = clean_options(TrainConfig, options)
+        if "arch" in options:
+            options["arch"] = load_arch(options["arch"])
+        self.options = inherited | options  # what was set, now or when the run was started
+
+        defaults = {field.name: field.default for field in fields(TrainConfig)}
+        arch = self.options.get("arch", TrainConfig.arch)
+        size = self.options.get("size", TrainConfig.size)
+        check_choice("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, and an arch in "
+                                          "a file of your own --arch=FILE.py:NAME")
+        check_choice("size", size, SIZES)
+        preset = SIZES[size]
+        so_far = {**defaults, **preset, **self.options}
+        arch_recipe = recipe(arch, so_far["n_embd"] or 1, so_far["tie"], so_far["init_from"])
+
+        # The order of precedence: each source of options wins over those to its left.
+        values = {**defaults, **preset, **arch_recipe, **inherited, **options}
+        for name, value in values.items():
+            setattr(self, name, value)
+
+        if self.out_dir is None:
+            self.out_dir = self.default_folder()
+        self.check_ranges()
+        # If there is a checkpoint, the model's options are not complete before it is read.
+        if inherited or not (self.resumes or self.init_from):
+            self.check_model()
+
+    @property
+    def resumes(self):
+        """Whether the checkpoint in out_dir is continued, or evaluated."""
+        if self.eval_only:
+            return self.init_from is None
+        if self.resume == "auto":
+            return Path(self.out_dir, "ckpt.pt").exists()
+        return self.resume == "true"
+
+    def default_folder(self):
+        if self.init_from:
+            return "out/tuned"
+        return f"out/{self.arch}+qk_norm" if self.qk_norm else f"out/{self.arch}"
+
+    def check_ranges(self):
+        check_at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "vocab_size",
+                       "max_steps", "batch_size", "total_batch_size", "eval_tokens",
+                       "final_eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
+        check_at_least(0, self, *self.__dataclass_fields__)
+        for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
+            self.check(name, getattr(self, name) <= 1, "a number from 0 to 1")
+        for name in ("beta1", "beta2"):
+            self.check(name, getattr(self, name) < 1, "a number less than 1")
+        self.check("seed", self.seed < 2 ** 63, "a number less than 2**63")
+
+
+def load_arch(arch):
+    """Return an arch's name. For "mine.py:scalenorm" run mine.py first, which adds it to ARCHS."""
+    path, _, name = arch.rpartition(":")
+    if path:
+        with explain_errors(f"arch={arch}: {path} cannot be run"):
+            spec = importlib.util.spec_from_file_location(path, path)
+            module = importlib.util.module_from_spec(spec)
+            # torch.compile and inspect look up a class's module here.
+            sys.modules[path] = module
+            spec.loader.exec_module(module)
+    return name
+
+
+def resolve(config, dataset_vocab_size=257, world_size=1):
+    """Return a copy of config in which every None is replaced.
+
+    Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
+    """
     c = copy.copy(config)
-    c.vocab_size = c.vocab_size or corpus_vocab
-    at_least(corpus_vocab, c, "vocab_size")
-    sequences, rest = divmod(c.total_batch_size, c.block_size * world_size)
-    c.batch_size = c.batch_size or math.gcd(sequences, 8)
-    if rest or sequences % c.batch_size:
-        raise ConfigError(f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
-                          f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
-    in_training = min(10_485_760, max(4096, c.max_steps * c.total_batch_size // 200))
-    c.eval_tokens = c.eval_tokens or (1_048_576 if c.eval_only else in_training)
+    c.check_model()
+    c.vocab_size = c.vocab_size or dataset_vocab_size
+    check_at_least(dataset_vocab_size, c, "vocab_size")
+
+    sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
+    if "batch_size" not in c.options:
+        # The preset's batch size is only a wish: on many GPUs a process has fewer sequences.
+        c.batch_size = math.gcd(sequences, c.batch_size)
+    micro_batch_tokens = c.batch_size * c.block_size * world_size
+    if micro_batch_tokens == 0 or c.total_batch_size % micro_batch_tokens != 0:
+        raise ConfigError(
+            f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
+            f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
+
+    training_tokens = c.max_steps * c.total_batch_size
+    c.final_eval_tokens = c.final_eval_tokens or c.eval_tokens or 1_048_576
+    c.eval_tokens = c.eval_tokens or min(10_485_760, max(4096, training_tokens // 200))
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
-    c.checkpoint_interval = c.checkpoint_interval or c.eval_interval
+    # A checkpoint has 12 bytes per parameter and all ranks wait for it, so there are few.
+    c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
-# ---- Data ----------------------------------------------------------------------------------------
+
+
+# ---- Dataset -------------------------------------------------------------------------------------
+
 class Tokens:
-    """A split of a corpus in windows of `length` tokens; a rest at a shard's end is not read."""
-    def __init__(self, folder, split, length, vocab_size=None):  # the last: old notebooks'
-        paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
-        self.shards = [read_shard(path) for path in paths]
+    """One split of a dataset, cut into windows of `length` tokens.
+
+    The leftover tokens at the end of each shard are not used.
+    """
+
+    def __init__(self, folder, split, length, vocab_size=None):
+        # vocab_size is not used; notebooks that were handed out earlier still pass it.
         self.length = length
-        counts = [(len(tokens) - 1) // length for tokens in self.shards]
-        self.starts = np.cumsum([0, *counts])     # the number of each shard's first window
-        self.windows = self.starts[-1]
-        expect(self.windows > 0,
-               f"{folder}: too few {split} tokens, expected more than block_size={length}")
+        self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
+        # FineWeb has more shards than a process may have open files, so that some are closed again.
+        self.open_shard = functools.lru_cache(maxsize=128)(read_shard)
+        counts = [(len(read_shard(path)) - 1) // length for path in self.paths]
+        # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
+        self.starts = np.cumsum([0, *counts])
+        self.windows = int(self.starts[-1])
+        check(self.windows > 0, f"{folder}: too few {split} tokens for one window of "
+              f"--block_size={length}; set a smaller one, or prepare more text")
 
     def window(self, i):
-        """Window i of all shards, and a token more: (length + 1,)"""
-        n = np.searchsorted(self.starts, i, side="right") - 1  # its shard
+        """Return window i and the token behind it: (length + 1,) int64."""
+        n = np.searchsorted(self.starts, i, side="right") - 1
         start = (i - self.starts[n]) * self.length
-        return self.shards[n][start:start + self.length + 1].astype(np.int64)
+        shard = self.open_shard(self.paths[n])
+        return shard[start:start + self.length + 1].astype(np.int64)
 
     def batch(self, indices, device):
-        """Windows -> inputs and targets, each (len(indices), length)."""
-        rows = torch.from_numpy(np.stack([self.window(i) for i in indices])).to(device)
-        return rows[:, :-1], rows[:, 1:]          # rows: (len(indices), length + 1)
+        """Return the inputs and the targets of some windows, each (len(indices), length)."""
+        rows = np.stack([self.window(i) for i in indices])  # (len(indices), length + 1)
+        rows = torch.from_numpy(rows).to(device)
+        return rows[:, :-1], rows[:, 1:]
 
-def open_corpus(config, machine):
-    """What prepare.py made in config.data; the default corpus is made if it is missing."""
-    path = Path(config.data, "meta.json")
-    if config.data == TrainConfig.data and machine.rank == 0 and not path.exists():
+
+def open_dataset(config, process):
+    """Return the dataset in config.data: meta.json's entries, `train` and `val` Tokens, and more.
+
+    The default dataset is made if it is missing. Raises DataError if a file is missing or damaged.
+    """
+    is_missing = not Path(config.data, "meta.json").exists()
+    if is_missing and config.data == TrainConfig.data and process.rank == 0:
         prepare()
-    machine.any(False)                             # all wait for it
-    corpus = SimpleNamespace(**read_meta(config.data))    # its tokenizer, and more
-    corpus.token_bytes = token_lengths(vars(corpus))      # (vocab_size,), of each token's text
-    corpus.vocab_size = len(corpus.token_bytes)
-    corpus.train = Tokens(config.data, "train", config.block_size)
-    corpus.val = Tokens(config.data, "val", config.block_size)
-    return corpus
+    process.barrier()  # the other ranks wait until it is there
+    dataset = SimpleNamespace(**read_meta(config.data))
+    dataset.token_bytes = token_lengths(vars(dataset))  # (vocab_size,) bytes of each token's text
+    dataset.vocab_size = len(dataset.token_bytes)
+    if not hasattr(dataset, "fingerprint"):
+        # Datasets that were prepared by an earlier version are told apart by their sizes.
+        dataset.fingerprint = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
+    dataset.train = Tokens(config.data, "train", config.block_size)
+    dataset.val = Tokens(config.data, "val", config.block_size)
+    return dataset
 
-@functools.lru_cache                               # every step of an epoch asks for it
-def epoch_order(seed, epoch, windows):
-    """All windows of an epoch, each once, in the order in which they are trained on."""
-    return np.random.default_rng((seed, epoch)).permutation(windows)
 
-def batches(tokens, step, config, machine):
-    """This rank's micro-batches (x, y), each (batch_size, block_size), by seed and step alone."""
-    n = tokens.windows
+@functools.lru_cache(maxsize=2)  # a step may reach into the next epoch
+def epoch_order(seed, epoch, n_windows):
+    """Return the numbers of all training windows, each once, in this epoch's random order."""
+    return np.random.default_rng((seed, epoch)).permutation(n_windows)
+
+
+def batches(tokens, step, config, process):
+    """Return this rank's micro-batches (x, y) of a step, each tensor (batch_size, block_size).
+
+    The sequences of a step depend on the seed and the step alone, and each rank takes its share.
+    """
     sequences = config.total_batch_size // config.block_size
-    places = range(step * sequences + machine.rank, (step + 1) * sequences, machine.world_size)
-    mine = [epoch_order(config.seed, place // n, n)[place % n] for place in places]
-    micro_batches = np.reshape(mine, (-1, config.batch_size))
-    return [tokens.batch(windows, machine.device) for windows in micro_batches]
+    first = step * sequences + process.rank
+    indices = []
+    for position in range(first, (step + 1) * sequences, process.world_size):
+        epoch, place = divmod(position, tokens.windows)
+        indices.append(epoch_order(config.seed, epoch, tokens.windows)[place])
+    micro_batches = []
+    for start in range(0, len(indices), config.batch_size):
+        micro_batches.append(tokens.batch(indices[start:start + config.batch_size], process.device))
+    return micro_batches
 
-@torch.no_grad()
-def evaluate(model, corpus, config, machine):
-    """Nats per held-out token, their standard error by how micro-batches differ, bits per byte."""
-    model.eval()
-    windows = range(corpus.val.windows)[:max(1, config.eval_tokens // config.block_size)]
-    sums = np.zeros(5)
-    for i in windows[::config.batch_size][machine.rank::machine.world_size]:  # i: a batch's first
-        x, y = corpus.val.batch(windows[i:i + config.batch_size], machine.device)
-        with machine.autocast(), torch.compiler.set_stance("force_eager"):  # else compiled anew
-            loss = model(x, y, loss_only=True)[1].item()
-        n = y.numel()
-        sums += 1, n, loss * n, loss ** 2 * n, corpus.token_bytes[y.cpu()].sum()
-    model.train()
-    parts, tokens, nats, squares, n_bytes = machine.sum(torch.from_numpy(sums)).tolist()
-    variance = abs(squares / tokens - (nats / tokens) ** 2)
-    return {"val_loss": nats / tokens,
-            "val_error": (variance / (parts - 1)) ** 0.5 if parts > 1 else None,
-            "val_bpb": nats / math.log(2) / n_bytes}
-# ---- The machine ---------------------------------------------------------------------------------
+
+# ---- Device and ranks ----------------------------------------------------------------------------
+
 def find_device(name):
-    """The torch.device that --device means. Raises DataError where torch does not see it."""
+    """Return the torch.device that --device names. Raises DataError if it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # torchrun: a GPU for each process
-    with blame(f"device={name}: torch cannot use it here"):
+        # torchrun gives each of its processes a GPU of its own.
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
         return torch.empty(0, device=name).device
+    except Exception:
+        raise DataError(f"device={name}: torch cannot use it on this machine; --device=auto takes "
+                        "a GPU if there is one, else the CPU") from None
+
 
 @dataclass
-class Machine:
-    """This process's place among those that train together, its device, its dtype."""
+class Process:
+    """This process: its device and dtype, and its rank among the processes that train together."""
     device: torch.device
     dtype: torch.dtype = torch.float32
     rank: int = 0
     world_size: int = 1
 
     def autocast(self):
-        """In dtype; a bfloat16 head in the cache would sum its pieces' gradients in bfloat16."""
+        # Autocast would keep a copy of lm_head in bfloat16, and all chunks of the loss would add up
+        # their gradients in it, in bfloat16.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
-    def sum(self, x):
+    def sum(self, tensor):
+        """Return the sum of a tensor over all ranks."""
         if self.world_size > 1:
-            x = x.to(self.device)
-            torch.distributed.all_reduce(x)
-        return x
+            tensor = tensor.to(self.device)
+            dist.all_reduce(tensor)
+        return tensor
 
-    def any(self, flag):
-        """Whether the flag is set in any process; all wait for each other."""
-        return bool(self.sum(torch.tensor(1.0 if flag else 0.0)))
+    def largest(self, number):
+        """Return the largest of the numbers that the ranks give."""
+        if self.world_size == 1:
+            return number
+        tensor = torch.tensor(number, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.item()
 
-def join_machine(config):
-    """This process's Machine, as torchrun's environment has it; sets up what makes it faster."""
+    def barrier(self):
+        """Wait until all ranks are here."""
+        self.largest(0)
+
+    def check_agreement(self, what):
+        """Raise DataError unless all ranks have read the same files, and therefore say the same."""
+        if self.world_size > 1:
+            answers = [None] * self.world_size
+            dist.all_gather_object(answers, what)
+            check(len(set(answers)) == 1, "the processes see different files: "
+                  f"{' and '.join(sorted(set(answers)))}; several machines need a shared folder "
+                  "for --out_dir and --data")
+
+
+def set_up_process(config):
+    """Return the Process that torchrun's environment describes, and make its device fast."""
     device = find_device(config.device)
     on_gpu = device.type == "cuda"
+
     dtype = config.dtype
-    if dtype == "auto":                             # bfloat16 where it is much faster
-        fast = (torch.cuda.is_bf16_supported(False) if on_gpu
-                else torch.cpu._is_avx512_bf16_supported())
-        dtype = "bfloat16" if fast else "float32"
+    if dtype == "auto":
+        if on_gpu:
+            is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            is_fast = torch.cpu._is_avx512_bf16_supported()
+        dtype = "bfloat16" if is_fast else "float32"
+
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32
-    elif sys.platform == "linux":                   # malloc keeps freed memory: 20 to 40% of a step
+    elif sys.platform == "linux":
+        # Let malloc keep freed memory instead of returning it to the system after every tensor,
+        # which saves 20 to 40% of a step.
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2 ** 25)                   # M_MMAP_THRESHOLD, the most that glibc takes
-        libc.mallopt(-1, 2 ** 31 - 1)               # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 2 ** 25)      # M_MMAP_THRESHOLD: the most that glibc takes
+        libc.mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD
+
+    rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
-    return Machine(device, getattr(torch, dtype), int(os.environ.get("RANK", 0)), world_size)
-# ---- Model and step ------------------------------------------------------------------------------
+    if world_size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return Process(device, getattr(torch, dtype), rank, world_size)
+
+
+# ---- Model and optimizer -------------------------------------------------------------------------
+
 def make_model(config, device, state=None):
-    """A GPT with new weights, or a checkpoint's. Raises DataError."""
-    torch.manual_seed(config.seed)                  # the same weights in all processes
+    """Return a GPT with new weights, or a checkpoint's. Raises DataError if these do not fit."""
+    torch.manual_seed(config.seed)
     model = GPT(config)
-    model.code = None                               # its arch's file; a notebook's has none
-    with contextlib.suppress(Exception):
-        model.code = inspect.getsource(inspect.getmodule(model.blocks[0]))
     if state:
-        with blame("the checkpoint's weights do not fit this model"):
+        with explain_errors("the checkpoint's weights do not fit this model"):
             model.load_state_dict(state["model"])
-        if state.get("code") not in (None, model.code):
-            print(f"The file of {config.arch} has changed since this checkpoint", file=sys.stderr)
+        if state.get("block_code") not in (None, block_code(model)):
+            print(f"The code of {config.arch}'s block has changed since this checkpoint was saved.",
+                  file=sys.stderr)
     return model.to(device)
 
+
+def block_code(model):
+    """Return the source of the classes that a model's blocks use, without comments, or None."""
+    classes = set()
+    for module in model.blocks.modules():
+        for cls in type(module).__mro__:
+            if not cls.__module__.startswith(("torch", "builtins")):
+                classes.add(cls)
+    try:
+        sources = [textwrap.dedent(inspect.getsource(cls)) for cls in classes]
+        return "\n".join(sorted(ast.unparse(ast.parse(source)) for source in sources))
+    except (OSError, TypeError, SyntaxError):
+        return None  # a class that was typed into an interpreter has no file
+
+
 def make_optimizer(model, config):
-    """AdamW over two groups: matrices and embeddings decay, vectors and scalars do not."""
+    """Return AdamW. Matrices and embeddings have weight decay, vectors and scalars do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=matrices), dict(params=others, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, config.learning_rate, (config.beta1, config.beta2), config.eps,
-                             config.weight_decay, fused=True)
+    groups = [
+        dict(params=matrices, weight_decay=config.weight_decay),
+        dict(params=others, weight_decay=0.0),
+    ]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
-def compile_blocks(model, config, machine):
-    """Has the first step compile where --compile says so: 15 seconds, for a third of each step."""
-    work = sum(p.numel() for p in model.parameters()) * config.max_steps * config.total_batch_size
-    pays = machine.device.type == "cuda" or work > 2e12 and shutil.which("g++")
-    torch.compiler.reset()                     # earlier models would count towards torch's limit
-    if config.compile in ("true", True) or config.compile == "auto" and pays:
-        for block in model.blocks:
-            block.compile()
-        model.nats = torch.compile(model.nats)  # head and loss: half of a step for many tokens
 
-def learning_rate(config, step):
-    """A line up over the warm-up, then a cosine down to min_lr_ratio of the peak."""
-    warmup = round(config.warmup_ratio * config.max_steps)
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, config.max_steps - 1 - warmup)
-    cosine = (1 + math.cos(math.pi * done)) / 2
-    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+def compile_model(model, config, process):
+    """Compile the blocks and the loss if --compile asks for it. Return whether they are compiled.
+
+    Raises DataError if compiling is asked for and does not work on this machine.
+    """
+    # torch.compile gives up on a function that was compiled too often, and the models that this
+    # process compiled earlier would count.
+    torch.compiler.reset()
+    if config.compile == "false":
+        return False
+    if config.compile == "auto" and process.device.type != "cuda":
+        # Compiling takes about 15 s on a CPU and saves a third of every step, so "auto" waits for
+        # longer runs.
+        n_parameters = sum(p.numel() for p in model.parameters())
+        work = n_parameters * config.max_steps * config.total_batch_size
+        if work < 2e12 or process.device.type != "cpu" or not shutil.which("g++"):
+            return False
+    try:
+        # Some machines have a compiler that cannot build anything, for want of headers.
+        torch.compile(torch.square)(torch.ones(8, device=process.device))
+    except Exception as error:
+        reason = f"torch.compile does not work on this machine ({type(error).__name__})"
+        check(config.compile == "auto", f"compile=true: {reason}; set --compile=false")
+        print(f"{reason}; training without it", file=sys.stderr)
+        return False
+
+    for block in model.blocks:
+        block.compile()
+    # Replace a method of this one model by its compiled form: the head and the loss, which are half
+    # of a step if the vocabulary is large.
+    model.summed_loss = torch.compile(model.summed_loss)
+    return True
+
+
+def sum_bucket(state, bucket):
+    """Sum a bucket of gradients over all ranks, where DistributedDataParallel would average it.
+
+    PowerNorm needs the sum: its nu reads gradients during the backward pass, and these must not be
+    larger where there are more ranks (see PowerNorm.update_).
+    """
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda finished: finished.value()[0])
+
+
+def distribute(model, process):
+    """Return the model, inside DistributedDataParallel if there are several ranks."""
+    if process.world_size == 1:
+        return model
+    # torch.compile would cut a block into several graphs where a bucket of gradients ends.
+    torch._dynamo.config.optimize_ddp = False
+    ddp_model = DistributedDataParallel(model, broadcast_buffers=False,
+                                        gradient_as_bucket_view=True)
+    ddp_model.register_comm_hook(None, sum_bucket)
+    return ddp_model
+
+
+# ---- One optimizer step --------------------------------------------------------------------------
 
 class Diverged(DataError):
-    exit_code = 3  # after a gradient that is not finite, or a held-out loss far above guessing's
+    """A loss or a gradient is not finite, or the validation loss is far above that of guessing."""
+    exit_code = 3
 
-def optimizer_step(step, model, optimizer, micro_batches, config, machine):
-    """A step by these and all other ranks' micro-batches; returns what it measured. Or Diverged."""
-    rate = learning_rate(config, step)
+
+def learning_rate(config, step):
+    """Return the learning rate of a step: a linear warmup, then a cosine decay."""
+    warmup_steps = round(config.warmup_ratio * config.max_steps)
+    if step < warmup_steps:
+        return config.learning_rate * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, config.max_steps - 1 - warmup_steps)
+    cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 down to 0
+    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+
+
+def optimizer_step(step, model, optimizer, micro_batches, config, process):
+    """Take one optimizer step with the micro-batches of all ranks, and return what it measured.
+
+    `model` is a GPT, or a GPT inside DistributedDataParallel. The result has `lr`, and two tensors:
+    `grad_norm`, and `loss`, this rank's share of the mean loss, so that the sum over the ranks is
+    the mean. Reading a tensor makes the CPU wait for the GPU, so that is left to the caller.
+    """
+    lr = learning_rate(config, step)
     for group in optimizer.param_groups:
-        group["lr"] = rate
-    torch.manual_seed(hash((config.seed, step, machine.rank)))  # of dropout
+        group["lr"] = lr
+
+    # Reseed every step, so that a resumed run draws the same dropout masks.
+    torch.manual_seed(hash((config.seed, step, process.rank)))
+
     loss = 0.0
-    for x, y in micro_batches:
-        with machine.autocast():
-            part = model(x, y, loss_only=True)[1] / (len(micro_batches) * machine.world_size)
-        part.backward()
-        loss += part.detach()
-    for p in model.parameters():
-        p.grad = machine.sum(p.grad)                # once a step, where DDP would hook in
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf).item()
-    loss = machine.sum(loss).item()
-    if not math.isfinite(norm):
-        raise Diverged(f"step {step + 1}: loss {loss}, gradient's norm {norm}; "
-                       "a lower --learning_rate may help")
+    for number, (x, y) in enumerate(micro_batches, 1):
+        # DistributedDataParallel sums gradients over the ranks only behind the last micro-batch.
+        model.require_backward_grad_sync = number == len(micro_batches)
+        with process.autocast():
+            _, micro_loss = model(x, y, loss_only=True)
+            share = micro_loss / (len(micro_batches) * process.world_size)
+        share.backward()
+        loss += share.detach()
+
+    max_norm = config.grad_clip or math.inf
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
     optimizer.zero_grad()
-    model.project_()                                # nGPT's and anGPT's constraint on the weights
-    return {"loss": loss, "grad_norm": norm, "lr": rate}
+
+    # nGPT's and anGPT's constraint on the weights, and the statistics of PowerNorm.
+    gpt = model.module if isinstance(model, DistributedDataParallel) else model
+    gpt.project_()
+    return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
+
+
+# Dense bfloat16 operations per second, from NVIDIA's data sheets.
+PEAK_FLOPS = {
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+}
+
+
+def flops_per_token(model):
+    """Return the operations of a training step per token.
+
+    These are 6 per weight of a matrix, and 12 n_embd in each layer per position that attention
+    looks at, which is half of block_size on average.
+    """
+    c = model.config
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    return 6 * weights + 12 * c.n_layer * c.n_embd * c.block_size // 2
+
+
+def utilization(model, tokens_per_s, process):
+    """Return {"mfu": ...}, the model FLOPs utilization, or {} on a device whose peak is unknown.
+
+    It is the share of the peak of all GPUs that the model's own operations make up.
+    """
+    if process.device.type == "cuda" and process.dtype == torch.bfloat16:
+        peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
+        if peak:
+            return {"mfu": flops_per_token(model) * tokens_per_s / (peak * process.world_size)}
+    return {}
+
+
+# ---- Evaluation ----------------------------------------------------------------------------------
+
+@torch.no_grad()
+def evaluate(model, dataset, config, process, eval_tokens=None):
+    """Return val_loss (nats per token), val_bpb (bits per byte), val_error and val_tokens.
+
+    The windows are spread evenly over the whole validation set, and are the same for every arch and
+    number of ranks. val_error is the standard error of val_loss, by how micro-batches differ.
+    """
+    tokens = dataset.val
+    n_windows = (eval_tokens or config.eval_tokens) // config.block_size
+    n_windows = min(max(1, n_windows), tokens.windows)
+    windows = [i * tokens.windows // n_windows for i in range(n_windows)]
+
+    on_gpu = process.device.type == "cuda"
+    # Validation is too short on a CPU to pay for compiling the model a second time, in eval mode.
+    stance = "default" if on_gpu else "force_eager"
+    n_batches = n_tokens = n_bytes = 0
+    total_nats = total_squares = 0.0
+
+    model.eval()
+    size = config.batch_size
+    for start in range(process.rank * size, n_windows, process.world_size * size):
+        x, y = tokens.batch(windows[start:start + size], "cpu")
+        batch_tokens = y.numel()
+        n_bytes += int(dataset.token_bytes[y].sum())
+        if on_gpu and len(x) < size:
+            # Fill up the last micro-batch, since another shape would have to be compiled. Targets
+            # of -1 do not count.
+            missing = (0, 0, 0, size - len(x))
+            x = torch.nn.functional.pad(x, missing)
+            y = torch.nn.functional.pad(y, missing, value=-1)
+        with process.autocast(), torch.compiler.set_stance(stance):
+            _, loss = model(x.to(process.device), y.to(process.device), loss_only=True)
+        loss = loss.item()
+        n_batches += 1
+        n_tokens += batch_tokens
+        total_nats += loss * batch_tokens
+        total_squares += loss ** 2 * batch_tokens
+    model.train()
+
+    sums = [n_batches, n_tokens, n_bytes, total_nats, total_squares]
+    sums = process.sum(torch.tensor(sums, dtype=torch.float64))
+    n_batches, n_tokens, n_bytes, total_nats, total_squares = sums.tolist()
+    mean = total_nats / n_tokens
+    error = None
+    if n_batches > 1:
+        variance = abs(total_squares / n_tokens - mean ** 2)
+        error = math.sqrt(variance / (n_batches - 1))
+    return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
+            "val_bpb": total_nats / math.log(2) / n_bytes}
+
+
 # ---- Checkpoints ---------------------------------------------------------------------------------
+
 def read_checkpoint(source):
-    """The dict that a run saved, in a folder or a .pt file; or GPT-2's. Raises DataError."""
+    """Return the dict that a run saved in a folder or a .pt file, or one made of GPT-2's weights.
+
+    It is loaded with weights_only=True, so that a checkpoint cannot run code. Raises DataError.
+    """
     path = Path(source)
     if path.is_dir():
         path /= "ckpt.pt"
     if not path.exists():
+        # Imported here, since few runs need it, and training works without the lessons folder.
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
-    with blame(f"{path}: not a whole checkpoint"):
-        state = torch.load(path, map_location="cpu", mmap=True)  # which runs no code
-        state["config"]["arch"] = state["config"]["arch"].split(":")[-1]  # nor an arch's file
-        return state
+    with explain_errors(f"{path}: not a whole checkpoint"):
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    with explain_errors(f"{path}: a checkpoint of another program than train.py"):
+        arch = state["config"]["arch"]
+        state["model"]
+    # Early checkpoints name the arch's file as well, which is not run for that.
+    state["config"]["arch"] = arch.split(":")[-1]
+    return state
 
-def with_checkpoint(config, state):
-    """config, filled up with what its own run was given, or with another's options of the model.
-    Raises DataError where what is given changes the model, or its own run's order of data."""
+
+def save_checkpoint(path, model, optimizer, step, seconds, config, dataset):
+    with atomic_write(path) as file:
+        torch.save({
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "step": step,
+            "seconds": seconds,
+            "config": asdict(config),
+            "options": config.options,
+            "block_code": block_code(model),
+            "tokenizer": dataset.tokenizer,
+            "dataset": dataset.fingerprint,
+        }, file)
+
+
+def check_dataset(config, state, dataset, resuming):
+    """Raise DataError if a checkpoint has another tokenizer, or a resumed run another dataset."""
+    check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
+          f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
+    if resuming and not config.eval_only:
+        # Earlier checkpoints do not name their dataset.
+        check(state.get("dataset", dataset.fingerprint) == dataset.fingerprint,
+              f"{config.out_dir}: trained on another dataset than {config.data} is now; resume "
+              "with the same --data, or start a new run with --init_from")
+
+
+def load_moments(optimizer, saved):
+    """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+
+
+def with_checkpoint(config, state, resuming):
+    """Return config, completed by the options of a checkpoint.
+
+    A run that starts from another run's weights inherits the options of the model. A resumed run
+    inherits all options that were set when it was started. Raises DataError if an option that is
+    set now would change the model, or the order of a resumed run's data.
+    """
+    source = config.out_dir if resuming else config.init_from
     saved = state["config"]
-    kept = {name: saved[name] for name in saved if hasattr(GPTConfig, name)}
-    fixed = kept.keys() - {"block_size", "dropout", "checkpoint_blocks"}
-    if config.own:
-        fixed |= {"block_size", "seed", "total_batch_size"}
-        earlier = state.get("given", saved)       # what was not given is derived anew
-        kept = {name: earlier[name] for name in earlier if hasattr(config, name)} | kept
-    joined = TrainConfig(**kept | config.given | {"out_dir": config.out_dir})
-    if config.own and "warmup_ratio" not in config.given:    # a longer run has no second warm-up
-        joined.warmup_ratio = saved["warmup_ratio"] * saved["max_steps"] / joined.max_steps
-    for name in sorted(fixed):
-        expect(getattr(joined, name) == saved[name], f"{config.source}: made with {name}="
-               f"{saved[name]}, now {name}={getattr(joined, name)}")
-    return joined
+    check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: trained with an arch of "
+          f"its own file; set --arch=FILE.py:{saved['arch']}")
+
+    inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
+    must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks"}
+    if resuming:
+        must_match |= {"block_size", "seed", "total_batch_size"}
+        # Options that were not set are derived again, as a longer run has other intervals. Earlier
+        # checkpoints call the options "given", and the first ones do not have them.
+        set_before = state.get("options", state.get("given", saved))
+        for name in set_before:
+            if name in TrainConfig.__dataclass_fields__ and name not in inherited:
+                inherited[name] = set_before[name]
+    completed = TrainConfig(inherited, **config.options | {"out_dir": config.out_dir})
+
+    if resuming and "warmup_ratio" not in config.options:
+        # The warmup keeps its number of steps, so that a longer run has no second one.
+        warmup_steps = saved["warmup_ratio"] * saved["max_steps"]
+        completed.warmup_ratio = warmup_steps / completed.max_steps
+    for name in sorted(must_match):
+        value = getattr(completed, name)
+        check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}")
+    return completed
+
 
 def load_model(source, device="cpu", arch=None):
-    """(model in eval mode, tokenizer, checkpoint). arch: "file.py:name", a file's. Or DataError."""
+    """Return (model in eval mode, tokenizer, checkpoint) of a run's folder, a .pt file or gpt2.
+
+    `arch` is "FILE.py:NAME" if the model's arch is defined in a file of your own. Raises DataError.
+    """
     state = read_checkpoint(source)
-    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
+    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state, resuming=False)
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
-# ---- A run ---------------------------------------------------------------------------------------
-def read_log(folder):
-    """The records of folder/log.jsonl, up to one that a kill has cut."""
-    records = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(folder, "log.jsonl").open("rb"):
-            records.append(json.loads(line))
-    return records
 
-def draw_losses(folder):
-    import pandas                                  # a third of a second that few scripts need
-    axes = Figure().subplots()
-    losses = pandas.DataFrame(read_log(folder), columns=["tokens", "loss", "val_loss"])
-    losses.set_index("tokens").interpolate("index").plot(ax=axes, ylabel="nats/token")
-    axes.figure.savefig(folder / "loss.png")
 
-@contextlib.contextmanager
-def signals_noted():
-    """Yields a list of the signals received: after a first SIGINT or SIGTERM the step ends and is
-    saved. A second one acts as usual, except under torchrun, which repeats them."""
-    received = []
-    def note(number, frame):
-        received.append(number)
-        if "RANK" not in os.environ:
-            signal.signal(number, before[number])
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+# ---- A run's folder and its log ------------------------------------------------------------------
 
-def open_log(folder, step, goes_on):
-    """Moves another run aside, drops records after `step`; returns the last step left, or -1."""
-    if not goes_on and (folder / "log.jsonl").exists():
+def open_folder(folder, say):
+    """Make the folder of a new run. An earlier run in it moves to folder.1, folder.2, ..."""
+    for name in ("ckpt.pt", "log.jsonl"):
+        inner_runs = sorted({str(path.parent) for path in folder.glob(f"*/{name}")})
+        if inner_runs:
+            raise ConfigError(f"out_dir={folder}: holds other runs ({', '.join(inner_runs[:3])}); "
+                              f"give this run its own folder, such as --out_dir={folder}/mine")
+    if (folder / "ckpt.pt").exists() or (folder / "log.jsonl").exists():
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
-        folder.rename(f"{folder}.{n}")
+        with explain_errors(f"{folder}: cannot move the earlier run; give another --out_dir"):
+            folder.rename(f"{folder}.{n}")
+        say(f"The earlier run in {folder} has moved to {folder}.{n}")
     folder.mkdir(parents=True, exist_ok=True)
-    records = [record for record in read_log(folder) if record["step"] <= step]
-    with atomic(folder / "log.jsonl") as file:
-        file.writelines(json.dumps(record).encode() + b"\n" for record in records)
-    return records[-1]["step"] if records else -1
 
-def log(record, folder, say):
+
+def read_log(folder):
+    """Return the records of a run's log.jsonl, without a last line that a kill has cut off."""
+    records = []
+    try:
+        for line in Path(folder, "log.jsonl").open("rb"):
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                break
+            records.append(record)
+    except (OSError, ValueError):
+        pass
+    return records
+
+
+def cut_log(folder, last_step):
+    """Drop the records behind a step: a run was killed after them, and resumes from that step."""
+    records = [record for record in read_log(folder) if record["step"] <= last_step]
+    with atomic_write(folder / "log.jsonl") as file:
+        for record in records:
+            file.write(json.dumps(record).encode() + b"\n")
+
+
+def append_log(folder, record):
     with open(folder / "log.jsonl", "a") as file:
         file.write(json.dumps(record, default=float) + "\n")
-    line = f"step {record['step']}"
-    if "tokens_per_s" in record:
-        line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
-    if "val_loss" in record:
-        line += f"   held out: {record['val_loss']:.3f} nats, {record['val_bpb']:.3f} bits/byte"
-        draw_losses(folder)
-    say(line)
 
-def tell(text):
-    with contextlib.suppress(OSError):  # Ctrl-C has ended `| tee`, or the terminal is gone: go on
+
+def draw_losses(folder):
+    """Draw loss.png: the training loss and the validation loss against the training tokens."""
+    axes = Figure(figsize=(8, 5), layout="constrained").subplots()
+
+    def draw(key, style, label, records):
+        tokens = [record["tokens"] / 1e6 for record in records]
+        axes.plot(tokens, [record[key] for record in records], style, markersize=4, label=label)
+
+    # The loss of step 0 is that of guessing, and would squeeze the rest of the picture.
+    records = [record for record in read_log(folder) if record["step"] > 0]
+    draw("loss", "C0-", "training", [record for record in records if "loss" in record])
+    validations = [record for record in records if "val_loss" in record]
+    # The last validation of a run may read more tokens, which makes it another measurement. Logs of
+    # earlier versions do not say how many there were.
+    for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
+        same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
+        style = "C1o--" if len(same) > 1 else "C3*"
+        label = f"validation, {n_tokens:,} tokens" if n_tokens else "validation"
+        draw("val_loss", style, label, same)
+    axes.set(title=str(folder), xlabel="training tokens (millions)", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    axes.figure.savefig(folder / "loss.png")
+
+
+def as_clock(seconds):
+    """Return a duration as 0:01:12 or 12 days, 3:04:05."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def progress_line(record, config, seconds_left=None):
+    """Return what a user wants to know of a record: how far, how good, how fast, how long still."""
+    line = f"step {record['step']}/{config.max_steps}"
+    if "loss" in record:
+        line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
+    if "mfu" in record:
+        line += f"   {100 * record['mfu']:.1f}% MFU"
+    if seconds_left is not None:
+        line += f"   {as_clock(seconds_left)} left"
+    if "val_loss" in record:
+        line += f"   val loss {record['val_loss']:.3f}"
+        if record["val_error"] is not None:
+            line += f" ± {record['val_error']:.3f}"
+        line += f" on {record['val_tokens']:,} tokens ({record['val_bpb']:.3f} bits per byte)"
+    return line
+
+
+# ---- Training ------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def noted_signals():
+    """Yield a list that collects the signals to stop, so that a step can end and be saved.
+
+    A second signal acts as usual, except under torchrun, which sends every signal twice.
+    """
+    received = []
+    handlers = {}
+
+    def note(number, frame):
+        received.append(number)
+        if "RANK" not in os.environ:
+            signal.signal(number, handlers[number])
+
+    # Only the main thread can handle signals. A run in another thread goes without.
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            # nohup has SIGHUP ignored, so that a run outlives its terminal.
+            if number and not (name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN):
+                handlers[number] = signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def lock_run(config):
+    """Return a lock on the run's folder, to be held while this process writes to it."""
+    if config.eval_only or os.environ.get("RANK", "0") != "0":
+        return contextlib.nullcontext()
+    return lock_folder(config.out_dir, "another run is writing here; give another --out_dir")
+
+
+def print_line(text):
+    # The terminal may be gone, or the program that reads our output: train on.
+    with contextlib.suppress(OSError):
         print(text, flush=True)
 
-def train(config, watch=None, say=tell):
-    """Runs a TrainConfig; returns log.jsonl's records. watch(model, optimizer, step) is called at
-    each validation; a dict that it returns joins the record. say=None is quiet. Raises ConfigError,
-    DataError, Diverged; stopped, it saves and raises KeyboardInterrupt or SystemExit (SIGTERM)."""
-    with (only_one_in(config.out_dir, "another run is writing here; give another --out_dir")
-          if os.environ.get("RANK", "0") == "0" and not config.eval_only else contextlib.nullcontext()):
-        state = read_checkpoint(config.source) if config.source else {}
-        config = with_checkpoint(config, state) if state else config
-        machine = join_machine(config)
-        if say is None or machine.rank > 0:
-            say = lambda text: None
-        corpus = open_corpus(config, machine)
-        expect(state.get("tokenizer", corpus.tokenizer) == corpus.tokenizer, f"{config.source}: made "
-               f"with tokenizer={state.get('tokenizer')}, now {config.data} has {corpus.tokenizer}")
-        config = resolve(config, corpus.vocab_size, machine.world_size)
-        model = make_model(config, machine.device, state)
-        if config.eval_only:
-            found = evaluate(model, corpus, config, machine)
-            say(json.dumps(found))
-            return [found]
-        optimizer = make_optimizer(model, config)
-        if config.own:                             # its moments, with the options of now
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": state["optimizer"]["state"]})
-        else:
-            state = {"step": 0, "seconds": 0.0}
-        say(f"{config.out_dir}: {config.arch}, {sum(p.numel() for p in model.parameters()):,} parameters, "
-            f"{machine.device}, {machine.dtype}; peak learning rate {config.learning_rate:.2g}; "
-            f"steps {state['step']} to {config.max_steps}")
-        compile_blocks(model, config, machine)
-        with signals_noted() as signals:
-            return take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals)
 
-def take_steps(config, corpus, model, optimizer, state, machine, watch, say, signals):
-    """The loop: what is due at a step, then the next one."""
+def train(config, watch=None, say=print_line):
+    """Run the training that a TrainConfig describes, and return the records of its log.
+
+    watch(model, optimizer, step) is called at each validation, and a dict that it returns joins the
+    record. say(line) shows the progress; say=None is quiet. Raises ConfigError, DataError or
+    Diverged. A run that is told to stop saves, and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    """
+    with lock_run(config), noted_signals() as signals:
+        return run(config, watch, say, signals)
+
+
+def run(config, watch, say, signals):
+    """Set up a run and train, step by step: what train() does while it holds the folder's lock."""
+    # Checkpoint: resume the run in out_dir, or start from the weights of another one
+    state = None
+    resuming = config.resumes
+    if resuming:
+        check(Path(config.out_dir, "ckpt.pt").exists(),
+              f"{config.out_dir}: no run to resume here; leave out --resume, or set --resume=auto")
+        state = read_checkpoint(config.out_dir)
+    elif config.init_from:
+        state = read_checkpoint(config.init_from)
+    if state:
+        config = with_checkpoint(config, state, resuming)
+    first_step = state["step"] if resuming else 0
+    seconds = state.get("seconds", 0.0) if resuming else 0.0  # in training steps alone
+
+    # Device and ranks
+    process = set_up_process(config)
+    main_process = process.rank == 0
+    if say is None or not main_process:
+        say = lambda line: None
+
+    # Dataset
+    dataset = open_dataset(config, process)
+    if state:
+        check_dataset(config, state, dataset, resuming)
+    process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
+    config = resolve(config, dataset.vocab_size, process.world_size)
+
+    # Model
+    model = make_model(config, process.device, state)
+    if config.eval_only:
+        measured = evaluate(model, dataset, config, process, config.final_eval_tokens)
+        say(json.dumps(measured))
+        return [measured]
     folder = Path(config.out_dir)
-    step = state["step"]
-    seconds = state["seconds"]                     # in steps alone
-    measured = {}                                  # by the step before this one
-    logged = open_log(folder, step, config.own) if machine.rank == 0 else math.inf  # others: no log
+    if resuming and first_step >= config.max_steps:
+        say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
+        return read_log(folder)
+
+    # Optimizer
+    optimizer = make_optimizer(model, config)
+    if resuming:
+        load_moments(optimizer, state["optimizer"])
+    state = None  # free its memory
+
+    # Compiler, and gradients summed over the ranks
+    is_compiled = compile_model(model, config, process)
+    ddp_model = distribute(model, process)
+
+    # Folder
+    if main_process and resuming:
+        cut_log(folder, first_step)
+    elif main_process:
+        open_folder(folder, say)
+
+    n_parameters = sum(p.numel() for p in model.parameters())
+    epochs = config.max_steps * config.total_batch_size / dataset.train_tokens
+    say(f"{folder}: {config.arch}, {n_parameters:,} parameters, {process.world_size} x "
+        f"{process.device.type}, {str(process.dtype).removeprefix('torch.')}")
+    say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
+        f"{epochs:.2g} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
+    if is_compiled:
+        say("The first step compiles the model: about 20 seconds on a CPU, a minute on a GPU.")
+
+    step = first_step
+    measured = None            # by the latest optimizer step
+    read_step = first_step     # the step whose measurements were read last
+    read_seconds = seconds     # and `seconds` at that step
+    stop_signal = 0
+    started = time.perf_counter()
     while True:
-        is_last = step >= config.max_steps
-        validates = is_last or step % config.eval_interval == 0
-        record = measured | {"step": step, "tokens": step * config.total_batch_size, "seconds": seconds}
-        if validates:
-            record |= evaluate(model, corpus, config, machine)
-            if step and not record["val_loss"] < 2 * math.log(config.vocab_size):  # or NaN
-                raise Diverged(f"step {step}: held out {record['val_loss']:.4g} nats/token, far "
-                               "above guessing's; a lower --learning_rate may help")
+        # What is due? A resumed run did what is due at its first step before it stopped.
+        last_step = step >= config.max_steps
+        is_new = step > first_step or not resuming
+        evaluating = is_new and (last_step or step % config.eval_interval == 0)
+        saving = is_new and (last_step or step % config.checkpoint_interval == 0)
+        logging = evaluating or saving or (is_new and step % config.log_interval == 0)
+        record = {"step": step, "tokens": step * config.total_batch_size}
+
+        # Read what the latest step measured. The CPU waits for the GPU here, so this is done only
+        # when a record is due. No checkpoint is saved without it.
+        reading = logging and measured is not None
+        if reading:
+            loss = process.sum(measured["loss"]).item()
+            grad_norm = measured["grad_norm"].item()
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
+                               "a lower --learning_rate may help")
+            record |= {"loss": loss, "grad_norm": grad_norm, "lr": measured["lr"]}
+
+        # Time
+        seconds += time.perf_counter() - started
+        record["seconds"] = seconds
+        if reading:
+            tokens_read = (step - read_step) * config.total_batch_size
+            record["tokens_per_s"] = tokens_read / (seconds - read_seconds)
+            record |= utilization(model, record["tokens_per_s"], process)
+            read_step = step
+            read_seconds = seconds
+
+        # Evaluate
+        if evaluating:
+            eval_tokens = config.final_eval_tokens if last_step else config.eval_tokens
+            record |= evaluate(model, dataset, config, process, eval_tokens)
+            if step > 0 and not record["val_loss"] < 2 * math.log(config.vocab_size):
+                raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is far "
+                               "above that of guessing; a lower --learning_rate may help")
             if watch:
                 record = (watch(model, optimizer, step) or {}) | record
-        stops = machine.any(signals)
-        is_new = step > logged                     # never in other processes
-        if is_new and (validates or step % config.log_interval == 0):
-            log(record, folder, say)
-        if is_new and (stops or is_last or step % config.checkpoint_interval == 0):
-            with atomic(folder / "ckpt.pt") as file:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(),
-                            "step": step, "seconds": seconds, "config": asdict(config),
-                            "given": config.given, "code": model.code,
-                            "tokenizer": corpus.tokenizer}, file)
-        if stops:                    # any(), below, waits until it is saved; 143 is 128 + SIGTERM
-            say(f"\nStopped and saved at step {step}. To go on: the same command with --resume=true")
-            raise SystemExit(143) if machine.any(signal.SIGTERM in signals) else KeyboardInterrupt
-        if is_last:
+
+        # Was any rank told to stop? Asking makes the CPU wait for the GPU, too, so that several
+        # ranks do not ask at every step.
+        if process.world_size == 1 or logging or step % 10 == 0:
+            stop_signal = process.largest(signals[0] if signals else 0)
+
+        # Log and save, on the main process
+        if logging and main_process:
+            append_log(folder, record)
+            steps_timed = step - first_step - 1  # without the first one, which compiles
+            if steps_timed > 0 and not last_step:
+                pace = (time.perf_counter() - first_step_ended) / steps_timed
+                say(progress_line(record, config, pace * (config.max_steps - step)))
+            else:
+                say(progress_line(record, config))
+            if evaluating:
+                draw_losses(folder)
+        if (saving or stop_signal and is_new) and main_process:
+            save_checkpoint(folder / "ckpt.pt", model, optimizer, step, seconds, config, dataset)
+
+        # Stop
+        if stop_signal:
+            process.barrier()  # torchrun ends all ranks as soon as one has ended
+            say(f"\nStopped and saved at step {step}. "
+                "To resume: the same command with --resume=true")
+            if stop_signal == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(128 + stop_signal)
+        if last_step:
             return read_log(folder)
-        began = time.perf_counter()
-        micro_batches = batches(corpus.train, step, config, machine)
-        measured = optimizer_step(step, model, optimizer, micro_batches, config, machine)
-        took = time.perf_counter() - began
-        measured["tokens_per_s"] = config.total_batch_size / took
-        seconds += took
+
+        # Take one optimizer step. To prepare the next batch meanwhile, in pinned memory, would save
+        # less than 0.2% on an H100, so there is no prefetching.
+        started = time.perf_counter()
+        micro_batches = batches(dataset.train, step, config, process)
+        measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
         step += 1
+        if step == first_step + 1:
+            first_step_ended = time.perf_counter()
+            first_seconds = first_step_ended - started
+            if first_seconds > 60:
+                all_seconds = first_seconds * (config.max_steps - first_step)
+                say(f"The first step took {as_clock(first_seconds)}, compiling included; if all "
+                    f"were as slow, the run would take {as_clock(all_seconds)}. Ctrl-C stops it.")
+
 
 def main(argv):
-    config = TrainConfig(**typed(argv, __doc__, TrainConfig))
+    config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
     train(config)
     if "RANK" in os.environ:
-        os._exit(0)  # a thread of torch's that still runs may abort the usual way out
+        # torchrun: a thread of torch that is still running may crash the usual way out.
+        os._exit(0)
     if not config.eval_only:
-        tell(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
-        with contextlib.suppress(DataError):  # where its tokenizer is not at hand
+        print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
+        with contextlib.suppress(DataError):  # its tokenizer may not be at hand
             model, tokenizer, _ = load_model(config.out_dir)
             start = torch.tensor([[tokenizer.eot_token]])
             tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
-            tell(tokenizer.decode(tokens[tokens < tokenizer.n_vocab].tolist()))  # it may be padded
+            tokens = tokens[tokens < tokenizer.n_vocab]  # the vocabulary may be padded
+            print_line(tokenizer.decode(tokens.tolist()))
+
 
 if __name__ == "__main__":
     run_script(main)

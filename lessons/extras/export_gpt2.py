@@ -12,12 +12,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lessons.extras.gpt2 import write_gpt2
-from prepare import expect, run_script
+from prepare import check, run_script
 from train import load_model
 
 
 def main(words):
-    expect(len(words) == 2, "expected two words, a run's folder and one to write to: out/layernorm FOLDER")
+    check(len(words) == 2, "expected two words, a run's folder and one to write to: out/layernorm FOLDER")
     source, folder = words
     model, tokenizer, _ = load_model(source)
     write_gpt2(model, tokenizer, folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from prepare import blame, expect, read_json, write_json
+from prepare import check, explain_errors, read_json, write_json
 
 PUBLISHED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 NAMES = {"h.": "blocks.", "ln_1": "norm1", "attn.c_attn": "w_qkv", "attn.c_proj": "w_o", "ln_2": "norm2",
@@ -35,10 +35,10 @@ def read_gpt2(source):
     DataError."""
     folder = Path(source)
     is_known = str(source) in PUBLISHED or (folder / "config.json").exists()
-    expect(is_known, f"{source}: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's, "
-           f"or one of {', '.join(PUBLISHED)}")
+    check(is_known, f"{source}: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's, "
+          f"or one of {', '.join(PUBLISHED)}")
     from safetensors.torch import load_file
-    with blame(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
+    with explain_errors(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
             from huggingface_hub import snapshot_download
             folder = Path(snapshot_download(f"openai-community/{source}",
@@ -46,10 +46,10 @@ def read_gpt2(source):
         c = read_json(folder / "config.json")
         for name, value in THEIRS.items():
             found = c.get(name, value)
-            expect(found == value, f"{folder}/config.json: expected GPT-2's {name}={value}, found {found}")
+            check(found == value, f"{folder}/config.json: expected GPT-2's {name}={value}, found {found}")
         inner = 4 * c["n_embd"]
         found = c.get("n_inner") or inner
-        expect(found == inner, f"{folder}/config.json: expected GPT-2's n_inner={inner}, found {found}")
+        check(found == inner, f"{folder}/config.json: expected GPT-2's n_inner={inner}, found {found}")
         weights = {}
         for name, x in load_file(folder / "model.safetensors").items():
             name = name.removeprefix("transformer.")
@@ -69,7 +69,7 @@ def write_gpt2(model, tokenizer, folder):
     c = model.config
     for name, value in OURS.items():
         found = getattr(c, name)
-        expect(found == value, f"{name}={found}: GPT-2's files can only hold {name}={value}")
+        check(found == value, f"{name}={found}: GPT-2's files can only hold {name}={value}")
     weights = {}
     for name, x in model.state_dict().items():
         for theirs, ours in NAMES.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from train import find_device, load_model
-from prepare import blame, encode, expect, run_script, typed
+from prepare import check, encode, explain_errors, parse_options, run_script
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +39,10 @@ def clean(text):
 def rows_of(path):
     """HellaSwag's rows as dicts, its validation set if there is no path."""
     if path:
-        with blame(f"file={path}: HellaSwag's questions cannot be read"):
+        with explain_errors(f"file={path}: HellaSwag's questions cannot be read"):
             return [json.loads(line) for line in Path(path).read_text().splitlines()]
     from datasets import load_dataset
-    with blame("Rowan/hellaswag: cannot be fetched; --file reads questions on this machine"):
+    with explain_errors("Rowan/hellaswag: cannot be fetched; --file reads questions on this machine"):
         return list(load_dataset("Rowan/hellaswag", split="validation"))
 
 
@@ -51,13 +51,13 @@ def questions(path):
     found = []
     for number, row in enumerate(rows_of(path), 1):
         message = f"{path}, row {number}: expected ctx_a, ctx_b, activity_label, four endings, a label"
-        with blame(message):
+        with explain_errors(message):
             context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
             endings = [clean(ending) for ending in row["endings"]]
             right = int(row["label"])
-            expect(len(endings) == 4 and all(endings) and 0 <= right < 4, message)
+            check(len(endings) == 4 and all(endings) and 0 <= right < 4, message)
         found.append((context, endings, right))
-    expect(len(found) > 1, f"file={path}: {len(found)} questions, expected at least two")
+    check(len(found) > 1, f"file={path}: {len(found)} questions, expected at least two")
     return found
 
 
@@ -95,7 +95,7 @@ def score(model, tokenizer, rows, batch_size):
 
 
 def main(argv):
-    options = HellaswagConfig(**typed(argv, __doc__, HellaswagConfig))
+    options = HellaswagConfig(**parse_options(argv, __doc__, HellaswagConfig))
     device = find_device(options.device)
     rows = questions(options.file)
     for source in options.out_dir.split(","):

@@ -69,7 +69,7 @@ def test_gpt2_s_weights_give_gpt2_s_logits(tmp_path, monkeypatch, prefix):
         logits = load_model(source)[0].double()(idx, idx)[0]
         assert torch.allclose(logits, ref_gpt2(w, idx), rtol=1e-11, atol=1e-11)
     assert asked == [("openai-community/gpt2-medium", ["config.json", "model.safetensors"])]
-    with pytest.raises(DataError, match="made with tokenizer=gpt2, now .* has bytes"):
+    with pytest.raises(DataError, match="trained with tokenizer=gpt2, but .* has tokenizer=bytes"):
         train(TrainConfig(init_from=str(tmp_path), data=bytes_corpus(tmp_path)), say=None)
 
 @pytest.mark.parametrize("changes, says", [
