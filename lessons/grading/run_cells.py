@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import grader
@@ -66,6 +65,7 @@ def set_alarm(seconds):
         if in_cell or not raised:
             raised.append(late)
             raise late
+
     # Windows has no setitimer. There only the limit of the whole notebook ends an endless loop.
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)         # cancel the previous alarm
@@ -102,9 +102,15 @@ def shorten_training(steps):
     def short(config, *arguments, **options):
         wanted = config.max_steps or 1000
         length = min(wanted, steps + wanted // 50)      # lesson 6 compares two lengths
-        interval = config.eval_interval or length
-        cut = replace(config, max_steps=length, eval_interval=interval, eval_tokens=1024)
-        return whole(cut, *arguments, **options)
+        limits = {
+            "max_steps": length,
+            "eval_interval": config.eval_interval or length,
+            "eval_tokens": 1024,
+            "final_eval_tokens": 1024,
+        }
+        short_config = train.TrainConfig(**config.options | limits)
+        return whole(short_config, *arguments, **options)
+
     train.train = short
     train.draw_losses = lambda folder: None
 
