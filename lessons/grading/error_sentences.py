@@ -19,8 +19,8 @@ def values_and_indices(name):
             f".{name}(...).values.")
 
 
-TUPLE = ("A tuple stands where a tensor is needed. A function that returns several values gives a "
-         "tuple: pick one, as in logits = model(x, y)[0].")
+TUPLE = ("Something in that line is a tuple. A function that returns several values gives one: "
+         "pick the value that you need, as in logits = model(x, y)[0].")
 ONE_NUMBER = ("One number is needed there, and it got a tensor of several: index the tensor, or "
               "reduce it with mean(), sum() or another function first.")
 ONE_CONDITION = ("`if`, `while`, `and`, `or` and `not` need a single True or False, and here a "
@@ -80,12 +80,12 @@ def wrong_kind(words, line):
         return ONE_NUMBER
     if "Boolean value of Tensor" in words or "truth value of an array" in words:
         return ONE_CONDITION
-    if re.search(r"must be Tensor, not tuple|'tuple' object|tuple indices|not \"tuple\"|'tuple' and|"
-                 r"and 'tuple'", words):
+    if re.search(r"must be Tensor, not tuple|'tuple' object|tuple indices|not \"tuple\"|"
+                 r"'tuple' and|and 'tuple'", words):
         return TUPLE
     if re.search(r"must be Tensor, not list|'list' object has no attribute", words):
-        return ("A list stands where a tensor is needed: torch.tensor makes one of numbers, "
-                "torch.stack one of tensors.")
+        return ("Something in that line is a list. torch.tensor makes a tensor of a list of "
+                "numbers, torch.stack makes one of a list of tensors.")
     if re.search(r"expected Tensor as element \d+ in argument 0, but got (float|int)", words):
         return "torch.stack and torch.cat join tensors. For a list of numbers use torch.tensor."
     if "builtin_function_or_method" in words or "'method'" in words:
@@ -115,7 +115,7 @@ def wrong_shape(words, names):
     if unfit:
         return "Two shapes do not fit together: write down the shape of each part of that line."
     products = ("shapes cannot be multiplied", "to match, but got", "mismatch in its core",
-                "size mismatch", "inconsistent tensor size", "must be equal to or smaller")
+                "size mismatch")
     if any(phrase in words for phrase in products):
         return PRODUCT
     if "stack expects each tensor to be equal size" in words:
@@ -152,6 +152,8 @@ def wrong_call(error, words):
     if type(error) is NameError:
         return ("That name is not defined: is it misspelled, or was the cell that defines it not "
                 "run?")
+    if found := re.search(r"module '(\w+)' has no attribute '(\w+)'", words):
+        return f"There is no {found[1]}.{found[2]}: look up the name of the function."
     if isinstance(error, UnboundLocalError):
         return "A variable is used before it has a value: does the function reach its assignment?"
     if isinstance(error, RecursionError):

@@ -322,11 +322,10 @@ def reduced_too_much(function, ours, theirs):
     """Recognize a single number where a tensor is expected, made by a mean() or sum()."""
     if not len(ours) == len(theirs) == 1 or ours[0].dim() or not theirs[0].dim():
         return []
-    used = used_names(code_of(function)) & REDUCTIONS
-    if not used:
+    if not used_names(code_of(function)) & REDUCTIONS:
         return []
-    return [f"Without an axis, {listed(sorted(used))} reduce over everything. Over which axis is "
-            "it to be?"]
+    return ["Yours is a single number. Without an axis, functions such as mean(), sum() and norm() "
+            "reduce over everything: which axis should stay?"]
 
 
 def other_axis(found, expected, exercise):
