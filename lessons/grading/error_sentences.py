@@ -4,8 +4,11 @@ Say in a sentence what may have caused an error that a student's function raised
 Python's and PyTorch's own messages are printed in any case. The sentences here are for messages
 that beginners find hard to read. If none fits, nothing is said.
 """
+import difflib
 import math
 import re
+
+import torch
 
 from answers import NothingReturned
 
@@ -68,6 +71,9 @@ def wrong_kind(words, line):
         use = f"math.{name} takes one; " if hasattr(math, name) else ""
         return (f"torch's {name} takes a tensor, and here it got a Python number: "
                 f"{use}torch.tensor(x) makes a tensor of it.")
+    first_is_number = rf"^(\w+)\(\) received an invalid combination .* got \({number}[,)]"
+    if found := re.search(first_is_number, words):
+        return f"torch's {found[1]} takes a tensor, and here its first argument is a Python number."
     if found := re.search(rf"'{number}' object has no attribute '(\w+)'", words):
         name = found[2]
         use = f": use math.{name}(x)" if hasattr(math, name) else ""
@@ -105,7 +111,10 @@ def wrong_kind(words, line):
 
 def wrong_shape(words, names):
     """Recognize shapes that do not fit together."""
-    if "Expected target size" in words or "to match target batch_size" in words:
+    if "to match target batch_size" in words:
+        return ("F.cross_entropy needs one target for each row of logits: compare the shapes of "
+                "the two.")
+    if "Expected target size" in words:
         return ("F.cross_entropy needs logits of shape (N, classes) and targets of shape (N,): "
                 "flatten batch and time into one axis in both.")
     unfit = "must match the size of tensor" in words or "broadcast" in words
@@ -143,6 +152,12 @@ def wrong_number(error, words):
                 "similar functions give float32 unless they are told otherwise.")
 
 
+def similar_name(name, owner):
+    """Return the end of a sentence about a misspelled name."""
+    similar = difflib.get_close_matches(name, dir(owner), 1)
+    return f"; did you mean .{similar[0]}?" if similar else "."
+
+
 def wrong_call(error, words):
     """Recognize arguments that do not fit a function, and names that are not defined."""
     if re.search(r"missing \d+ required positional|takes \d+ positional argument", words):
@@ -152,8 +167,10 @@ def wrong_call(error, words):
     if type(error) is NameError:
         return ("That name is not defined: is it misspelled, or was the cell that defines it not "
                 "run?")
-    if found := re.search(r"module '(\w+)' has no attribute '(\w+)'", words):
-        return f"There is no {found[1]}.{found[2]}: look up the name of the function."
+    if found := re.search(r"'Tensor' object has no attribute '(\w+)'", words):
+        return f"A tensor has no .{found[1]}{similar_name(found[1], torch.Tensor)}"
+    if found := re.search(r"module 'torch' has no attribute '(\w+)'", words):
+        return f"There is no torch.{found[1]}{similar_name(found[1], torch)}"
     if isinstance(error, UnboundLocalError):
         return "A variable is used before it has a value: does the function reach its assignment?"
     if isinstance(error, RecursionError):

@@ -68,7 +68,9 @@ def difference(label, found, expected, exercise):
     if isinstance(ours, NothingReturned):
         return str(ours)
     if isinstance(ours, Exception):
-        return f"{type(ours).__name__}: {ours}{ours.line}"
+        # The lines after the first list the arguments that a function of torch takes.
+        message = str(ours).split("\n")[0].removesuffix(", but expected one of:")
+        return f"{type(ours).__name__}: {message}{ours.line}"
     ours, theirs = aligned(ours, expected[label], exercise.parts)
     if [a.shape for a in ours] != [b.shape for b in theirs]:
         words = another_shape(ours, theirs) or one_row_off(ours, theirs)

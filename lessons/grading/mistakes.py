@@ -305,16 +305,26 @@ def one_row_sentence(found, expected, exercise):
     """Say so if the answers to all inputs that are wrong have one row too many, or one too few."""
     rows = set()
     for label, theirs in expected.items():
-        if not isinstance(found[label], Exception):
-            ours, theirs = aligned(found[label], theirs, exercise.parts)
-            if [x.shape for x in ours] != [x.shape for x in theirs]:
-                rows.add(rows_too_many(ours, theirs))
-    if rows == {1}:
-        return ["Yours has one row too many: where does the count begin, and does the loop run "
+        if isinstance(found[label], Exception):
+            continue
+        ours, theirs = aligned(found[label], theirs, exercise.parts)
+        if len(ours) != len(theirs):
+            return []
+        for part, (a, b) in enumerate(zip(ours, theirs)):
+            if a.shape != b.shape:
+                rows.add((part, rows_too_many([a], [b])))
+    if len(rows) != 1:
+        return []
+    part, difference = rows.pop()
+    start = "Yours"
+    if len(theirs) > 1:
+        start = f"{part_names(exercise, len(theirs))[part]}: yours"
+    if difference == 1:
+        return [f"{start} has one row too many: where does the count begin, and does the loop run "
                 "once too often?"]
-    if rows == {-1}:
-        return ["Yours has one row too few: where does the count begin, and does the loop end too "
-                "early?"]
+    if difference == -1:
+        return [f"{start} has one row too few: where does the count begin, and does the loop end "
+                "too early?"]
     return []
 
 

@@ -1315,6 +1315,8 @@ def without_flatten(x):
         (lambda x: [y for y in x.sum()], "A single number stands where several are needed"),
         (lambda x: x[::-1], "x.flip(0) reverses"),
         (lambda x: x[9], "the last of n entries"),
+        (lambda x: x.squre(), "A tensor has no .squre; did you mean .square?"),
+        (lambda x: torch.max(1.0, 2.0), "its first argument is a Python number"),
         (lambda x: undefined_name, "That name is not defined"),  # noqa: F821
         (lambda x, y: x, "with the arguments of the stub"),
     ],
