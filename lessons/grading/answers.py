@@ -1,9 +1,8 @@
 """
-What a function gives: it is called with copies of an exercise's inputs, and what it returns is
-brought into one form.
+Call a function on the inputs of an exercise and bring what it returns into one form.
 
-Answers are compared as lists of tensors. A number, an array, a list of numbers, a generator and a
-stacked tensor in place of a list are taken for what they stand for.
+Answers are compared as lists of tensors. Numbers, NumPy arrays, lists of numbers, generators, and
+one stacked tensor in place of a list are all accepted.
 """
 import inspect
 import linecache
@@ -18,6 +17,7 @@ import torch
 # ---- Calling a function --------------------------------------------------------------------------
 
 def copy(x):
+    """Return a deep copy of tensors, and of dicts, tuples and lists of them."""
     if isinstance(x, torch.Tensor):
         return x.detach().clone().requires_grad_(x.requires_grad)
     if isinstance(x, dict):
@@ -28,10 +28,10 @@ def copy(x):
 
 
 def unchanged(now, before):
-    """Whether an argument holds what it held. What rounding leaves of += and -= is no change."""
+    """Return True if an argument still has its values, up to the rounding of += and -=."""
     if isinstance(before, torch.Tensor):
         now, before = now.detach(), before.detach()
-        return torch.equal(now, before) or close(now, before, 1e-6)  # the first is quick
+        return torch.equal(now, before) or close(now, before, 1e-6)  # the first test is faster
     if isinstance(before, dict):
         same_keys = now.keys() == before.keys()
         return same_keys and all(unchanged(now[key], before[key]) for key in before)
@@ -41,39 +41,52 @@ def unchanged(now, before):
 
 
 def arguments(exercise):
-    """label -> arguments"""
-    return {label: given for label, *given in exercise.inputs(torch.Generator().manual_seed(1337))}
+    """Return a dict: the label of each input -> the list of its arguments."""
+    generator = torch.Generator().manual_seed(1337)
+    return {label: values for label, *values in exercise.inputs(generator)}
 
 
 def answers(function, exercise):
-    """label -> what `function` gives: a list of tensors (one for a row of numbers), or the exception
-    it raised. And a set: the places of the arguments that it has overwritten."""
+    """Call `function` on all inputs of the exercise.
+
+    Return a dict and a set. The dict maps each label to what the function returned, as a list of
+    tensors (a row of numbers is one tensor), or to the exception that it raised. The set has the
+    positions of the arguments that the function changed in place.
+    """
     found, overwritten = {}, set()
-    for label, given in arguments(exercise).items():
-        torch.default_generator.manual_seed(1337)       # torch.manual_seed takes a millisecond more
-        copies = copy(given)
+    for label, inputs in arguments(exercise).items():
+        # Seed the generator directly, because torch.manual_seed takes a millisecond longer.
+        torch.default_generator.manual_seed(1337)
+        copies = copy(inputs)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")         # of a variance of one element, say
+                warnings.simplefilter("ignore")     # for example about one element's variance
                 found[label] = values(function(*copies))
         except Exception as error:
+            # The stubs raise NotImplementedError without a message; torch's own have one.
             is_stub = isinstance(error, NotImplementedError) and not error.args
-            if is_stub:                                 # torch's own come with words
+            if is_stub:
                 raise
             error.line = line_of(function, error)
             found[label] = error
-        overwritten |= {i for i, x in enumerate(copies) if not unchanged(x, given[i])}
+        overwritten |= {i for i, x in enumerate(copies) if not unchanged(x, inputs[i])}
     return found, overwritten
 
 
 def code_of(function):
+    """Return the code object of a Python function, or None."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code if inspect.iscode(code) else None
 
 
 def line_of(function, error):
-    """The last line of the function's own file or notebook that ran before the error, in words."""
-    own, words = getattr(inspect.unwrap(function), "__globals__", None), ""
+    """Return ", line N: source" for the last line of the student's own code before the error.
+
+    The student's own code is what stands in the function's file or notebook. Return "" if no line
+    of it was reached.
+    """
+    own = getattr(inspect.unwrap(function), "__globals__", None)
+    words = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         source = linecache.getline(frame.f_code.co_filename, number).strip()
         if frame.f_globals is own and source:
@@ -81,54 +94,67 @@ def line_of(function, error):
     return words
 
 
-# ---- One form for what it returns ----------------------------------------------------------------
+# ---- One form for what a function returns --------------------------------------------------------
+
+class NothingReturned(TypeError):
+    """A function returned None."""
+
 
 def tensor(x):
-    """x, a number, a tensor, an array, or a list of such that have one shape, as a tensor."""
+    """Return a number, a tensor, an array, or a list of these with one shape as a tensor."""
     if isinstance(x, complex):
-        raise TypeError("a complex number was returned: is it a root of something negative?")
+        raise TypeError("the function returned a complex number: is it a root of a negative one?")
     if x is None:
-        raise TypeError("nothing was returned")
+        raise NothingReturned("the function returned None")
     if isinstance(x, torch.Tensor):
         return x.detach()
     try:
         if isinstance(x, (tuple, list)):
             return torch.stack([tensor(y) for y in x])
         return torch.as_tensor(np.array(x))
+    except NothingReturned:
+        raise
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{x!r:.60} was returned, expected a number or a tensor") from None
+        raise TypeError(f"the function returned {x!r:.60}; expected a number or a tensor") from None
 
 
-def values(given):
-    """What was returned as a list of tensors, or a tuple of one; numbers only make one."""
-    if isinstance(given, Iterator):
-        given = list(given)
-    if not isinstance(given, (tuple, list)):
-        return (tensor(given),)                         # no list: a row in a list is told from a row
-    found = [tensor(x) for x in given]
+def values(returned):
+    """Return the answer as a list of tensors (numbers alone become one), or as a tuple of one
+    tensor.
+
+    A tuple of one stands for an answer that was no list: a row inside a list differs from a row.
+    """
+    if isinstance(returned, Iterator):
+        returned = list(returned)
+    if not isinstance(returned, (tuple, list)):
+        return (tensor(returned),)
+    found = [tensor(x) for x in returned]
     if found and all(x.dim() == 0 for x in found):
         return [torch.stack(found)]
     return found
 
 
-def aligned(given, expected, names):
-    """Both as lists of as many tensors: a stacked tensor is taken for a list, a list of rows for a
-    tensor."""
-    if len(given) == 1 < len(expected) and given[0].dim() and len(given[0]) == len(expected):
-        given = list(given[0])
-    elif len(expected) == 1 and isinstance(given, list) and len({x.shape for x in given}) == 1:
-        rows = torch.stack(given)
+def aligned(answer, expected, names):
+    """Return both as lists of equal length where possible.
+
+    A stacked tensor is accepted for a list, and a list of rows for a tensor. `names` are the names
+    of the exercise's values: a row of that many numbers becomes that many values.
+    """
+    if len(answer) == 1 < len(expected) and answer[0].dim() and len(answer[0]) == len(expected):
+        answer = list(answer[0])
+    elif len(expected) == 1 and isinstance(answer, list) and len({x.shape for x in answer}) == 1:
+        rows = torch.stack(answer)
         if rows.shape == expected[0].shape:
-            given = [rows]
-    if len(expected) == len(given) == 1 and given[0].shape == expected[0].shape == (len(names),):
-        return list(given[0]), list(expected[0])            # numbers that have names
-    return given, expected
+            answer = [rows]
+    if len(expected) == len(answer) == 1 and answer[0].shape == expected[0].shape == (len(names),):
+        return list(answer[0]), list(expected[0])
+    return answer, expected
 
 
-# ---- Whether two are the same --------------------------------------------------------------------
+# ---- Comparing -----------------------------------------------------------------------------------
 
 def gap(a, b):
-    """|a - b| / (1 + |b|), 0 where both are NaN or the same infinity"""
+    """Return |a - b| / (1 + |b|), and 0 where both are NaN or the same infinity."""
     a, b = a.double(), b.double()
     equal = (a.isnan() & b.isnan()) | (a == b)
     off = torch.where(equal, 0.0, (a - b).abs() / (1 + b.abs()))
@@ -136,30 +162,36 @@ def gap(a, b):
 
 
 def close(a, b, tolerance):
+    """Return True if two tensors have one shape and no gap above the tolerance."""
     if a.shape != b.shape:
         return False
     return a.numel() == 0 or gap(a, b).max().item() <= tolerance
 
 
 def near(a, b, tolerance=1e-3):
-    """Whether numbers, or all entries of tensors, agree; never with NaN."""
+    """Return True if two numbers, or all entries of two tensors, agree. NaN never agrees."""
     a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
     return bool(((a - b).abs() <= tolerance * (1 + b.abs())).all())
 
 
-def halves(a, b):
-    """Whether one is of a half-precision dtype that the other has not; no other dtype counts."""
+def half_mismatch(a, b):
+    """Return True if exactly one of the dtypes is float16 or bfloat16, or the two differ in which.
+
+    No other difference between dtypes counts.
+    """
     return a.dtype != b.dtype and bool({a.dtype, b.dtype} & {torch.float16, torch.bfloat16})
 
 
 def same(a, b, tolerance):
-    return close(a, b, tolerance) and not halves(a, b)
+    """Return True if two tensors are close and neither is wrongly in half precision."""
+    return close(a, b, tolerance) and not half_mismatch(a, b)
 
 
-def largest_gap(given, expected):
+def largest_gap(found, expected):
+    """Return the largest |a - b| over all answers to all inputs."""
     largest = 0.0
-    for label in given:
-        for a, b in zip(*aligned(given[label], expected[label], ())):
+    for label in found:
+        for a, b in zip(*aligned(found[label], expected[label], ())):
             if a.numel():
                 off = (a.double() - b.double()).abs().nan_to_num()
                 largest = max(largest, off.max().item())

@@ -1,16 +1,14 @@
 """
-The one picture that every lesson starts with: a GPT's way from tokens to loss, the lesson's own
+Draw the picture that every lesson begins with: a GPT from tokens to loss, with the lesson's own
 part marked.
 
     from diagram import block_diagram
-    block_diagram(3)                                # lesson 3's parts, and the map: you are here
-    block_diagram("norm1", "norm2")                 # parts by name (PARTS has them), no map
-    block_diagram("norm1", without=["head_scale"])  # parts that are left out
+    block_diagram(3)                                # lesson 3's parts, and the map of the lessons
+    block_diagram("norm1", "norm2")                 # parts by name (see PARTS), no map
+    block_diagram("norm1", without=["head_scale"])  # leave parts out
     block_diagram(1, norm1="LayerNorm")             # other words in a box
 
-And the map of where norms can stand, from which lesson 8 sets out:
-
-    placements()
+placements() draws the map of where norms can stand, with which lesson 8 begins.
 """
 from typing import NamedTuple
 
@@ -20,13 +18,14 @@ from matplotlib.patches import Circle, FancyBboxPatch
 
 
 class Part(NamedTuple):
+    """A box of the diagram."""
     row: str
-    place: int                                      # in the row, from the left
+    place: int                                      # position in the row, from the left
     kind: str
     words: str
 
 
-# No architecture has all of the norms and scales.
+# No architecture has all of these norms and scales.
 PARTS = {
     "norm1": Part("attention", 1, "norm", "norm1"),
     "w_qkv": Part("attention", 2, "matrix", "w_qkv"),
@@ -54,14 +53,17 @@ PARTS = {
     "optimizer": Part("end", 6, "step", "AdamW"),
     "project": Part("end", 7, "norm", "norms of\nweights"),
 }
-# Under each of the two branches runs the residual stream.
+# The residual stream runs under each of the two branches.
 HEIGHT = {"attention": 2.45, "under attention": 1.85, "MLP": 1.0, "under MLP": 0.4, "end": -0.55}
 
 
 class Lesson(NamedTuple):
+    """What the diagram of a lesson shows."""
     title: str                                      # on the map
     marked: tuple
-    lacking: tuple = ()                             # what its architecture has not
+    lacking: tuple = ()                             # parts that its architecture does not have
+    words: dict = {}                                # part -> other words in its box
+    step_sizes: bool = False                        # write alpha beside the residual steps
 
 
 PRE_NORMS = ("norm1", "norm2", "norm_f")
@@ -76,12 +78,13 @@ LESSONS = {
     2: Lesson("PowerNorm", PRE_NORMS,
               ("qk_norm", *OF_NORMFORMER, *BRANCH_END, *BEHIND_SUM, *OF_SPHERE)),
     3: Lesson("NormFormer", (*OF_NORMFORMER, "norm_attn", "residual_m"),
-              ("qk_norm", "norm_mlp", *BEHIND_SUM, *OF_SPHERE)),
+              ("qk_norm", "norm_mlp", *BEHIND_SUM, *OF_SPHERE), words={"act": "GELU"}),
     4: Lesson("nGPT", ("qk_norm", *RESIDUALS, *BRANCH_END, *BEHIND_SUM, *OF_SPHERE),
-              (*PRE_NORMS, *OF_NORMFORMER)),
+              (*PRE_NORMS, *OF_NORMFORMER), step_sizes=True),
     5: Lesson("anGPT",
-              ("w_qkv", "w_o", "w_up", "act", "w_down", *RESIDUALS, *BEHIND_SUM, "project"),
-              (*PRE_NORMS, *OF_NORMFORMER, "scale_uz")),
+              ("wte", "w_qkv", "w_o", "w_up", "act", "w_down", "lm_head", *RESIDUALS, *BEHIND_SUM,
+               "project"),
+              (*PRE_NORMS, *OF_NORMFORMER, "scale_uz"), step_sizes=True),
     6: Lesson("the race", ("loss", "optimizer", "project")),
     7: Lesson("what a\nnorm costs", (*PRE_NORMS, "qk_norm", "attend", "project")),
     8: Lesson("write the\nseventh", (*PRE_NORMS, *BEHIND_SUM),
@@ -89,12 +92,13 @@ LESSONS = {
 }
 
 FILL = {"norm": "#cfe8f7", "matrix": "#e6e6e6", "step": "white", "plus": "white"}
-MARK = "#e69f00"                                    # orange and blue: told apart by all eyes
+MARK = "#e69f00"                                    # color-blind readers can tell it from blue
 
 
 # ---- Drawing -------------------------------------------------------------------------------------
 
 def box(ax, x, y, words, kind, marked=False, width=0.9, height=0.42, dashed=False):
+    """Draw a box, or a circle for a residual step, with words in it."""
     style = {"facecolor": FILL[kind], "edgecolor": "black", "linewidth": 0.8, "zorder": 3}
     if marked:
         style["facecolor"] = MARK
@@ -120,10 +124,12 @@ def box(ax, x, y, words, kind, marked=False, width=0.9, height=0.42, dashed=Fals
 
 
 def write(ax, x, y, words, **style):
+    """Write centered text; style changes that."""
     ax.text(x, y, words, **{"ha": "center", "va": "center"} | style)
 
 
 def line(ax, *points, arrow=True):
+    """Draw a line through the points, with an arrow at its end."""
     xs = [x for x, _ in points]
     ys = [y for _, y in points]
     ax.plot(xs, ys, color="black", linewidth=1.1, zorder=1)
@@ -135,10 +141,11 @@ def line(ax, *points, arrow=True):
 # ---- A GPT ---------------------------------------------------------------------------------------
 
 def block_diagram(*marks, without=(), **words):
-    """Draws a GPT with the parts `marks` filled: names of PARTS, or a lesson's number, which adds
-    the map of the eight and leaves out what the lesson's architecture lacks.
+    """Draw a GPT with the parts `marks` filled.
 
-    Keywords change the words in a box: norm1="PowerNorm". Raises ValueError for an unknown part.
+    A mark is a name in PARTS or the number of a lesson. A number also adds the map of the lessons
+    and leaves out the parts that the lesson's architecture does not have. Keywords change the words
+    in a box, as in norm1="PowerNorm". Raise ValueError for an unknown part.
     """
     here = [mark for mark in marks if mark in LESSONS]
     marked = [mark for mark in marks if mark not in LESSONS]
@@ -149,8 +156,9 @@ def block_diagram(*marks, without=(), **words):
     for number in here:
         marked += LESSONS[number].marked
         lacking += LESSONS[number].lacking
+        words = LESSONS[number].words | words
     shown = {name: part for name, part in PARTS.items() if name not in lacking}
-    if "qk_norm" in lacking:                        # rope is still there
+    if "qk_norm" in lacking:                        # the box still has rope
         shown["qk_norm"] = PARTS["qk_norm"]._replace(kind="step", words="rope")
 
     bottom = -1.8 if here else -0.95
@@ -159,8 +167,10 @@ def block_diagram(*marks, without=(), **words):
     ax.axis("off")
     draw_lines(ax, shown)
     for name, part in shown.items():
-        said = words.get(name, part.words)
-        box(ax, part.place, HEIGHT[part.row], said, part.kind, name in marked, height=0.5)
+        text = words.get(name, part.words)
+        box(ax, part.place, HEIGHT[part.row], text, part.kind, name in marked, height=0.5)
+        if part.kind == "plus" and any(LESSONS[number].step_sizes for number in here):
+            write(ax, part.place + 0.24, HEIGHT[part.row] + 0.16, "α", fontsize=11, style="italic")
     box(ax, 8.15, HEIGHT["end"], "norm, scale", "norm", width=0.8, height=0.3)
     box(ax, 9.05, HEIGHT["end"], "here", "norm", marked=True, width=0.8, height=0.3)
     if here:
@@ -171,6 +181,7 @@ def block_diagram(*marks, without=(), **words):
 
 
 def draw_map(ax, here):
+    """Draw the row of lessons under the GPT, with the lessons `here` marked."""
     for number, lesson in LESSONS.items():
         x = 1.28 * (number - 1) - 0.1
         title = f"{number} {lesson.title}"
@@ -178,8 +189,8 @@ def draw_map(ax, here):
 
 
 def draw_lines(ax, shown):
-    """The ways between the boxes of block_diagram, and what is written beside them."""
-    draw_half(ax, "attention", shown, 0, "h, the residual stream (goes round every branch)")
+    """Draw the lines between the boxes of block_diagram, and the words beside them."""
+    draw_half(ax, "attention", shown, 0, "h, the residual stream (passes by every branch)")
     draw_half(ax, "MLP", shown, -0.3, "h, the residual stream")
     first = left_edge("end", shown)
     draw_return(ax, "under attention", 1.43, "under MLP", -0.25, arrow=False)
@@ -195,12 +206,12 @@ def draw_lines(ax, shown):
 
 
 def left_edge(row, shown):
-    """Of the row's first box."""
+    """Return the x of the left edge of the row's first box."""
     return min(part.place for part in shown.values() if part.row == row) - 0.45
 
 
 def draw_half(ax, branch, shown, start, words):
-    """A branch of the block, and the residual stream under it, which begins at `start`."""
+    """Draw a branch of the block and the residual stream under it, which begins at `start`."""
     up = HEIGHT[branch]
     low = HEIGHT["under " + branch]
     line(ax, (0.45, low), (0.45, up), (left_edge(branch, shown), up))
@@ -213,7 +224,7 @@ def draw_half(ax, branch, shown, start, words):
 
 
 def draw_return(ax, row, between, next_row, end, arrow=True):
-    """From a row's right end, at the height `between`, back to the left and into the next row."""
+    """Draw the line from a row's right end, back at the height `between`, into the next row."""
     y = HEIGHT[row]
     low = HEIGHT[next_row]
     right = [(9, y), (9.54, y), (9.54, between)]
@@ -224,14 +235,16 @@ def draw_return(ax, row, between, next_row, end, arrow=True):
 # ---- Where norms can stand -----------------------------------------------------------------------
 
 class Placement(NamedTuple):
+    """A column of the map of placements."""
     where: str
     equation: str
-    branch: dict                                    # a height: what stands there
+    branch: dict                                    # height -> what stands there
     who: tuple
-    behind: str = ""                                # what stands behind the sum
+    behind: str = ""                                # what stands after the sum
 
 
-PLACEMENTS = [                                      # "N?": not all of them have this one
+# "N?" is a norm that only some of the architectures in that column have.
+PLACEMENTS = [
     Placement(
         where="nowhere",
         equation="$h + F(h)$",
@@ -275,10 +288,11 @@ PLACEMENTS = [                                      # "N?": not all of them have
 
 
 def placements():
-    """A Figure: a branch for each place where norms can stand, and the architectures and variants
-    that have them there.
+    """Return a Figure with a column for each place where norms can stand, and the architectures and
+    variants that have them there.
 
-    Time runs down. h passes on the left, the branch F, attention or MLP, on the right.
+    Each column is read from top to bottom: the residual stream h on the left, the branch F
+    (attention or MLP) on the right.
     """
     fig = Figure(figsize=(11.25, 5.85))
     ax = fig.add_axes((0, 0, 1, 1))
@@ -286,13 +300,13 @@ def placements():
     ax.axis("off")
     for column, placement in enumerate(PLACEMENTS):
         draw_placement(ax, 1.8 * column + 0.4, placement)
-    legend = "F: attention or MLP.  N: a norm; dashed: in some of these only."
+    legend = "F: attention or MLP.  N: a norm; dashed: only some of these have it."
     write(ax, 8.9, -2.3, legend, fontsize=9.5, va="baseline", style="italic")
     return fig
 
 
 def draw_placement(ax, stream, placement):
-    """stream: where h passes."""
+    """Draw one column; `stream` is the x of the residual stream."""
     side = stream + 0.75
     middle = stream + 0.45
     write(ax, middle, 5.05, placement.where, fontsize=11, weight="bold")
@@ -311,5 +325,6 @@ def draw_placement(ax, stream, placement):
 
 
 def small_box(ax, x, y, words):
+    """Draw a box of the map of placements."""
     kind = "norm" if words.startswith("N") else "matrix"
     box(ax, x, y, words.rstrip("?"), kind, width=0.6, dashed=words.endswith("?"))

@@ -1,9 +1,9 @@
 """
-Lesson 6, the race: what a speed-up is, what it is worth, how sure it is, and what a scaling law
-says of it.
+The exercises of lesson 6, the race: what a speed-up is, what it is worth, how sure it is, and what
+a scaling law says about it.
 
-Sources: anGPT sections 5.1-5.3, Table 2, Appendices G, H and I; nGPT section 3.1 and A.5. See
-grader.py for the form. The references use elementary operations only and nothing of bench.py.
+Sources: anGPT sections 5.1-5.3, Table 2, Appendices G, H and I; nGPT section 3.1 and A.5. grader.py
+explains the form of an exercise. The references use elementary operations only.
 """
 import math
 from functools import partial
@@ -23,10 +23,10 @@ def numbers(*values):
 # 6.1 --------------------------------------------------------------------------------------------
 
 def budget_inputs(generator):
-    yield "0.5B, 20 tokens a parameter", 505.73e6, 20.0
-    yield "0.5B, seven times as many", 505.73e6, 140.0
-    yield "32M, 10 tokens a parameter", 32.05e6, 10.0
-    yield "a laptop's million, a tenth of a token each", 1.1e6, 0.1
+    yield "0.5B, 20 tokens per parameter", 505.73e6, 20.0
+    yield "0.5B, 140 tokens per parameter", 505.73e6, 140.0
+    yield "32M, 10 tokens per parameter", 32.05e6, 10.0
+    yield "1.1M, 0.1 tokens per parameter", 1.1e6, 0.1
 
 
 def budget(n, ratio):
@@ -38,15 +38,15 @@ BUDGET = Exercise(
     reference=budget, inputs=budget_inputs,
     parts=("tokens", "FLOPs"),
     misconceptions={
-    "That is what one token costs; a run has D of them.":
+    "Your FLOPs are those of one token; a run has D of them.":
         lambda n, tokens: (tokens, 6.0 * n),
-    "Two FLOPs a weight and token is the forward pass alone.":
+    "Two FLOPs per weight and token is the forward pass alone.":
         lambda tokens, FLOPs: (tokens, FLOPs / 3),
-    "That is the backward pass alone.":
+    "Your FLOPs are those of the backward pass alone.":
         lambda tokens, FLOPs: (tokens, FLOPs * 2 / 3),
-    "`ratio` is tokens for each parameter, not the other way.":
+    "`ratio` is the number of tokens per parameter. You use it as parameters per token.":
         lambda n, ratio: budget(n, 1 / ratio),
-    "`ratio` is for one parameter; the run is for all of them.":
+    "You return `ratio` as the tokens. It is per parameter, and the run is for all of them.":
         lambda n, ratio: (ratio, 6.0 * n * ratio),
 })
 
@@ -101,22 +101,23 @@ def by_one_law(target, tokens, losses):
 
 
 REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
-    "Your axis of losses is plain; a power law is straight where both are logarithmic.":
+    "Your axis of losses is linear. A power law is a straight line where both axes are "
+    "logarithmic.":
         partial(tokens_for, y=same),
-    "Your axis of tokens is plain; both are logarithmic.":
+    "Your axis of tokens is linear. Both axes are logarithmic.":
         partial(tokens_for, x=same, back=same),
-    "You go by the last two runs, wherever the loss lies.":
+    "You always use the last two runs, wherever the loss lies.":
         lambda target, tokens, losses: tokens_for(target, tokens[-2:], losses[-2:]),
-    "You go by the first two runs, wherever the loss lies.":
+    "You always use the first two runs, wherever the loss lies.":
         lambda target, tokens, losses: tokens_for(target, tokens[:2], losses[:2]),
-    "Right between the runs. Beyond them np.interp stays where the last one is; the line goes "
-    "on.":
+    "Right between the runs. Beyond them yours stays at the nearest run's tokens, as np.interp "
+    "does; the line continues.":
         np_interp,
-    "np.interp wants its first list ascending, and losses fall.":
+    "np.interp needs its points in ascending order, and losses fall.":
         lambda target, tokens, losses: np_interp(target, tokens.flip(0), losses.flip(0)),
-    "You draw one line from the first run to the last, past those between.":
+    "You draw one line from the first run to the last and skip those between.":
         lambda target, tokens, losses: tokens_for(target, tokens[[0, -1]], losses[[0, -1]]),
-    "You fit one law through all runs; here the two that the loss lies between decide.":
+    "You fit one law through all runs. Only the two runs around the loss count.":
         by_one_law,
 })
 
@@ -127,11 +128,12 @@ ARCH, PLANNED, DONE, LOSS = range(4)                    # the columns
 
 
 def log_rows(generator, plans, gain=1.05, wave=0.1, early=False):
-    """Rows (arch, planned, so far, loss) in any order; plans: (arch, planned, stopped after, row to
-    row).
+    """Return rows (arch, planned, so far, loss) in random order.
 
-    Arch 1 is lower by the factor `gain`; on its way a run is above its line by up to `wave`; with
-    `early` its lowest loss is one before the end.
+    plans has a tuple for each run: (arch, planned tokens, tokens at which it stopped, tokens
+    between two rows). Architecture 1's losses are lower by the factor `gain`. Before its end, a
+    run's loss lies above its final curve by up to the share `wave`. With `early`, each run has its
+    lowest loss shortly before its end.
     """
     rows = []
     for arch, planned, end, every in plans:
@@ -155,10 +157,15 @@ def rows_inputs(generator):
     ]
     yield "two runs each", log_rows(generator, one)
     yield "two seeds each", log_rows(generator, [*one, *one])
-    yield "on the way ahead of a run that ends there", log_rows(generator, one, wave=-0.1)
+    yield "three seeds each", log_rows(generator, [*one, *one, *one])
+    yield "long runs below shorter ones at equal tokens", log_rows(generator, one, wave=-0.1)
+    worse_end = log_rows(generator, one)
+    longest_baseline = (worse_end[:, ARCH] == 0) & (worse_end[:, PLANNED] == 500)
+    worse_end[longest_baseline, LOSS] *= 1.3
+    yield "a longest baseline run that ends above the shorter one", worse_end
     stopped = [(1, 1000, 400, 50), (0, 1000, 900, 50)]
-    yield "two that were stopped", log_rows(generator, [*one, *one, *stopped])
-    yield "two that were stopped shortly before their end", log_rows(
+    yield "two stopped runs", log_rows(generator, [*one, *one, *stopped])
+    yield "runs stopped shortly before their end", log_rows(
         generator, [*one, (0, 500, 480, 20), (1, 500, 480, 20), (1, 100, 95, 5)])
     three = [
         (0, 200, 200, 50),
@@ -167,10 +174,10 @@ def rows_inputs(generator):
         (1, 200, 200, 50),
         (1, 400, 400, 50),
     ]
-    yield "three budgets of one, two of the other", log_rows(generator, three)
-    yield "the other ran longer", log_rows(generator, [*one, (1, 2000, 2000, 100)])
-    yield "the lowest loss not at the end", log_rows(generator, one, early=True)
-    yield "a slower one", log_rows(generator, one, gain=0.97)
+    yield "two budgets against three", log_rows(generator, three)
+    yield "longer runs of architecture 1", log_rows(generator, [*one, (1, 2000, 2000, 100)])
+    yield "lowest losses before the end", log_rows(generator, one, early=True)
+    yield "a slower architecture 1", log_rows(generator, one, gain=0.97)
 
 
 def ends(rows):
@@ -178,23 +185,32 @@ def ends(rows):
 
 
 def means(rows, by, of=torch.mean):
-    """tokens (K,) ascending and for each the mean of the losses."""
+    """Return the budgets (K,), ascending, and the mean loss of each."""
     budgets = rows[:, by].unique()
     losses = [of(rows[rows[:, by] == n, LOSS]) for n in budgets]
     return budgets, torch.stack(losses)
 
 
-def reproduced(rows, *, keep=ends, by=PLANNED, of=torch.mean, reach=tokens_for, goal=-1):
-    """goal: the place of the baseline's budget, and of the loss to be reached."""
+def reproduced(rows, *, keep=ends, by=PLANNED, of=torch.mean, reach=tokens_for, goal=-1,
+               lowest=False, budget_of=0):
+    """Return the factor in tokens.
+
+    keep chooses the rows that count, by is the column of their budgets, of averages over seeds, and
+    reach finds the tokens for a loss. goal is the position of the baseline's budget and of the loss
+    to reach; with lowest it is the baseline's lowest loss instead. budget_of is the architecture
+    whose budget is divided.
+    """
     base = keep(rows[rows[:, ARCH] == 0])
     other = keep(rows[rows[:, ARCH] == 1])
     budgets, targets = means(base, by, of)
     tokens, losses = means(other, by, of)
-    return float(budgets[goal]) / float(reach(float(targets[goal]), tokens, losses))
+    target = targets.min() if lowest else targets[goal]
+    budget = tokens[goal] if budget_of else budgets[goal]
+    return float(budget) / float(reach(float(target), tokens, losses))
 
 
 def longest(rows):
-    """All rows of the longest runs: what they had on their way."""
+    """Return all rows of the longest runs, those before their end included."""
     return rows[rows[:, PLANNED] == ends(rows)[:, PLANNED].max()]
 
 
@@ -220,30 +236,41 @@ def exchanged(rows):
 
 
 REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
-    "You read the other architecture in mid-cosine: on its longest run's way the rate is still "
-    "high, at a run's own end it is not.":
+    "You read losses in the middle of the longest runs. There the learning rate is still high; at "
+    "a run's own end it is not.":
         partial(reproduced, keep=longest, by=DONE),
-    "You compare at equal steps: a ratio of losses. How many tokens apart are equal losses?":
+    "Yours is a ratio of losses at equal tokens. What is the ratio of tokens at equal loss?":
         at_equal_steps,
-    "Percents of loss at the same budget are asked nowhere. With how many tokens is the same "
-    "loss reached?":
+    "Yours is how many percent lower the loss is at the same budget. What is the ratio of tokens "
+    "at equal loss?":
         partial(at_equal_steps, worth=True),
-    "The better of two seeds is luck: all of them count.":
+    "You take the best seed of each budget, which is partly luck. Average over all seeds.":
         partial(reproduced, of=torch.min),
-    "One seed of several is left in yours.":
+    "You use one seed of several. Average over all seeds of a budget.":
         partial(reproduced, of=lambda losses: losses[0]),
-    "Rows on the way count in yours as if runs had ended there. At a run's end, so far is what "
-    "was planned.":
+    "You take the median over seeds. They count alike: take the mean.":
+        partial(reproduced, of=torch.median),
+    "You count rows as ends although the run had not ended there. At a run's end, the tokens so "
+    "far equal those planned.":
         partial(reproduced, keep=same, by=DONE),
-    "You take the baseline's shortest budget, and the loss there. The longest was asked for.":
+    "You average all rows of a run. Only its last row counts, and only if the run is complete.":
+        partial(reproduced, keep=same),
+    "You take the lowest loss of all rows with a budget. Only the ends of complete runs count, and "
+    "seeds are averaged.":
+        partial(reproduced, keep=same, of=torch.min),
+    "You take the baseline's shortest budget and the loss there. Take its longest.":
         partial(reproduced, goal=0),
-    "You take a budget at which somebody ran. `tokens_for` finds what lies between two.":
+    "You aim at the baseline's lowest loss. Aim at the loss of its longest budget.":
+        partial(reproduced, lowest=True),
+    "You divide architecture 1's longest budget. Divide the baseline's.":
+        partial(reproduced, budget_of=1),
+    "You take a budget of one of the runs. `tokens_for` also finds what lies between two.":
         partial(reproduced, reach=first_below),
-    "Those are tokens; the baseline's over these is the factor.":
+    "Yours is a number of tokens. The factor is the baseline's tokens divided by these.":
         tokens_reached,
-    "You go to architecture 1's last loss. The one to be reached is the baseline's.":
+    "You aim at architecture 1's last loss. The loss to reach is the baseline's.":
         lambda rows: 1 / exchanged(rows),
-    "In your answer architecture 1 is the baseline: column 0 says 0 for it.":
+    "You take architecture 1 for the baseline. The baseline has a 0 in column 0.":
         exchanged,
 })
 
@@ -259,7 +286,7 @@ def time_inputs(generator):
         (1.05, 9.6),
         (1.3, 0.0))
     for factor, percent in cases:
-        yield f"{factor:g} times fewer tokens, {percent:g}% more a step", factor, percent
+        yield f"{factor:g} times fewer tokens, {percent:g}% longer steps", factor, percent
 
 
 def of_speed(speed):
@@ -274,30 +301,29 @@ IN_TIME = Exercise(
     reference=in_time, inputs=time_inputs,
     parts=("factor", "saved"),
     misconceptions={
-    "You subtract percents of two different things: tokens, and the time of each.":
+    "You subtract percentages of two different things: the tokens, and the time per token.":
         lambda factor, percent: of_speed(factor - percent / 100),
-    "A step that takes a quarter longer is not one of which a quarter is lost: with 100% nothing "
-    "would be left.":
+    "A step that takes 25% longer does not lose 25% of the speed: with 100%, nothing would be "
+    "left.":
         lambda factor, percent: of_speed(factor * (1 - percent / 100)),
-    "A dearer step makes yours faster.":
+    "In yours, a more expensive step makes it faster.":
         lambda factor, percent: of_speed(factor * (1 + percent / 100)),
-    "Percents are hundredths.":
+    "`percent` is in percent: divide it by 100.":
         lambda factor, percent: of_speed(factor / (1 + percent)),
-    "The factor is right. But who is twice as fast does not save 100% of the time.":
+    "The factor is right. But twice as fast does not save 100% of the time.":
         lambda right: (right[0], 100 * (right[0] - 1)),
-    "You have the share of the tokens that is saved. The time is asked for.":
+    "You give the percentage of tokens that is saved. The exercise asks for the time.":
         lambda right, factor: (right[0], 100 * (1 - 1 / factor)),
-    "The factor is right. From the tokens saved you took the step's percents: those are percents "
-    "of what is left.":
+    "The factor is right. You subtract the step's percentage from the tokens saved, but it is a "
+    "percentage of the tokens that are left.":
         lambda right, factor, percent: (right[0], 100 * (1 - 1 / factor) - percent),
-    "That is the time that is left, not what is saved.":
+    "You give the time that is left, not the time that is saved.":
         lambda right: (right[0], 100 / right[0]),
-    "What a step costs does not enter.":
+    "Your answer does not depend on the time of a step.":
         lambda factor: of_speed(factor),
-    "You cut what is saved off at 0. Who is slower saves less than nothing: a negative number.":
+    "You cut the saving off at 0. A slower architecture has a negative one.":
         lambda right: (right[0], max(0.0, right[1])),
-    "You give the size of what is saved. Who is slower saves less than nothing: a negative "
-    "number.":
+    "You drop the sign of the saving. A slower architecture has a negative one.":
         lambda right: (right[0], abs(right[1])),
 })
 
@@ -322,32 +348,30 @@ def baseline_share(weak, strong):
     return worth, math.log(worth) / math.log(weak)
 
 
-                   # divides by 0 where strong is 1
-
-
 SHARE = Exercise(
     reference=baseline_share, inputs=share_inputs,
     parts=("worth", "share"),
     misconceptions={
-    "Factors follow one another: they multiply. You take one from the other.":
+    "One factor comes after the other, so they multiply. You subtract them.":
         lambda weak, strong, share: (weak - strong, share),
-    "A share of the excess over 1 adds up only where factors add. What turns a product into a "
-    "sum?":
+    "You take the share of the excess over 1. Such shares add up to 1 only if the factors add, but "
+    "they multiply. What turns a product into a sum?":
         lambda weak, strong, worth: (worth, (weak - strong) / (weak - 1)),
-    "You divide a difference by `weak`: where the architecture adds nothing your share is not 1.":
+    "You divide a difference by `weak`, so your share is not 1 where the architecture adds "
+    "nothing.":
         lambda weak, strong, worth: (worth, (weak - strong) / weak),
-    "You divide the two factors as they are: where nothing comes from the baseline yours is not "
-    "0.":
+    "You divide the factors themselves, so your share is not 0 where the baselines are equally "
+    "good.":
         lambda strong, worth: (worth, 1 / strong),
-    "A share of which whole? You divide by the architecture's part.":
+    "You divide by the architecture's part. Divide by the whole.":
         lambda strong, worth: (worth, math.log(worth) / math.log(strong)),
-    "The logarithm is a good idea; now its share of the whole one's.":
+    "The logarithm is a good idea. Now divide it by the logarithm of the whole.":
         lambda worth: (worth, math.log(worth)),
-    "You give the size of the share. A strong baseline that is worth less than the weak one has "
-    "a share below 0.":
+    "You drop the sign of the share. It is negative if the strong baseline is worse than the weak "
+    "one.":
         lambda worth, share: (worth, abs(share)),
-    "You keep the share between 0 and 1. It is above 1 where the architecture is behind the "
-    "strong baseline.":
+    "You keep the share between 0 and 1. It is above 1 if the architecture is behind the strong "
+    "baseline.":
         lambda worth, share: (worth, min(1.0, max(0.0, share))),
 })
 
@@ -356,19 +380,22 @@ SHARE = Exercise(
 
 def rate_inputs(generator):
     rates = numbers(5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
-    yield "five rates", rates, numbers(1.50, 1.43, 1.40, 1.41, 1.47)
-    yield "three rates, unevenly spaced", numbers(1e-3, 2e-3, 1e-2), numbers(1.42, 1.40, 1.60)
-    yield "the lowest loss at the highest rate", rates[:3], numbers(1.50, 1.43, 1.40)
-    yield "the lowest loss at the lowest rate", rates[2:], numbers(1.40, 1.41, 1.47)
+    yield "five learning rates", rates, numbers(1.50, 1.43, 1.40, 1.41, 1.47)
+    uneven = numbers(1e-3, 2e-3, 1e-2)
+    yield "three learning rates, unevenly spaced", uneven, numbers(1.42, 1.40, 1.60)
+    yield "the lowest loss at the highest learning rate", rates[:3], numbers(1.50, 1.43, 1.40)
+    yield "the lowest loss at the lowest learning rate", rates[2:], numbers(1.40, 1.41, 1.47)
+    yield "a flat side", rates, numbers(1.50, 1.43, 1.40, 1.404, 1.42)
     yield "a steep end", rates, numbers(2.60, 1.70, 1.41, 1.40, 1.44)
     diverged = numbers(1.45, 1.40, 1.41, 1.70, math.inf)
-    yield "a run that diverged, not beside the best", rates, diverged
-    yield "the rate above the best diverged", rates[:4], numbers(1.50, 1.43, 1.40, math.inf)
-    yield "the same, but the next did not", rates, numbers(1.50, 1.43, 1.40, math.inf, 1.90)
+    yield "a diverged run, not next to the best", rates, diverged
+    yield "a diverged run next to the best", rates[:4], numbers(1.50, 1.43, 1.40, math.inf)
+    yield ("a diverged run between the best and another", rates,
+           numbers(1.50, 1.43, 1.40, math.inf, 1.90))
 
 
 def vertex(x, y):
-    """The lowest point of the parabola through three points."""
+    """Return the lowest point of the parabola through three points."""
     first = (y[1] - y[0]) / (x[1] - x[0])
     second = (y[2] - y[1]) / (x[2] - x[1])
     bend = (second - first) / (x[2] - x[0])
@@ -378,13 +405,13 @@ def vertex(x, y):
 
 
 def vertex_if_even(x, y):
-    """The lowest point if the three stood equally far apart."""
+    """Return what would be the lowest point if the three were equally far apart."""
     share = (y[0] - y[2]) / (y[0] - 2 * y[1] + y[2]) / 2
     return x[1] + share * (x[2] - x[1]), y[1] - share * (y[0] - y[2]) / 4
 
 
 def best_rate(rates, losses, *, to=math.log, back=math.exp, finite=False, through=vertex):
-    """finite: whether runs that diverged are left out."""
+    """Return the best learning rate and its loss. With finite, leave out runs that diverged."""
     points = []
     for rate, loss in zip(rates, losses):
         if not finite or math.isfinite(loss):
@@ -399,7 +426,7 @@ def best_rate(rates, losses, *, to=math.log, back=math.exp, finite=False, throug
 
 
 def tried(rates, losses, rate):
-    """The best rate that was tried and its loss; nan where `rate` is."""
+    """Return the best learning rate that was tried and its loss, or nan where `rate` is nan."""
     if math.isnan(rate):
         return math.nan, math.nan
     return float(rates[losses.argmin()]), float(losses.min())
@@ -423,37 +450,54 @@ def through_all(rates, losses, rate):
     return math.exp(-b / (2 * a)), c - b * b / (4 * a)
 
 
+def three_lowest(rates, losses, rate):
+    """Fit the parabola to the three lowest losses; nan where `rate` is nan."""
+    if math.isnan(rate):
+        return math.nan, math.nan
+    order = losses.argsort()[:3].sort().values
+    x, y = rates[order].log().tolist(), losses[order].tolist()
+    low, loss = vertex(x, y)
+    return math.exp(low), loss
+
+
 RATE = Exercise(
     reference=best_rate, inputs=rate_inputs,
     parts=("rate", "loss"),
     misconceptions={
-    "You give the best rate that was tried, even at an edge, where nobody knows what is beyond.":
+    "You return the best learning rate that was tried, even at an edge, where the search is not "
+    "finished.":
         lambda rates, losses: (rates[losses.argmin()], losses.min()),
-    "You see the edges. But between the rates that were tried there may be a better one.":
+    "The unfinished searches are right. But the best learning rate may lie between those that "
+    "were tried.":
         tried,
-    "Your parabola stands over the plain rate; rates that double are equally far apart in the "
-    "logarithm.":
+    "Your parabola is one over the learning rate itself. Take its logarithm: learning rates that "
+    "double are equally far apart there.":
         partial(best_rate, to=same, back=same),
-    "Your parabola goes near all points: steep ends pull it away from the lowest three.":
+    "You fit the parabola to all points. Take only the lowest one and its two neighbours.":
         through_all,
-    "You leave out what diverged; beside the best rate it is an edge, too.":
+    "You leave out runs that diverged. Next to the best learning rate, such a run means that the "
+    "search is not finished.":
         partial(best_rate, finite=True),
-    "The rate is right. The loss should be the parabola's there, not a run's.":
+    "The learning rate is right. The loss should be the parabola's there, not a run's.":
         lambda rates, losses, rate: (rate, tried(rates, losses, rate)[1]),
-    "Your formula is for rates that are equally far apart. Not all are.":
+    "Your formula holds for equally spaced points. Not all of these are equally spaced.":
         partial(best_rate, through=vertex_if_even),
-    "The loss is right. The rate lies on the other side of the best run: a sign.":
+    "The loss is right. The learning rate lies on the wrong side of the best run: look at a sign.":
         mirrored,
-    "Your parabola goes through the logarithms of the losses. Only the rate has one.":
+    "You take the logarithm of the losses, too. Only the learning rate needs one.":
         of_log_losses,
+    "You take the three lowest losses. Take the lowest one and its two neighbours.":
+        three_lowest,
+    "Your logarithm has base 10, and the way back is exp().":
+        partial(best_rate, to=math.log10),
 })
 
 
 # 6.7 --------------------------------------------------------------------------------------------
 
 def table_of(first, **seeds):
-    """Losses (rates, 3): the first seed's at all rates, others' in rows given as r1=(.., ..), else
-    nan."""
+    """Return losses (settings, 3): the first seed has all settings, the others those given as
+    r1=(.., ..), and nan stands for the rest."""
     losses = torch.full((len(first), 3), math.nan, dtype=torch.float64)
     losses[:, 0] = numbers(*first)
     for name, others in seeds.items():
@@ -469,15 +513,15 @@ def lead_inputs(generator):
     other = table_of(
         (1.130, 1.117, 1.128, 1.155),
         r1=(1.122, 1.126))
-    yield "a lead that a search takes back", base, other, 1
+    yield "a lead that the search takes back", base, other, 1
     slower = other + numbers(0.02, 0.01, 0.03, 0.05)[:, None]
-    yield "the built-in rate is the best of both", slower, other, 1
+    yield "a built-in setting that is best for both", slower, other, 1
     high = table_of(
         (1.19, 1.14, 1.12, 1.10),
         r0=(1.20, 1.18),
         r3=(1.14, 1.15))
-    yield "the best of both at other rates", base, high, 1
-    yield "the other alone is searched in vain", high, other, 1
+    yield "best settings other than the built-in one", base, high, 1
+    yield "a search that only helps the baseline", high, other, 1
     lucky = table_of(
         (1.100, 1.099, 1.120),
         r0=(1.103, 1.108),
@@ -488,7 +532,7 @@ def lead_inputs(generator):
         r0=(1.116, 1.112),
         r1=(1.108, 1.112),
         r2=(1.10, 1.09))
-    yield "more seeds than one at all rates", lucky, steady, 0
+    yield "several seeds at every setting", lucky, steady, 0
 
 
 def first_seed(losses):
@@ -501,7 +545,7 @@ def mean_of_seeds(row):
 
 def leads(baseline, other, built_in, *, best=first_seed, of=mean_of_seeds, first=True,
           second=True):
-    """first, second: whether the baseline and the other are searched."""
+    """Return both leads. first, second: whether the baseline and the other are searched."""
     built = of(baseline[built_in]) - of(other[built_in])
     rows = [built_in, built_in]
     if first:
@@ -532,24 +576,27 @@ LEADS = Exercise(
     reference=leads, inputs=lead_inputs,
     parts=("built-in", "searched"),
     misconceptions={
-    "Your search is for the other side only: the baseline keeps the rate that was built in.":
+    "You search for the other architecture only. The baseline keeps its built-in setting in yours.":
         partial(leads, first=False),
-    "Your search is for the baseline only. Each side gets its own best rate.":
+    "You search for the baseline only. Each side gets its own best setting.":
         partial(leads, second=False),
-    "You give the other architecture the baseline's best rate. It has one of its own.":
+    "You give the other architecture the baseline's best setting. It has one of its own.":
         at_one_rate,
-    "The lowest of many runs is partly luck, and who ran more has more of it: choose with the "
-    "first seed, then average.":
+    "You take the lowest of all runs, which is partly luck, the more so the more runs there are. "
+    "Choose the setting with the first seed, then average over seeds.":
         partial(leads, best=lowest_run, of=lowest_of),
-    "The seed that chose the rate is the only one in yours, and it was lucky there: average over "
-    "all seeds.":
+    "You use the first seed only. It chose the setting and was lucky there: average over all "
+    "seeds.":
         partial(leads, of=lambda row: row[0]),
-    "nan stands where no run was made: average over those that are there.":
+    "For the best settings you use the first seed only. It chose them and was lucky there: average "
+    "over all seeds.":
+        lambda baseline, other, right: (right[0], baseline[:, 0].min() - other[:, 0].min()),
+    "nan stands for a run that was not made: average over the others.":
         partial(leads, of=torch.mean),
-    "You choose by means, some over one seed and some over three. The first seed ran at every "
-    "rate.":
+    "You choose the setting by means, some over one seed and some over three. Choose by the first "
+    "seed, which ran at every setting.":
         partial(leads, best=lowest_mean),
-    "Your second number is a mean over good rates and bad ones.":
+    "Your second number is a mean over all settings. Take each side's best one.":
         lambda baseline, other, right: (right[0], baseline.nanmean() - other.nanmean()),
 })
 
@@ -563,8 +610,8 @@ def law_inputs(generator):
 
     yield "a law without noise", *noisy(numbers(1e6, 2e6, 4e6), 20.0, 0.2, 0.0)
     yield "five runs with noise", *noisy(numbers(1e6, 2e6, 4e6, 8e6, 1.6e7), 20.0, 0.2, 0.05)
-    yield "FLOPs of a laptop", *noisy(1e12 * numbers(1.0, 2.0, 4.0), 300.0, 0.18, 0.03)
-    yield "FLOPs of a cluster", *noisy(10.0 ** numbers(17, 18, 19, 20, 21), 25.0, 0.05, 0.02)
+    yield "a laptop's FLOPs", *noisy(1e12 * numbers(1.0, 2.0, 4.0), 300.0, 0.18, 0.03)
+    yield "a cluster's FLOPs", *noisy(10.0 ** numbers(17, 18, 19, 20, 21), 25.0, 0.05, 0.02)
 
 
 def power_law(c, losses):
@@ -581,17 +628,17 @@ LAW = Exercise(
     reference=power_law, inputs=law_inputs,
     parts=("A", "a"),
     misconceptions={
-    "That is a straight line through the losses as they are.":
+    "You fit a straight line to C and L themselves. The law is a line in their logarithms.":
         straight,
-    "You took the logarithm of C, not of L.":
+    "You take the logarithm of C, but not of L.":
         partial(straight, x=torch.log),
-    "You took the logarithm of L, not of C.":
+    "You take the logarithm of L, but not of C.":
         partial(straight, y=torch.log, level=torch.exp),
     "You use the first and the last run only.":
         lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
-    "Two kinds of logarithm: one on the way in, another one on the way out.":
+    "Your logarithms have base 10, and the way back is exp().":
         partial(straight, x=torch.log10, y=torch.log10, level=torch.exp),
-    "A is the loss of the law at C = 1, not that of a run.":
+    "Your A is the loss of a run. A is the loss of the law at C = 1.":
         lambda losses, a: (losses[0], a),
 })
 
@@ -602,7 +649,7 @@ def table_inputs(generator):
     yield "GPT+ at 1e21 FLOPs", 13.408079, 0.466271, 0.336617, 0.465600, 1e21
     yield "anGPT at 1e21 FLOPs", 9.727337, 0.473190, 0.650506, 0.451378, 1e21
     yield "GPT+ at 1e17 FLOPs", 13.408079, 0.466271, 0.336617, 0.465600, 1e17
-    yield "a pair of laws that fits", 1.8257418583505538, 0.5, 0.09128709291752769, 0.5, 1e19
+    yield "a pair of laws with 6ND = C", 1.8257418583505538, 0.5, 0.09128709291752769, 0.5, 1e19
 
 
 def table(d0, a_d, n0, a_n, c):
@@ -615,15 +662,17 @@ TABLE = Exercise(
     reference=table, inputs=table_inputs,
     parts=("sum", "6ND/C", "D/N"),
     misconceptions={
-    "The laws' first numbers, D0 and N0, do not enter, or not as factors.":
+    "You do not use D0 and N0, or not as factors.":
         lambda a_d, a_n, c: table(1.0, a_d, 1.0, a_n, c),
-    "You gave D the exponent of N.":
+    "You give D the exponent of N, and N that of D.":
         lambda d0, a_d, n0, a_n, c: table(d0, a_n, n0, a_d, c),
-    "You take D from C = 6ND, so that your check cannot fail: D has a law of its own.":
+    "Your powers of C have the wrong sign: D and N grow with C.":
+        lambda d0, a_d, n0, a_n, c: (a_d + a_n, *table(d0, -a_d, n0, -a_n, c)[1:]),
+    "You take D from C = 6ND, so your check cannot fail. D has a law of its own.":
         lambda right, n0, a_n, c: (right[0], 1.0, c / 6 / (n0 * c ** a_n) ** 2),
-    "For D / N you take D from C = 6ND. Its own law says another D.":
+    "For D / N you take D from C = 6ND. Take it from its own law.":
         lambda right, n0, a_n, c: (right[0], right[1], c / 6 / (n0 * c ** a_n) ** 2),
-    "The arguments come as d0, a_d, n0, a_n, c: first the law of D, then that of N.":
+    "The arguments are d0, a_d, n0, a_n, c: first the law of D, then that of N.":
         lambda d0, n0, a_d, a_n, c: table(d0, a_d, n0, a_n, c),
 })
 
@@ -631,12 +680,12 @@ TABLE = Exercise(
 # 6.10 -------------------------------------------------------------------------------------------
 
 def exponent_inputs(generator):
-    yield "Table I.1's for D", 0.466271, 0.473190, 1.08e-6, 1.11e-6, 0.01
+    yield "the exponents for D in Table I.1", 0.466271, 0.473190, 1.08e-6, 1.11e-6, 0.01
     yield "a difference with p = 0.073", 0.050, 0.0526532, 1.08e-6, 1.11e-6, 0.002
-    yield "the same, and a wide margin", 0.0526532, 0.050, 1.08e-6, 1.11e-6, 0.01
+    yield "the same with a wide margin", 0.0526532, 0.050, 1.08e-6, 1.11e-6, 0.01
     yield "three seeds each: wide errors", 0.21, 0.18, 4e-4, 9e-4, 0.02
-    yield "clearly different, and all the same close", 0.2, 0.201, 1e-8, 4e-8, 0.005
-    yield "equal, as far as one can see", 0.2, 0.2, 1e-4, 1e-5, 0.005
+    yield "clearly different, but close", 0.2, 0.201, 1e-8, 4e-8, 0.005
+    yield "no difference measured", 0.2, 0.2, 1e-4, 1e-5, 0.005
     yield "clearly lower, and not close", 0.21, 0.18, 1e-6, 4e-6, 0.01
 
 
@@ -666,30 +715,30 @@ COMPARE = Exercise(
     reference=compare, inputs=exponent_inputs,
     parts=PARTS,
     misconceptions={
-    "Not rejected is not equal: few or noisy runs reject nothing. What does the interval leave "
-    "open?":
+    "You call them equal if p is above 0.05. But a large p may also mean few or noisy runs. Does "
+    "the whole interval lie within the margin?":
         lambda right, p: (*right[:4], float(p > 0.05)),
-    "Your interval only has to touch the margins. When is all of it between them?":
+    "You call them equal if the interval touches the range from -margin to margin. The whole "
+    "interval must lie in it.":
         touching,
-    "A p-value asks whether 0 is possible. Whether the two are close enough is another question.":
+    "You call them equal if p is below 0.05. A p-value tells whether a difference of 0 is "
+    "plausible, not whether the two are close.":
         lambda right, p: (*right[:4], float(p < 0.05)),
-    "The best guess of the difference is small; how sure is it?":
+    "You only ask whether b - a lies within the margin. The whole interval must.":
         lambda right, a, b, margin: (*right[:4], float(abs(b - a) <= margin)),
-    "Variances are squares of errors.":
+    "A standard error is the root of a variance.":
         partial(compare, error=lambda v, w: v + w),
-    "You add the errors, as if both always erred to opposite sides. What adds up for independent "
-    "numbers?":
+    "You add the standard errors. For independent numbers, what adds up?":
         partial(compare, error=lambda v, w: v ** 0.5 + w ** 0.5),
-    "Both are uncertain; you use the first one's variance only.":
+    "You use the variance of a only. Both are uncertain.":
         partial(compare, error=lambda v, w: v ** 0.5),
-    "The interval is to be that of the difference.":
+    "Your interval has the right width, but its middle is not b - a.":
         lambda z, p, low, high, a: (z, p, low + a, high + a, 0.0),
-    "Your interval is the one of z. It is to be that of the difference, 1.96 standard errors to "
-    "each side.":
+    "Your interval is that of z. Give that of b - a, 1.96 standard errors to each side.":
         lambda z, p: (z, p, z - 1.96, z + 1.96, 0.0),
-    "z has a sign: which exponent is the larger?":
+    "z has a sign: which exponent is larger?":
         lambda z, right: (abs(z), *right[1:]),
-    "Yours is a - b all the way. It is b - a which is asked for, in z and in the interval.":
+    "You compute a - b. The exercise asks for b - a, in z and in the interval.":
         lambda a, b, var_a, var_b, margin: compare(b, a, var_a, var_b, margin),
 })
 
@@ -711,7 +760,7 @@ def draw_inputs(generator):
 
 
 def bootstrap(tokens, baseline, losses, draws, *, of=torch.mean, mine=True, base=True):
-    """mine, base: whether the seeds of the one and the other are drawn."""
+    """Return a factor per draw. mine, base: whether to draw seeds of `losses` and of `baseline`."""
     found = []
     for draw in draws:
         target = baseline
@@ -745,32 +794,31 @@ def geometric_mean(losses):
 
 
 BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions={
-    "The baseline has seeds, too; in yours it is known exactly.":
+    "You do not draw the baseline's seeds. It is uncertain, too.":
         partial(bootstrap, base=False),
-    "Only the baseline's seeds are drawn in yours; the other architecture has as many that might "
-    "have come out differently.":
+    "You draw the baseline's seeds only. The other architecture is uncertain, too.":
         partial(bootstrap, mine=False),
-    "You draw factors that each rest on one seed. Average the losses first, then one factor.":
+    "You compute a factor per seed and average the factors. Average the losses first, then "
+    "compute one factor.":
         factors_of_seeds,
-    "You average the logarithms of the losses. The mean is one of the losses themselves.":
+    "You average the logarithms of the losses. Average the losses themselves.":
         partial(bootstrap, of=geometric_mean),
-    "You divide the shortest budget, tokens[0]. The baseline's longest runs had tokens[-1].":
+    "You divide tokens[0], the shortest budget. Divide tokens[-1].":
         lambda right, tokens: right * tokens[0] / tokens[-1],
     "You use the first seed of each draw only.":
         lambda tokens, baseline, losses, draws: bootstrap(tokens, baseline, losses, draws[:, :1]),
-    "The draws do not enter: all of your factors are the same.":
+    "You do not use the draws, so all of your factors are equal.":
         each_seed_once,
-    "A seed that was drawn twice counts twice.":
+    "You drop repeated seeds. A seed that was drawn twice counts twice.":
         repeats_dropped,
-    "Those are tokens; the factor compares them with the longest runs'.":
+    "Yours are numbers of tokens. The factor is tokens[-1] divided by these.":
         lambda right, tokens: tokens[-1] / right,
-    "The numbers are right, their order is not: one for each draw, in the draws' order.":
+    "The numbers are right, their order is not. Keep the order of the draws.":
         lambda right: right.sort().values,
 })
 
 
-# What holds of every right answer: said where none of the known mistakes fits -------------------
-
+# ---- Properties of every right answer, for answers that no known mistake explains ----------------
 
 def between_neighbours(y, rates, losses):
     i = losses.argmin()
@@ -798,7 +846,7 @@ def luck_inputs(generator):
 
 
 def wrong_winner(a, b, mine, theirs, true, *, centre=torch.mean, of=torch.mean, apart=1):
-    """apart: of the true difference, with its sign."""
+    """Return the share of comparisons that b wins. apart: how many times `true` b is worse."""
     a = a - centre(a)
     b = b - centre(b) + apart * true
     wins = []
@@ -816,138 +864,149 @@ def run_against_run(a, b, mine, theirs, true):
 
 
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
-    "You add `true` to the difference that the stored means have. Take both means away before.":
+    "You add `true` to the difference that the means have already. Subtract both means first.":
         as_stored_and_apart,
-    "You count the comparisons that the better architecture wins. Asked is how often the other "
-    "does.":
+    "You give the share that the better architecture wins. The exercise asks for that of the "
+    "other.":
         lambda right: 1 - right,
-    "In yours b is better by `true`: its losses are to be higher.":
+    "In yours, b is better by `true`. Its losses should be higher.":
         partial(wrong_winner, apart=-1),
-    "Your two are equally good. b is to be worse by `true`.":
+    "In yours, both are equally good. b should be worse by `true`.":
         partial(wrong_winner, apart=0),
-    "Your two lie twice as far apart as they should: move one of them by `true`.":
+    "In yours, b is worse by twice `true`.":
         partial(wrong_winner, apart=2),
-    "You compare single runs. A comparison is between two means, each over the seeds of a row.":
+    "You compare single runs. Compare two means, each over the runs of a row.":
         run_against_run,
-    "You compare the first run of each row only. Average over the row's seeds.":
+    "You use the first run of each row only. Average over the row.":
         lambda a, b, mine, theirs, true: wrong_winner(a, b, mine[:, :1], theirs[:, :1], true),
-    "Both draw the same runs in yours: b has a table of its own.":
+    "You use `mine` for b, too. The runs of b are in `theirs`.":
         lambda a, b, mine, true: wrong_winner(a, b, mine % len(b), mine % len(b), true),
-    "You count comparisons. Asked is their share, from 0 to 1.":
+    "You give the number of comparisons. Give their share, from 0 to 1.":
         lambda right, mine: right * len(mine),
-    "You compare medians of seeds. A race compares means.":
+    "You compare medians over seeds. Compare means.":
         partial(wrong_winner, of=torch.median),
-    "You compare the best seeds. A race compares means.":
+    "You compare the best seeds. Compare means.":
         partial(wrong_winner, of=torch.min),
-    "You move medians to 0 and `true`. The true difference is one of means.":
+    "You move the medians to 0 and `true`. Move the means.":
         partial(wrong_winner, centre=torch.median)})
 
 
 PROPERTIES = {
     "6.1": {
-        "Your tokens over the parameters are not `ratio`.":
+        "Your tokens divided by the parameters are not `ratio`.":
             lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
-        "Your FLOPs over tokens and parameters are not 6: see the formula in the text.":
+        "Your FLOPs divided by tokens and parameters are not 6: see the formula in the text.":
             lambda y, n: near(y[1] / y[0] / n, 6, 1e-6)},
     "6.2": {
         "At a loss that a run has, the answer is that run's tokens. Yours is not.":
             lambda y, target: target != 1.7 or near(y, 2e6),
-        "A loss between two runs lies between their tokens.":
+        "For a loss between those of two runs, the answer lies between their tokens. Yours does "
+        "not.":
             lambda y, target: target != 1.6 or 2e6 < y < 4e6,
-        "A loss below all needs more tokens than all.":
-            lambda y, target: target != 1.3 or y > 8e6,
-        "A loss above all needs fewer tokens than all.":
-            lambda y, target: target != 2.4 or y < 1e6,
+        "A loss below those of all runs needs more tokens than all of them. Yours needs fewer.":
+            lambda y, target: target != 1.3 or y >= 8e6,
+        "A loss above those of all runs needs fewer tokens than all of them. Yours needs more.":
+            lambda y, target: target != 2.4 or y <= 1e6,
         "Which axes are logarithmic, and between which two runs is your line?":
             never},
     "6.3": {
-        "A factor of tokens is positive.":
+        "A ratio of tokens is positive. Yours is not.":
             lambda y: y > 0,
-        "Yours says of the slower of the two that it is faster: which loss is to be reached, "
-        "with how many tokens, and above 1 for whom?":
-            lambda y, rows: (y > 1) == (reproduced(rows) > 1),
-        "First the ends of each architecture's complete runs, a mean over seeds for each budget, "
-        "budgets ascending; then the baseline's last loss and budget, and tokens_for once.":
+        "Yours is below 1 where architecture 1 needs fewer tokens, or above 1 where it needs "
+        "more: what is divided by what?":
+            lambda y, right: (y - 1) * (right - 1) >= 0,
+        "Take the ends of each architecture's complete runs. Average over seeds for each budget, "
+        "and sort the budgets. Then take the baseline's longest budget and its loss, and call "
+        "tokens_for once.":
             never},
     "6.4": {
-        "Where a step costs as much, the factor in time is the one in tokens.":
+        "Where a step takes equally long, the factor in time is that in tokens. Yours is not.":
             lambda y, factor, percent: percent != 0 or near(y[0], factor),
-        "The factor: time is tokens times the time of each. In yours it is something else.":
+        "Your factor is wrong. The time is the number of tokens times the time per token.":
             lambda y, right: near(y[0], right[0]),
-        "What is saved does not fit your factor: who is twice as fast needs half the time, and "
-        "saves 50%.":
+        "Your saving does not fit your factor: twice as fast needs half the time and saves 50%.":
             lambda y: near(y[1], 100 - 100 / y[0])},
     "6.5": {
-        "The two steps, from the weak baseline to the strong one and on to the architecture, "
-        "multiply to `weak`. Yours do not.":
+        "The factors of the two steps, from the weak baseline to the strong one and from there to "
+        "the architecture, multiply to `weak`. Yours do not.":
             lambda y, weak, strong: near(y[0] * strong, weak),
-        "Where the architecture gains nothing on the strong baseline, all is the baseline's. "
-        "Your share is not 1.":
+        "Where the architecture gains nothing over the strong baseline, the share is 1. Yours is "
+        "not.":
             lambda y, strong: strong != 1 or near(y[1], 1),
-        "Where both baselines are as good, nothing is the baseline's. Your share is not 0.":
+        "Where both baselines are equally good, the share is 0. Yours is not.":
             lambda y, weak, strong: weak != strong or near(y[1], 0),
-        "The two ends, 0 and 1, are right. But your share and that of the other step do not add "
-        "up to 1 where factors multiply.":
+        "Your share is right at both ends, 0 and 1. In between, it and the share of the other "
+        "step do not add up to 1: the factors multiply.":
             never},
     "6.6": {
-        "The lowest loss at an edge: the search is not finished, so nan.":
+        "If the lowest loss is at an edge, the search is not finished: return nan.":
             lambda y, losses: losses.argmin() not in (0, len(losses) - 1) or y[0].isnan(),
-        "The lowest point of the parabola is not above the lowest run. Yours is.":
+        "If a neighbour of the lowest loss diverged, the search is not finished: return nan.":
+            lambda y, right: not right[0].isnan() or y[0].isnan(),
+        "The lowest point of the parabola does not lie above the lowest run. Yours does.":
             lambda y, losses: y[0].isnan() or y[1] <= losses.min() + 1e-9,
-        "The lowest point lies between the two neighbours. Your rate does not.":
+        "The lowest point lies between the two neighbours. Your learning rate does not.":
             between_neighbours,
-        "Three points that are not alike: the parabola goes a little below the lowest of them. "
-        "Yours does not.":
+        "The parabola's lowest point is a little below the lowest of the three losses. Yours is "
+        "not.":
             lambda y, losses: y[0].isnan() or y[1] < losses.min() - 1e-9,
-        "Over which axis does the parabola stand, and through which points does it go?":
+        "What is on the parabola's axis, and through which points does it go?":
             never},
     "6.7": {
-        "The first: both at the row `built_in`, a mean over the seeds that ran there, baseline "
-        "minus other, in nats.":
+        "Your first number is wrong. It is the baseline's mean minus the other's, in nats, both "
+        "in row `built_in` and over the seeds that ran.":
             lambda y, right: near(y[0], right[0]),
-        "Where the built-in rate is the best of both, the search changes nothing. Your two "
-        "numbers differ there.":
+        "Where the built-in setting is best for both, the search changes nothing. Your two numbers "
+        "differ there.":
             lambda y, right: not near(right[0], right[1], 1e-9) or near(y[0], y[1]),
-        "The first number is right. Which row has each side's lowest loss with the first seed, "
-        "and which runs are there?":
+        "Your first number is right. For the second: which row has the first seed's lowest loss, "
+        "for each side, and which runs are in it?":
             never},
     "6.8": {
-        "Losses fall with C, so a is positive in L = A C^-a.":
+        "Losses fall with C, so a is positive in L = A C^-a. Yours is not.":
             lambda y: y[1] > 0,
-        "Even of a law without noise you do not find the exponent.":
-            lambda y, c: not without_noise(c) or near(y[1], 0.2),
-        "Even of a law without noise you do not find A, its loss at C = 1.":
-            lambda y, c: not without_noise(c) or near(y[0], 20.0),
-        "A law without noise you find. With noise, what is it whose squares are to be least?":
+        "Even without noise, your exponent is wrong.":
+            lambda y, c: not without_noise(c) or near(y[1], 0.2, 1e-5),
+        "Even without noise, your A, the law's loss at C = 1, is wrong.":
+            lambda y, c: not without_noise(c) or near(y[0], 20.0, 1e-5),
+        "Yours is right without noise. With noise: the squares of which differences should be "
+        "least?":
             never},
     "6.9": {
-        "The first: the sum of the two exponents.":
+        "Your first number is not the sum of the two exponents.":
             lambda y, right: near(y[0], right[0], 1e-6),
-        "The second: there is a pair of laws that fits; there it should be 1. Yours is not.":
-            lambda y, a_d: a_d != 0.5 or near(y[1], 1),
-        "The third: where both exponents are alike D / N does not depend on C. Yours does, or is "
-        "no ratio of the two.":
-            lambda y, right, a_d: a_d != 0.5 or near(y[2], right[2]),
-        "Where the laws fit yours is right: does C stand with the exponents that were given?":
+        "For the pair of laws with 6ND = C, your second number should be 1. It is not.":
+            lambda y, a_d: a_d != 0.5 or near(y[1], 1, 1e-5),
+        "For the pair of laws with 6ND = C, your third number is not D / N. There it is D0 / N0, "
+        "because both exponents are equal.":
+            lambda y, right, a_d: a_d != 0.5 or near(y[2], right[2], 1e-5),
+        "For the pair of laws with 6ND = C yours is right. Elsewhere it is not: has C the right "
+        "exponent in each law?":
             never},
     "6.10": {
-        "z: how many of its own standard errors is b - a? Yours is another number.":
+        "Your z is wrong. It is b - a, divided by the standard error of b - a.":
             lambda y, right: near(y[0], right[0]),
-        "A p is a probability: between 0 and 1.":
+        "A p-value is a probability, from 0 to 1. Yours is not.":
             lambda y: 0 <= y[1] <= 1.0001,
-        "Your p is not the two-sided one of your z.":
+        "Your p is not the two-sided p of your z.":
             lambda y: near(y[1], two_sided(float(y[0]))),
         "Your interval's middle is not b - a.":
             lambda y, a, b: near((y[2] + y[3]) / 2, b - a, 1e-6),
-        "Your interval reaches another number of standard errors to each side than 1.96.":
+        "Your interval is not 1.96 standard errors wide to each side.":
             lambda y, right: near(y[3] - y[2], right[3] - right[2], 1e-6),
-        "The last: is all of your interval between the two margins?":
+        "Your last number is wrong. Does the whole interval lie from -margin to margin?":
             never},
     "6.11": {
-        "There is one factor for each draw.":
+        "Return one factor for each draw. Yours has another number of them.":
             lambda y, draws: y.shape == (len(draws),),
-        "Take the first draw by hand: the seeds of both, a mean for each length, then tokens_for "
-        "once.":
+        "Do the first draw by hand: pick its seeds from both, average for each length, then call "
+        "tokens_for once.":
+            never},
+    "6.12": {
+        "A share lies between 0 and 1. Yours does not.":
+            lambda y: 0 <= y <= 1,
+        "Shift all runs of a by one number and all runs of b by another, so that they scatter as "
+        "before. Then compare two means per row, and count.":
             never},
 }
 

@@ -1,23 +1,31 @@
 """
-Where an answer differs from what is right, and by how much, in words. mistakes.py has the sentences
-that say why.
+Say in words where an answer differs from the right one, and by how much. The sentences that say why
+are in mistakes.py.
 """
 import numpy as np
 import torch
 
-from answers import aligned, arguments, close, copy, gap, halves, same, values
+from answers import NothingReturned, aligned, close, gap, half_mismatch, same
 
 
-def form(parts):
-    """What there is, in words."""
+def shapes_in_words(parts):
+    """Return for example "shape (2, 3)", "a number", or "2 values (shape (2, 3), a number)"."""
     words = [f"shape {tuple(part.shape)}" if part.dim() else "a number" for part in parts]
     if len(words) == 1:
         return words[0]
     return f"{len(parts)} values ({', '.join(words)})"
 
 
-def size(a, b):
-    """Whether all of a errs to one side of b, in words."""
+def listed(names, conjunction="and"):
+    """Return "a", "a and b" or "a, b and c"."""
+    names = list(names)
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} {conjunction} {names[-1]}"
+
+
+def direction(a, b):
+    """Return ", too large" or a similar phrase if all of a lies to one side of b, else ""."""
     same_sign = a * b >= 0
     sides = {
         "too large": a > b,
@@ -32,51 +40,56 @@ def size(a, b):
 
 
 def off_by(a, b, tolerance):
-    """How a differs from b, both one tensor of one shape."""
-    if halves(a, b):
-        return f"{b.dtype} expected, given {a.dtype}"
+    """Describe the difference between two tensors of one shape."""
+    if half_mismatch(a, b):
+        return f"expected {b.dtype}, got {a.dtype}"
     off, a, b = gap(a, b), a.double(), b.double()
     wrong = off > tolerance
-    place = np.unravel_index(off.argmax().item(), off.shape)  # torch's own imports sympy first
+    # torch.unravel_index would import sympy first.
+    place = np.unravel_index(off.argmax().item(), off.shape)
     at = f" at {[int(i) for i in place]}" if place else ""
-    if not a[place].isfinite():
-        return f"{a[place].item()}{at}"
     if not b[place].isfinite():
         return f"{a[place].item():.3g}{at}, where {b[place].item()} is expected"
+    if not a[place].isfinite():
+        return f"{a[place].item()}{at}"
     by = (a - b)[place].abs().item()
     some = f"; {int(wrong.sum())} of {off.numel()} entries" if off.numel() > 1 else ""
-    return f"off by {by:.3g}{at}{some}{size(a[wrong], b[wrong])}"
+    return f"off by {by:.3g}{at}{some}{direction(a[wrong], b[wrong])}"
 
 
 def part_names(exercise, count):
+    """Return a name for each value of an answer."""
     return exercise.parts or [f"value {i + 1}" for i in range(count)]
 
 
-def difference(label, given, expected, exercise):
-    """What is different in the answers to an input, in words. given, expected: label -> answers."""
-    ours = given[label]
+def difference(label, found, expected, exercise):
+    """Describe what differs in the answer to one input. found, expected: label -> answer."""
+    ours = found[label]
+    if isinstance(ours, NothingReturned):
+        return str(ours)
     if isinstance(ours, Exception):
-        return f"{type(ours).__name__}: {ours}{ours.line}"
+        # The lines after the first list the arguments that a function of torch takes.
+        message = str(ours).split("\n")[0].removesuffix(", but expected one of:")
+        return f"{type(ours).__name__}: {message}{ours.line}"
     ours, theirs = aligned(ours, expected[label], exercise.parts)
     if [a.shape for a in ours] != [b.shape for b in theirs]:
-        words = another_shape(ours, theirs) or along_another_axis(label, ours, theirs, exercise)
-        words = words or one_row_off(ours, theirs)
-        return f"{form(theirs)} expected, given {form(ours)}{words}"
+        words = another_shape(ours, theirs) or one_row_off(ours, theirs)
+        return f"expected {shapes_in_words(theirs)}, got {shapes_in_words(ours)}{words}"
     wrong = [i for i, (a, b) in enumerate(zip(ours, theirs)) if not same(a, b, exercise.tolerance)]
     words = [off_by(ours[i], theirs[i], exercise.tolerance) for i in wrong[:2]]
     if len(theirs) > 1:
         names = part_names(exercise, len(theirs))
         words = [f"{names[i]}: {what}" for i, what in zip(wrong, words)]
         if len(wrong) > 2:
-            words.append("wrong too: " + ", ".join(names[i] for i in wrong[2:]))
+            words.append("also wrong: " + ", ".join(names[i] for i in wrong[2:]))
         if len(wrong) < len(theirs):
             right = [name for i, name in enumerate(names) if i not in wrong]
             words.append("right: " + ", ".join(right))
-    return "\n     ".join(words) + along_another_axis(label, ours, theirs, exercise)
+    return "\n     ".join(words)
 
 
 def another_shape(ours, theirs):
-    """Of answers whose shapes differ: what they have in common, in words."""
+    """Say what two answers of different shapes have in common, or return ""."""
     if not len(ours) == len(theirs) == 1:
         return ""
     a, b = ours[0], theirs[0]
@@ -87,14 +100,24 @@ def another_shape(ours, theirs):
     return ""
 
 
-def one_row_off(ours, theirs):
+def rows_too_many(ours, theirs):
+    """Return 1 if an answer has one row too many, -1 if it lacks one, else 0."""
     if not len(ours) == len(theirs) == 1 or not ours[0].dim() == theirs[0].dim() > 0:
-        return ""
+        return 0
     a, b = ours[0], theirs[0]
     if a.shape[1:] != b.shape[1:] or abs(len(a) - len(b)) != 1:
+        return 0
+    return len(a) - len(b)
+
+
+def one_row_off(ours, theirs):
+    """Say which row is missing or one too many, or return ""."""
+    rows = rows_too_many(ours, theirs)
+    if not rows:
         return ""
-    long, short = (a, b) if len(a) > len(b) else (b, a)
-    words = "; one too many" if long is a else "; one is missing"
+    a, b = ours[0], theirs[0]
+    long, short = (a, b) if rows > 0 else (b, a)
+    words = "; one too many" if rows > 0 else "; one is missing"
     if close(long[:-1], short, 1e-4):
         return words + ", the last one. The others are right"
     if close(long[1:], short, 1e-4):
@@ -102,36 +125,19 @@ def one_row_off(ours, theirs):
     return words
 
 
-def along_another_axis(label, ours, theirs, exercise):
-    """Says so where the answer is what the reference gives for the transposed input."""
-    def turn(x):
-        can_be_turned = isinstance(x, torch.Tensor) and x.dim() > 1 and x.dtype != torch.bool
-        return x.mT if can_be_turned else x
+def yes_or_no(found, expected, exercise):
+    """Count the wrong answers to questions with the answer True or False.
 
-    def agree(first, second):
-        pairs = zip(first, second)
-        return len(first) == len(second) and all(close(x, y, exercise.tolerance) for x, y in pairs)
-
-    try:
-        straight = values(exercise.reference(*map(turn, copy(arguments(exercise)[label]))))
-    except Exception:
-        return ""
-    for found in straight, [turn(x) for x in straight]:
-        if agree(ours, found) and not agree(found, theirs):
-            return "; as if taken along the other axis"
-    return ""
-
-
-def yes_or_no(given, expected, exercise):
-    """Of questions answered by True or False: how many are wrong, of how many, (label, place) of the
-    first."""
+    Return a list with (label, position) of each wrong answer, and the number of questions. Return
+    None if the exercise has other answers, or if none can be compared.
+    """
     if any(part.dtype != torch.bool for parts in expected.values() for part in parts):
         return None
     wrong = []
     for label in expected:
-        if isinstance(given[label], Exception):
+        if isinstance(found[label], Exception):
             return None
-        ours, theirs = aligned(given[label], expected[label], ())
+        ours, theirs = aligned(found[label], expected[label], ())
         if [a.shape for a in ours] != [b.shape for b in theirs]:
             return None
         off = gap(ours[0], theirs[0]).flatten()
@@ -139,4 +145,4 @@ def yes_or_no(given, expected, exercise):
     if not wrong:
         return None
     questions = sum(parts[0].numel() for parts in expected.values())
-    return len(wrong), questions, wrong[0]
+    return wrong, questions

@@ -1,14 +1,17 @@
 """
-Grades a class: python lessons/grading/grade_class.py submissions/*/*.ipynb
+Grade the notebooks of a class:
 
-THIS RUNS THE STUDENTS' CODE, with all that you may do yourself: use a machine or an account that
-holds nothing else. What it finds can be forged by who wants to. Each notebook runs apart
-(run_cells.py), for at most --seconds, each of its cells for at most --cell_seconds; a broken or
-endless one is a row like any other. --csv has the rows too, --json=DIR the same for Gradescope.
+    python lessons/grading/grade_class.py submissions/*/*.ipynb
+
+THIS RUNS THE STUDENTS' CODE with all your permissions: use a machine or an account that holds
+nothing else. A student who wants to can forge the results. Each notebook runs in a process of its
+own (run_cells.py), for at most --seconds, and each of its cells for at most --cell_seconds. A
+broken or endless notebook gives a row like any other. --csv writes the rows to a file, --json=DIR
+writes them for Gradescope.
 
     python lessons/grading/grade_class.py --student=DIR
 
-writes copies of the lessons without their folded solutions, for handing out.
+writes copies of the lessons without their folded solutions, to hand out.
 """
 import argparse
 import csv
@@ -32,10 +35,13 @@ STATES = "solved", "wrong", "unsolved"
 SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</details>\s*", re.S)
 
 
-# ---- One notebook ----------------------------------------------------------------------------------------------------
+# ---- One notebook --------------------------------------------------------------------------------
 
 def lessons_of(name, text):
-    """Numbers of the lessons in a notebook: by its calls of grade, else its heading, else its name."""
+    """Return the numbers of the lessons in a notebook.
+
+    They are read from its calls of grade, else from its heading, else from its file name.
+    """
     called = {call[2] for call in CALL.finditer(text)}
     heading = re.findall(r"# Lesson (\d+)\b", text)[:1]
     in_name = re.findall(r"(?<!\d)0?(\d)(?!\d)", name)[:1]
@@ -43,7 +49,7 @@ def lessons_of(name, text):
 
 
 def exercises():
-    """lesson -> numbers of its exercises"""
+    """Return a dict: lesson -> the numbers of its exercises."""
     names = sorted(path.stem for path in ROOT.glob("lessons/grading/exercises_*.py"))
     return {int(name[-2:]): list(importlib.import_module(name).EXERCISES) for name in names}
 
@@ -53,11 +59,14 @@ def all_exercises():
 
 
 class NotGradable(Exception):
-    pass
+    """A file cannot be graded; the message says why."""
 
 
-def sorted_out(results, lessons):
-    """The exercises of these lessons, and of others that were graded, by what they came to."""
+def sort_results(results, lessons):
+    """Sort the exercises into solved, wrong and unsolved.
+
+    All exercises of `lessons` count, and those of other lessons of which one was graded.
+    """
     found = dict(solved=[], wrong=[], unsolved=[], mistakes={})
     for lesson, numbers in exercises().items():
         if lesson not in lessons and not results.keys() & numbers:
@@ -65,7 +74,7 @@ def sorted_out(results, lessons):
         for number in numbers:
             result = results.get(number, ("unsolved", []))
             if len(result) != 2 or result[0] not in STATES:
-                raise NotGradable(f"what it says of {number} is not the grader's word")
+                raise NotGradable(f"the result for {number} does not come from the grader")
             state, sentences = result
             found[state].append(number)
             if state == "wrong":
@@ -74,16 +83,18 @@ def sorted_out(results, lessons):
 
 
 def code_cells(path):
-    """The sources of a notebook's code cells."""
+    """Return the sources of a notebook's code cells."""
     if not Path(path).is_file():
         raise NotGradable("no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # of cells without ids
-            notebook = nbformat.read(path, 4)
+            warnings.simplefilter("ignore")             # cells without ids
+            # Some editors begin a file with a byte-order mark, which utf-8-sig drops.
+            text = Path(path).read_text(encoding="utf-8-sig")
+            notebook = nbformat.reads(text, 4)
         cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     except Exception:
-        beginning = plain(Path(path).read_text(encoding="utf-8", errors="replace"), 30)
+        beginning = plain(Path(path).read_text(encoding="utf-8-sig", errors="replace"), 30)
         what = f"begins with {beginning!r}" if beginning else "is empty"
         raise NotGradable(f"not a notebook: the file {what}") from None
     if not cells:
@@ -92,14 +103,14 @@ def code_cells(path):
 
 
 def setup_of(lesson):
-    """The first code cell of a lesson as it stands in this repository."""
+    """Return the first code cell of a lesson as it is in this repository."""
     for path in ROOT.glob(f"lessons/{lesson:02d}_*.ipynb"):
         return code_cells(path)[0]
     return ""
 
 
 def run_notebook(path, seconds=600, steps=20, cell_seconds=60, name=None):
-    """A row for a notebook: what its exercises came to, and what stopped it."""
+    """Return a row: the solved, wrong and unsolved exercises of a notebook, and what stopped it."""
     start = time.monotonic()
     path = Path(path)
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -109,59 +120,63 @@ def run_notebook(path, seconds=600, steps=20, cell_seconds=60, name=None):
         setups = ["from grader import grade, inputs", *map(setup_of, lessons)]
         results, notes = run_cells(cells, setups, seconds, cell_seconds, steps)
         if not results:
-            notes.append("the lessons' grade was not called")
-        found = sorted_out(results, lessons)
+            notes.append("no exercise was graded")
+        found = sort_results(results, lessons)
     except Exception as error:
-        found = sorted_out({}, lessons)
-        notes = [str(error) if isinstance(error, NotGradable) else f"not gradable: {in_words(error)}"]
+        found = sort_results({}, lessons)
+        notes = [f"cannot be graded: {in_words(error)}"]
+        if isinstance(error, NotGradable):
+            notes = [str(error)]
     if not any(found.values()):
-        notes.append("which lesson it is cannot be told")
+        notes.append("its lesson cannot be recognized")
     row = dict(notebook=plain(name or path, 1000), **found)
     return {**row, "seconds": round(time.monotonic() - start), "note": "; ".join(notes)}
 
 
-# ---- The class -------------------------------------------------------------------------------------------------------
+# ---- The class -----------------------------------------------------------------------------------
 
 def names_of(paths):
-    """A name for each: its path from the folder that all have in common."""
+    """Return a name for each notebook: its path from the folder that all have in common."""
     whole = [Path(path).absolute() for path in paths]
     common = os.path.commonpath([path.parent for path in whole])
     return [path.relative_to(common).as_posix() for path in whole]
 
 
-def in_text(row):
-    """The row for the table in --csv."""
+def row_in_text(row):
+    """Return the row with texts in place of lists, for the table in --csv."""
     words = {key: " ".join(row[key]) for key in STATES}
     mistakes = [f"{number}: {' '.join(said)}" for number, said in row["mistakes"].items() if said]
     return {**row, **words, "mistakes": "\n".join(mistakes)}
 
 
-def show(row, width):
-    words = in_text(row)
+def print_row(row, width):
+    """Print one row."""
+    words = row_in_text(row)
     print(f"{row['notebook']:{width}}  {len(row['solved']):2} solved, "
           f"{len(row['wrong'])} wrong ({words['wrong'] or '-'}), "
-          f"{len(row['unsolved'])} unsolved ({words['unsolved'] or '-'}), {row['seconds']} s", end="")
+          f"{len(row['unsolved'])} unsolved ({words['unsolved'] or '-'}), {row['seconds']} s",
+          end="")
     print(f"; {row['note']}" if row["note"] else "", flush=True)
     for line in words["mistakes"].splitlines():
         print(f"{'':{width}}  {line}")
 
 
 def write_json(row, folder):
-    """What Gradescope reads as results.json."""
+    """Write what Gradescope reads as results.json."""
     state = {number: state for state in STATES for number in row[state]}
     tests = []
     for number in filter(state.get, all_exercises()):
         output = " ".join(row["mistakes"].get(number, [])) or state[number]
         score = int(state[number] == "solved")
         tests.append(dict(name=f"Exercise {number}", score=score, max_score=1, output=output))
-    target = Path(folder, row["notebook"] + ".json")            # folders stay: no two get one name
+    target = Path(folder, row["notebook"] + ".json")            # keep folders, so that names differ
     target.parent.mkdir(parents=True, exist_ok=True)
     whole = dict(score=len(row["solved"]), output=row["note"], tests=tests)
     target.write_text(json.dumps(whole, indent=1))
 
 
-def show_exercises(rows):
-    """A table of what the class did, by exercise."""
+def print_exercises(rows):
+    """Print a table by exercise: how many solved it, and the most common mistake."""
     print("\nexercise  solved  wrong  unsolved  most common mistake")
     for number in all_exercises():
         counts = [sum(number in row[state] for row in rows) for state in STATES]
@@ -177,7 +192,10 @@ def show_exercises(rows):
 
 
 def write_student_copies(folder, repository):
-    """The lessons as they are, without what lies folded under Solution. repository: for their setup, to clone."""
+    """Write copies of the lessons without their folded solutions.
+
+    Their setup cell clones `repository` where it is missing.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path in sorted(ROOT.glob("lessons/[0-9]*.ipynb")):
         notebook = nbformat.read(path, 4)
@@ -186,13 +204,13 @@ def write_student_copies(folder, repository):
                 cell.source = SOLUTION.sub("", cell.source).rstrip()
             else:
                 cell.source = cell.source.replace('REPOSITORY = ""', f'REPOSITORY = "{repository}"')
-        with open(Path(folder, path.name), "x", encoding="utf-8") as file:      # never over one that is there
+        with open(Path(folder, path.name), "x", encoding="utf-8") as file:      # never overwrite
             nbformat.write(notebook, file)
         print(f"written: {Path(folder, path.name)}")
 
 
 def grade_all(options):
-    """Grades options.notebooks, prints and writes a row for each as soon as those before it are done."""
+    """Grade options.notebooks. Print and write each row as soon as those before it are done."""
     paths = list(dict.fromkeys(options.notebooks))
     names = names_of(paths)
     width = max(map(len, names))
@@ -207,30 +225,33 @@ def grade_all(options):
         table.writeheader()
         for row in pool.map(grade_one, paths, names):
             rows.append(row)
-            show(row, width)
-            table.writerow(in_text(row))
+            print_row(row, width)
+            table.writerow(row_in_text(row))
             file.flush()
             if options.json:
                 write_json(row, options.json)
-    show_exercises(rows)
+    print_exercises(rows)
     print(f"written: {options.csv}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Grades notebooks. THIS RUNS THE STUDENTS' CODE.")
+    parser = argparse.ArgumentParser(description="Grade notebooks. THIS RUNS THE STUDENTS' CODE.")
     add = parser.add_argument
     add("notebooks", nargs="*")
-    add("--seconds", type=float, default=600, help="time limit a notebook (600)")
-    add("--cell_seconds", type=float, default=60, help="time limit a cell (60)")
-    add("--steps", type=int, default=20, help="cuts training runs to about so many steps (20)")
-    add("--jobs", type=int, default=os.cpu_count(), help="notebooks at a time (one a core)")
-    add("--csv", default="grades.csv", help="where the rows go (grades.csv)")
-    add("--json", metavar="DIR", help="also writes a results.json for Gradescope for each notebook")
-    add("--student", metavar="DIR", help="writes copies of the lessons without solutions")
-    add("--repository", default="", help="for these copies: what git clones where they stand alone")
+    add("--seconds", type=float, default=600, help="time limit per notebook (default: 600)")
+    add("--cell_seconds", type=float, default=60, help="time limit per cell (default: 60)")
+    add("--steps", type=int, default=20,
+        help="cut training runs to about this many steps (default: 20)")
+    add("--jobs", type=int, default=os.cpu_count(),
+        help="notebooks that run at the same time (default: one per core)")
+    add("--csv", default="grades.csv", help="file for the rows (default: grades.csv)")
+    add("--json", metavar="DIR", help="also write a results.json for Gradescope per notebook")
+    add("--student", metavar="DIR", help="write copies of the lessons without solutions")
+    add("--repository", default="",
+        help="for these copies: what git clones if they lie outside the repository")
     options = parser.parse_args()
     if not options.student and not options.notebooks:
-        parser.error("which notebooks? Give their paths, or --student=DIR")
+        parser.error("no notebooks given: type their paths, or --student=DIR")
     if options.student:
         write_student_copies(options.student, options.repository)
     if options.notebooks:

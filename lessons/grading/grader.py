@@ -1,19 +1,18 @@
 """
-Checks what a reader wrote for an exercise of the lessons, and tells a common mistake by name.
+Check a student's answer to an exercise of the lessons, and recognize common mistakes.
 
     from grader import grade, inputs
     layer_norm = grade("1.2", layer_norm)
 
-prints whether the function gives what it should on inputs that it has not seen, edge cases among
-them, and returns it; unsolved or wrong, it returns a function that is right, so that the notebook
-goes on. What is right is never shown. inputs("1.2") gives the arguments of the input that went
-wrong, and prints what the function gave on it.
+grade calls the function on inputs that the student has not seen, edge cases included, and prints
+whether its results are right. It returns the function if it is right, and a right one if it is
+wrong or not written yet, so that the notebook can continue. The right answer is never shown.
+inputs("1.2") returns the arguments of the input that went wrong and prints what the function gave.
 
 grade_class.py grades a class.
 
-The exercises of lesson 1 are the dict EXERCISES of exercises_01.py, number -> Exercise. A new one
-needs a reference, inputs, and the wrong answers that one expects, each with the sentence that would
-help:
+The exercises of lesson 1 are the dict EXERCISES of exercises_01.py: number -> Exercise. A new one
+needs a reference, inputs, and the wrong answers that you expect, each with a sentence that helps:
 
     def unit_rows(x, *, dim=-1, least=1e-12):
         return x / x.square().sum(dim, keepdim=True).sqrt().clamp(min=least)
@@ -26,7 +25,7 @@ help:
         "Each row has a length of its own: look at dim.": partial(unit_rows, dim=None),
         "A row of zeros gives 0/0.": partial(unit_rows, least=0)})
 
-Mistakes that are functools.partial of one function, as here, are tried together too.
+Mistakes that are functools.partial of one function, as here, are also tried in pairs.
 """
 import importlib
 import inspect
@@ -39,32 +38,48 @@ import torch
 
 from answers import answers, arguments, code_of, copy, largest_gap
 from explain import difference, yes_or_no
-from mistakes import agree_at, call, general, known_mistakes, of_overwriting, parameters
+from mistakes import (
+    agree, call_by_name, general_sentences, known_mistake_sentences, overwriting_sentence,
+    parameter_names)
 
 AUTOGRAD = ("autograd", "backward", "grad", "jacobian", "jacrev", "jacfwd", "vjp", "jvp", "hessian")
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))                                              # exercises import model.py
+sys.path.append(str(ROOT))                      # some exercises import model.py
+CONTINUES = "     the notebook continues with the grader's own function"
 
 
-@dataclass(eq=False)                    # so that it can be a key
+@dataclass(eq=False)                            # so that an Exercise can be a key of a dict
 class Exercise:
-    """reference(*arguments) is the right answer: a number, a tensor, or a tuple or list of them.
+    """One exercise: its right answer, its inputs, and the wrong answers that are known.
 
-    inputs(generator) yields (label, *arguments) with a seeded torch.Generator; the label is shown.
-    misconceptions: helpful sentence -> wrong function; no two give the same answers, nor one those of
-    the reference. What mistakes.general says as well by itself (a factor, an argument that is not looked
-    at, another order, a missing root) is none. The function takes what it needs by name: some of the
-    reference's arguments, `right`, what that gives, or one of its values that `parts` names.
-    An output is right within tolerance * (1 + its size). A tuple or list of numbers only is one tensor.
-    parts: names for the values of a tuple, such as ("dx", "dweight").
-    properties: sentence -> check of what every right answer has. Where no misconception fits, the first
-    sentence is said whose check does not hold; the last may be `never`. A check takes the answer first,
-    and then by name what it needs: some of the reference's arguments, and `right`.
-    about: of questions answered by True or False, a sentence each, by input (or by place, where the
-    answer is a list).
-    without: names that may not stand in the function, nor in those of the notebook that it calls.
+    reference(*arguments) returns the right answer: a number, a tensor, or a tuple or list of these.
+    A tuple or list of numbers only counts as one tensor.
 
-    Made of dicts, misconceptions and properties are kept as lists of (function, sentence).
+    inputs(generator) yields (label, *arguments), with a seeded torch.Generator. Students see the
+    label.
+
+    misconceptions maps a helpful sentence to the wrong function that it explains. No two of these
+    functions may give the same answers, and none those of the reference. Leave out what
+    mistakes.general_sentences recognizes by itself: a factor, an unused argument, another order, a
+    missing root. The wrong function names what it needs: some of the reference's arguments, `right`
+    (the right answer), or one of its values by the name that it has in `parts`.
+
+    An output is right within tolerance * (1 + its size).
+
+    parts names the values of a tuple, for example ("dx", "dweight").
+
+    properties maps a sentence to a check of something that holds for every right answer. If no
+    misconception fits, the first sentence whose check fails is printed. The last check may be
+    `never`. A check takes the answer first, and then by name some of the reference's arguments and
+    `right`.
+
+    about has a sentence for each question that is answered by True or False: by input label, or by
+    position if the answer is a list.
+
+    without lists names that may not appear in the function, nor in the notebook's functions that it
+    calls.
+
+    misconceptions and properties may be dicts; they are stored as lists of (function, sentence).
     """
 
     reference: Callable
@@ -82,26 +97,27 @@ class Exercise:
         super().__setattr__(name, value)
 
     def __post_init__(self):
-        self.misconceptions = [(self.answering(wrong), sentence) for wrong, sentence in self.misconceptions]
+        self.misconceptions = [
+            (self.with_all_arguments(wrong), sentence) for wrong, sentence in self.misconceptions]
 
-    def answering(self, wrong):
-        """The function that may name what it needs, as one of all arguments."""
-        names = parameters(self.reference)
-        wanted = parameters(wrong)
+    def with_all_arguments(self, wrong):
+        """Turn a function of the arguments that it names into a function of all arguments."""
+        names = parameter_names(self.reference)
+        wanted = parameter_names(wrong)
         has_all = sorted(wanted) == sorted(names)
         if has_all or not set(wanted) <= {*names, *self.parts, "right"}:
             return wrong
 
-        def answer(*given):
+        def answer(*inputs):
             right = None
             if not set(wanted) <= set(names):
-                right = self.reference(*given)
-            return call(wrong, self, given, right=right)
+                right = self.reference(*inputs)
+            return call_by_name(wrong, self, inputs, right=right)
         return answer
 
 
 def find(number):
-    """The Exercise of that number, such as "1.2". Raises KeyError with what there is."""
+    """Return the Exercise with this number, such as "1.2". Raise KeyError if there is none."""
     lesson = number.split(".")[0]
     try:
         exercises = importlib.import_module(f"exercises_{int(lesson):02d}").EXERCISES
@@ -116,109 +132,136 @@ def find(number):
 
 # ---- One exercise --------------------------------------------------------------------------------
 
-results = {}                            # number -> ("solved" | "unsolved" | "wrong", sentences)
-went_wrong = {}                         # number -> label of the first input that did, the function
+results = {}                # number -> ("solved" | "unsolved" | "wrong", sentences)
+wrong_inputs = {}           # number -> (label of the first input that went wrong, the function)
 
 
-def words_in(code, own, seen):
-    """The names in a function's code, in that of functions in it, and in that of others of its notebook
-    that it calls: `own` are the notebook's names."""
+def used_names(code, own, seen):
+    """Return the names in a function's code, in functions inside it, and in the functions of its
+    notebook that it calls. `own` are the notebook's names; `seen` the codes that were visited."""
     if code is None or code in seen:
         return set()
     seen.add(code)
     words = set()
     for name in code.co_names:
-        thing = own.get(name)
-        is_own_function = getattr(thing, "__globals__", None) is own
+        value = own.get(name)
+        is_own_function = getattr(value, "__globals__", None) is own
         if is_own_function:
-            words |= words_in(code_of(thing), own, seen)
+            words |= used_names(code_of(value), own, seen)
         else:
-            words |= {name, getattr(thing, "__name__", name)}
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            words |= words_in(inner, own, seen)
+            words |= {name, getattr(value, "__name__", name)}
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            words |= used_names(constant, own, seen)
     return words
 
 
-def shortcuts(function, exercise):
-    """The names that the exercise rules out and the function uses."""
+def forbidden_names(function, exercise):
+    """Return the names that the exercise rules out and the function uses."""
     own = getattr(inspect.unwrap(function), "__globals__", {})
-    return sorted(words_in(code_of(function), own, set()) & set(exercise.without))
+    return sorted(used_names(code_of(function), own, set()) & set(exercise.without))
 
 
 def inputs(number):
-    """A tuple: the arguments with which the last grade(number, ...) went wrong, and prints what your
-    function gives on them; before that, the first arguments."""
-    given = arguments(find(number))
-    label, function = went_wrong.get(number, (next(iter(given)), None))
+    """Return the arguments, as a tuple, for which the last grade(number, ...) went wrong.
+
+    Print what the student's function gives for them. If nothing went wrong, return the first
+    arguments.
+    """
+    by_label = arguments(find(number))
+    label, function = wrong_inputs.get(number, (next(iter(by_label)), None))
     if function:
         try:
-            found = f"gave\n{function(*copy(given[label]))}"
+            outcome = f"returned\n{function(*copy(by_label[label]))}"
         except Exception as error:
-            found = f"raised {type(error).__name__}: {error}"
-        print(f"{number}  with {label}, your function {found}")
-        print("     Its name stands for the grader's own now: to call yours, run its cell again")
-    return tuple(given[label])
+            outcome = f"raised {type(error).__name__}: {error}"
+        print(f"{number}  with {label}, your function {outcome}")
+        print("     its name stands for the grader's own function now; "
+              "to call yours, run its cell again")
+    return tuple(by_label[label])
 
 
 def grade(number, function):
-    """Prints how `function` does on exercise `number`; returns it if it is right, else one that is."""
+    """Print how `function` does on exercise `number`. Return it, or a right one if it is wrong."""
     if not isinstance(number, str) or not callable(function):
         raise TypeError(
-            'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and then the '
-            f"function itself, got {number!r:.30} and {function!r:.30}")
+            'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and '
+            f"then the function itself, but got {number!r:.30} and {function!r:.30}")
     exercise = find(number)
     results[number] = "unsolved", []
     if function is exercise.reference:
         print(f"{number}  this name stands for the grader's own function now: "
               "run the cell with your function first")
         return function
-    if used := ", ".join(shortcuts(function, exercise)):
-        print(f"{number}  not yet: this one is to be solved without {used}")
-        print("     going on with the reference")
+    if used := ", ".join(forbidden_names(function, exercise)):
+        print(f"{number}  not yet: this exercise is to be solved without {used}")
+        print(CONTINUES)
         results[number] = "wrong", [f"solved with {used}"]
         return exercise.reference
-    went_wrong.pop(number, None)
+    wrong_inputs.pop(number, None)
     try:
-        given, overwritten = answers(function, exercise)
+        found, overwritten = answers(function, exercise)
     except NotImplementedError:
-        print(f"{number}  not solved yet, going on with the reference")
+        print(f"{number}  not solved yet: the notebook continues with the grader's own function")
         return exercise.reference
     expected, _ = answers(exercise.reference, exercise)
-    wrong = [label for label in expected if not agree_at(label, None, given, expected, exercise)]
+    wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
     if not wrong and not overwritten:
-        largest = largest_gap(given, expected)
-        print(f"{number}  pass: {len(given)} inputs, largest difference {largest:.1g}")
+        largest = largest_gap(found, expected)
+        print(f"{number}  pass: {len(found)} inputs, largest difference {largest:.1g}")
         results[number] = "solved", []
         return function
-    sentences = known_mistakes(given, overwritten, expected, exercise) if wrong else []
-    if overwritten:
-        sentences.append(of_overwriting(function, overwritten, exercise))
+
+    sentences = []
     if wrong:
-        went_wrong[number] = wrong[0], function
-        sentences = print_wrong(number, exercise, function, given, expected, wrong, sentences)
+        sentences = known_mistake_sentences(found, overwritten, expected, exercise)
+    if overwritten:
+        sentences.append(overwriting_sentence(function, overwritten, exercise))
+    if wrong:
+        wrong_inputs[number] = wrong[0], function
+        sentences = print_wrong(number, exercise, function, found, expected, wrong, sentences)
     else:
-        print(f"{number}  not yet: the values are right, but the function changes what it is given")
+        print(f"{number}  not yet: the values are right, but the function changes its arguments")
     results[number] = "wrong", sentences
     for sentence in sentences:
         print(f"     {sentence}")
-    print("     going on with the reference")
+    print(CONTINUES)
     return exercise.reference
 
 
-def print_wrong(number, exercise, function, given, expected, wrong, sentences):
-    """Prints where the answers differ -> the sentences that say why."""
-    if answered := yes_or_no(given, expected, exercise):
-        count, questions, (label, place) = answered
-        print(f"{number}  not yet: {count} of {questions} answers wrong")
-        if not sentences and count == questions > 2:
-            return ["Every answer is the opposite of the right one: what does True stand for?"]
-        question = label if len(expected) > 1 else f"number {place + 1}"
-        about = exercise.about.get(label) or exercise.about.get(place)
-        return sentences or [about or f"Look again at {question}."]
-    print(f"{number}  not yet: with {wrong[0]}, {difference(wrong[0], given, expected, exercise)}")
+def print_wrong(number, exercise, function, found, expected, wrong, sentences):
+    """Print where the answers differ from the right ones. Return the sentences that say why."""
+    if answered := yes_or_no(found, expected, exercise):
+        wrong_places, questions = answered
+        print(f"{number}  not yet: {len(wrong_places)} of {questions} answers are wrong")
+        return sentences or yes_or_no_sentences(wrong_places, questions, exercise, expected)
+    print(f"{number}  not yet: with {wrong[0]}, {difference(wrong[0], found, expected, exercise)}")
     if len(wrong) < len(expected):
-        print(f"     right with: {'; '.join(x for x in expected if x not in wrong)}")
-        print(f"     wrong with: {'; '.join(wrong)}")
-    print(f'     the input that went wrong, and what you gave: inputs("{number}")')
-    return sentences or general(function, given, expected, exercise)
+        print(f"     right with: {some_of(x for x in expected if x not in wrong)}")
+        print(f"     wrong with: {some_of(wrong)}")
+    print(f'     to see the input that went wrong and your result: inputs("{number}")')
+    return sentences or general_sentences(function, found, expected, exercise)
+
+
+def some_of(labels, most=4):
+    """Return the first labels in one line, and the number of the others."""
+    labels = list(labels)
+    rest = f"; and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(labels[:most]) + rest
+
+
+def yes_or_no_sentences(wrong_places, questions, exercise, expected):
+    """Return a sentence for each of the first two wrong answers, as far as the exercise has any."""
+    if len(wrong_places) == questions > 2:
+        return ["Every answer is the opposite of the right one: what does True stand for?"]
+    sentences = []
+    for label, place in wrong_places:
+        sentence = exercise.about.get(label) or exercise.about.get(place)
+        if sentence and len(sentences) < 2:
+            sentences.append(sentence)
+    rest = len(wrong_places) - len(sentences)
+    if sentences and rest:
+        return [*sentences, f"{rest} more to find."]
+    label, place = wrong_places[0]
+    question = label if len(expected) > 1 else f"number {place + 1}"
+    return sentences or [f"Look again at {question}."]

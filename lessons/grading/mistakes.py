@@ -1,7 +1,9 @@
 """
-What may be the cause of a wrong answer, in sentences: those of an exercise's known mistakes
-(known_mistakes), and where none of them fits, what can be said of any exercise (general). No
-sentence contradicts a value that is right.
+Say in sentences what may have caused a wrong answer.
+
+known_mistake_sentences compares the answer with the exercise's known mistakes. If none of them
+fits, general_sentences says what can be said about any exercise. A sentence is only said if no
+value in the student's answer contradicts it.
 """
 import dis
 import inspect
@@ -12,16 +14,21 @@ from itertools import combinations
 
 import torch
 
-from answers import aligned, answers, arguments, close, code_of, copy, gap, near, same, values
-from explain import part_names
+from answers import (
+    NothingReturned, aligned, answers, arguments, close, code_of, copy, gap, near, same, values)
+from error_sentences import REDUCTIONS, error_sentences, values_and_indices
+from explain import listed, part_names, rows_too_many
 
 
 # ---- Known mistakes ------------------------------------------------------------------------------
 
-def agree_at(label, part, ones, others, exercise):
-    """Whether two functions' answers to an input agree in one of its values (None: in all); two that
-    failed agree."""
-    a, b = ones[label], others[label]
+def agree(label, part, found, others, exercise):
+    """Return True if two functions give the same answer to one input.
+
+    `part` is the number of the value that is compared, or None for all of them. Two functions that
+    both raised an exception agree.
+    """
+    a, b = found[label], others[label]
     if isinstance(a, Exception) or isinstance(b, Exception):
         return isinstance(a, Exception) and isinstance(b, Exception)
     a, b = aligned(a, b, exercise.parts)
@@ -30,175 +37,359 @@ def agree_at(label, part, ones, others, exercise):
     return len(a) == len(b) and all(same(x, y, exercise.tolerance) for x, y in zip(a, b))
 
 
-def parameters(function):
-    """The names of its arguments that have a place."""
+def parameter_names(function):
+    """Return the names of a function's positional parameters."""
     try:
         found = inspect.signature(function).parameters.values()
-    except ValueError:                                      # of torch's own, such as torch.ones_like
+    except ValueError:                                  # built-in functions such as torch.ones_like
         return ["unknown"]
     return [x.name for x in found if x.kind in (x.POSITIONAL_OR_KEYWORD, x.VAR_POSITIONAL)]
 
 
-def call(function, exercise, given, first=(), right=None):
-    """function(*first, ...), and then what it names of an exercise's arguments, of the right answer and
-    of the values in it; all arguments, if it names something else."""
+def call_by_name(function, exercise, inputs, first=(), right=None):
+    """Call function(*first, ...) with what its other parameters name.
+
+    They may name arguments of the exercise, `right` (the right answer) and the values in it. If one
+    of them names something else, the function gets all arguments.
+    """
     known = {"right": right}
     if exercise.parts and right is not None:
         known |= zip(exercise.parts, right)
-    known |= zip(parameters(exercise.reference), given)
-    names = parameters(function)[len(first):]
+    known |= zip(parameter_names(exercise.reference), inputs)
+    names = parameter_names(function)[len(first):]
     if set(names) <= known.keys():
-        given = [known[name] for name in names]
-    return function(*first, *given)
+        inputs = [known[name] for name in names]
+    return function(*first, *inputs)
 
 
-def places_of(expected, exercise):
-    """(label, number of the value) of all that is asked."""
-    found = []
+def all_places(expected, exercise):
+    """Return (label, number of the value) for every value that is asked for."""
+    places = []
     for label, parts in expected.items():
-        found += [(label, i) for i in range(len(aligned(parts, parts, exercise.parts)[1]))]
-    return found
+        count = len(aligned(parts, parts, exercise.parts)[1])
+        places += [(label, i) for i in range(count)]
+    return places
 
 
-def known_mistakes(given, overwritten, expected, exercise):
-    """The sentences of the known mistakes whose answers these are: one, or two that were made
-    together, or none."""
-    if all(isinstance(x, Exception) for x in given.values()):
+def known_mistake_sentences(found, overwritten, expected, exercise):
+    """Return the sentences of the known mistakes that give exactly this answer.
+
+    There may be one, or two that were made together, or none.
+    """
+    if all(isinstance(x, Exception) for x in found.values()):
         return []
-    def explains(theirs):
-        return all(agree_at(label, None, given, theirs, exercise) for label in given)
+
+    def explains(others):
+        return all(agree(label, None, found, others, exercise) for label in found)
 
     known = []
     for wrong, sentence in exercise.misconceptions:
-        theirs, theirs_overwritten = answers(wrong, exercise)
-        if theirs_overwritten == overwritten:
-            if explains(theirs):
+        others, others_overwritten = answers(wrong, exercise)
+        if others_overwritten == overwritten:
+            if explains(others):
                 return [sentence]
-            known.append((wrong, theirs, sentence))
-    for (f, _, one), (g, _, two) in combinations(known, 2):
-        both = together(f, g)
+            known.append((wrong, others, sentence))
+    for (f, _, first), (g, _, second) in combinations(known, 2):
+        both = both_mistakes(f, g)
         if both and explains(answers(both, exercise)[0]):
-            return [one, two]
-    return in_parts(given, expected, known, exercise)
+            return [first, second]
+    return mistakes_in_parts(found, expected, known, exercise)
 
 
-def together(f, g):
-    """The function in which both mistakes are made, where they are functools.partial of one function."""
+def both_mistakes(f, g):
+    """Return the function that makes both mistakes, if both are partial of one function."""
     of_one = isinstance(f, partial) and isinstance(g, partial) and f.func is g.func
     if of_one and not f.keywords.keys() & g.keywords.keys():
         return partial(f.func, **f.keywords, **g.keywords)
+    return None
 
 
-def in_parts(given, expected, known, exercise):
-    """One known mistake for some of several values, another for the rest; or for some of them only,
-    which it names. A mistake that gets a value wrong which is right in the answer was not made."""
-    places = places_of(expected, exercise)
+def mistakes_in_parts(found, expected, known, exercise):
+    """Explain an answer of several values with a different known mistake for some of them.
+
+    A mistake that makes a value wrong was not made if that value is right in the answer.
+    """
+    places = all_places(expected, exercise)
     if max(i for _, i in places) == 0:
         return []
 
     def wrong_places(answers):
-        return {place for place in places if not agree_at(*place, answers, expected, exercise)}
+        return {place for place in places if not agree(*place, answers, expected, exercise)}
 
-    wrong = wrong_places(given)
-    numbers = sorted({i for _, i in wrong if is_evidence(i, wrong, expected, exercise)})
-    found = []
-    for _, theirs, sentence in known:
-        its = {i for i in numbers
-               if all(agree_at(*place, given, theirs, exercise) for place in wrong if place[1] == i)}
-        tells_of_others = " right" in sentence and its != set(numbers)      # "The steps are right."
-        if its and wrong_places(theirs) <= wrong and not tells_of_others:
-            found.append((its, sentence))
+    wrong = wrong_places(found)
+    wrong_parts = {i for _, i in wrong}
+    numbers = [i for i in sorted(wrong_parts) if is_evidence(i, wrong, found, expected, exercise)]
+    fitting = []
+    for _, others, sentence in known:
+        explained = {i for i in numbers
+                     if all(agree(*place, found, others, exercise)
+                            for place in wrong if place[1] == i)}
+        # A sentence such as "The steps are right." also speaks about the other values.
+        speaks_of_others = " right" in sentence and explained != wrong_parts
+        if explained and wrong_places(others) <= wrong and not speaks_of_others:
+            fitting.append((explained, sentence))
     for count in 1, 2:
-        for some in combinations(found, count):
-            if set().union(*(its for its, _ in some)) == {i for _, i in wrong}:
+        for some in combinations(fitting, count):
+            if set().union(*(explained for explained, _ in some)) == wrong_parts:
                 return [sentence for _, sentence in some]
     names = part_names(exercise, len(places))
-    return [named(sentence, [names[i] for i in sorted(its)]) for its, sentence in found[:1]]
+    return [with_names(sentence, [names[i] for i in sorted(explained)])
+            for explained, sentence in fitting[:1]]
 
 
-def named(sentence, names):
-    return sentence if sentence.startswith(names[0]) else f"{' and '.join(names)}: {sentence}"
+def with_names(sentence, names):
+    return sentence if sentence.startswith(names[0]) else f"{listed(names)}: {sentence}"
 
 
-def is_evidence(part, wrong, expected, exercise):
-    """Whether agreement in that value would mean something: a yes, or one number, agrees by chance."""
+def is_evidence(part, wrong, found, expected, exercise):
+    """Return True if agreement with a known mistake in this value means something.
+
+    A yes or no, or a single number, may agree by chance. So may numbers that are nearly 0, because
+    many mistakes make something tiny.
+    """
     tensors = [aligned(x, x, exercise.parts)[1][part] for x in expected.values()]
     if all((x * x == x).all() for x in tensors):
+        return False
+    ours = [aligned(found[label], expected[label], exercise.parts)[0]
+            for label, i in wrong if i == part and not isinstance(found[label], Exception)]
+    if all(len(x) > part and near(x[part], 0.0, 1e-5) and x[part].any() for x in ours):
         return False
     times = sum(i == part for _, i in wrong)
     return times > 1 or max(x.numel() for x in tensors) > 1
 
 
-# ---- What can be said of any exercise ------------------------------------------------------------
+# ---- What can be said about any exercise ---------------------------------------------------------
 
-def general(function, given, expected, exercise):
-    """Sentences for an answer that is none of the known mistakes."""
-    pairs, broken = {}, broken_property(given, expected, exercise)
+def general_sentences(function, found, expected, exercise):
+    """Return sentences for an answer that no known mistake explains."""
+    broken = broken_property(found, expected, exercise)
+    errors = {label: x for label, x in found.items() if isinstance(x, Exception)}
+    if len(errors) < len(found) and all(isinstance(x, NothingReturned) for x in errors.values()):
+        if errors:
+            return [f"With {next(iter(errors))} your function returns nothing: one of its paths "
+                    "ends without a `return`, or returns something that is None."]
+    pairs = {}
     for label in expected:
-        if isinstance(given[label], Exception):
+        if label in errors:
             if not pairs:
-                return of_an_error(function, given[label]) or never_used(function, exercise)
+                sentences = error_sentences(errors[label], used_names(code_of(function)))
+                return sentences or unused_arguments(function, exercise)
             continue
-        ours, theirs = aligned(given[label], expected[label], exercise.parts)
+        ours, theirs = aligned(found[label], expected[label], exercise.parts)
         if [x.shape for x in ours] != [x.shape for x in theirs]:
-            return transposed(ours, theirs, exercise) or never_used(function, exercise) or broken
+            return shape_sentences(function, found, expected, label, exercise, broken)
         pairs[label] = [(a.double(), b.double()) for a, b in zip(ours, theirs)]
     if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
-        for error in given.values():
-            if isinstance(error, Exception):
-                return of_an_error(function, error)
-        return ["The numbers are right, their kind (dtype) is not."]
-    count = min(len(parts) for parts in pairs.values())
-    found = exchanged(pairs, count, exercise) or only_not_finite(pairs, exercise)
-    if found:
-        return found
+        for error in errors.values():
+            return error_sentences(error, used_names(code_of(function)))
+        return ["The numbers are right, their dtype is not."]
+    return value_sentences(function, found, expected, pairs, exercise, broken)
 
-    def of_every_input(pairs, part):
-        words = constant(pairs, part, function, exercise) or as_given(pairs, function, exercise)
+
+def value_sentences(function, found, expected, pairs, exercise, broken):
+    """Return sentences for an answer that has the right shapes. pairs: label -> (ours, right)."""
+    count = min(len(parts) for parts in pairs.values())
+    sentences = exchanged(pairs, count, exercise) or only_not_finite(pairs, exercise)
+    sentences = sentences or other_axis(found, expected, exercise)
+    if sentences:
+        return sentences
+
+    def over_all_inputs(pairs, part):
+        words = constant(pairs, part, function, exercise) or same_as_argument(
+            pairs, function, exercise)
         return words or relation_everywhere(pairs) or named_factor(pairs, function, exercise)
 
-    def of_one_input(pairs, part):
-        return relation_of_one_input(pairs)
+    def over_one_input(pairs, part):
+        return relation_for_one_input(pairs)
 
-    of_all = relations(pairs, count, exercise, of_every_input)
-    if of_all and all(is_plain_factor(sentence) for sentence in of_all):
-        of_all = of_all + broken
-    of_one = of_all or approximated(pairs) or broken
-    of_one = of_one or relations(pairs, count, exercise, of_one_input)
-    return never_used(function, exercise) + (of_one or nearly(pairs))
+    over_all = relations(pairs, count, exercise, over_all_inputs)
+    if over_all and all(is_plain_factor(sentence) for sentence in over_all):
+        over_all = over_all + broken
+    rest = over_all or approximated(pairs) or broken
+    rest = rest or relations(pairs, count, exercise, over_one_input)
+    return unused_arguments(function, exercise) + (rest or nearly_right(pairs))
 
 
-def relations(pairs, count, exercise, find):
-    """For each value that is wrong, a sentence on what it is to the right one."""
+def relations(pairs, count, exercise, describe):
+    """Return for each wrong value a sentence about its relation to the right one."""
     found = []
     for i, name in enumerate(part_names(exercise, count)[:count]):
         of_part = {label: parts[i] for label, parts in pairs.items()}
         if not all(close(a, b, exercise.tolerance) for a, b in of_part.values()):
-            words = find(of_part, i)
+            words = describe(of_part, i)
             if words:
                 found.append(f"{name}: {words}" if count > 1 else words)
     return found[:2]
 
 
-def broken_property(given, expected, exercise):
-    """The sentence of the first of the exercise's properties that the answers do not have."""
+# ---- Shapes --------------------------------------------------------------------------------------
+
+def shape_sentences(function, found, expected, label, exercise, broken):
+    """Return sentences for an answer whose shapes differ, first with the input `label`."""
+    ours, theirs = aligned(found[label], expected[label], exercise.parts)
+    return (transposed(ours, theirs, exercise)
+            or values_and_indices_returned(function, label, exercise)
+            or other_axis(found, expected, exercise)
+            or reduction_missing(found, expected)
+            or unused_arguments(function, exercise)
+            or broken
+            or number_of_values(ours, theirs, exercise)
+            or one_row_sentence(found, expected, exercise)
+            or reduced_too_much(function, ours, theirs))
+
+
+def transposed(ours, theirs, exercise):
+    names = part_names(exercise, len(theirs))
+    for name, a, b in zip(names, ours, theirs):
+        if a.shape != b.shape and b.dim() > 1 and close(a, b.mT, 1e-4):
+            return [f"{name} is transposed." if len(theirs) > 1 else "Your answer is transposed."]
+    return []
+
+
+def values_and_indices_returned(function, label, exercise):
+    """Recognize an answer that is, or contains, what x.median(dim) returns."""
+    try:
+        returned = function(*copy(arguments(exercise)[label]))
+    except Exception:
+        return []
+    for x in (returned, *(returned if isinstance(returned, (tuple, list)) else ())):
+        if type(x).__module__ == "torch.return_types":
+            return [values_and_indices(type(x).__name__)]
+    return []
+
+
+REDUCED = {
+    "mean": lambda x: x.mean(),
+    "sum": lambda x: x.sum(),
+    "all": lambda x: x.bool().all().double(),
+    "any": lambda x: x.bool().any().double(),
+    "max": lambda x: x.max(),
+}
+
+
+def reduction_missing(found, expected):
+    """Recognize an answer with many entries where one number is expected."""
+    pairs = []
+    for label, theirs in expected.items():
+        ours = found[label]
+        if isinstance(ours, Exception) or not len(ours) == len(theirs) == 1 or theirs[0].dim():
+            return []
+        pairs.append((ours[0].double(), theirs[0].double()))
+    if not any(a.numel() > 1 for a, _ in pairs) or not all(a.numel() for a, _ in pairs):
+        return []
+    yes_or_no = all(theirs[0].dtype == torch.bool for theirs in expected.values())
+    for name, reduce in REDUCED.items():
+        if yes_or_no == (name in ("all", "any")):
+            if all(close(reduce(a), b, 1e-4) for a, b in pairs):
+                return [f"One number is expected, and .{name}() over yours gives it."]
+    what = "a mean, a sum"
+    kind = "number"
+    if yes_or_no:
+        what, kind = ".all() or .any()", "True or False"
+    return [f"One {kind} is expected, and yours has one for each entry: is {what} missing at the "
+            "end?"]
+
+
+def number_of_values(ours, theirs, exercise):
+    """Say how many values are expected."""
+    numbers_only = len(theirs) == 1 and theirs[0].shape == (len(exercise.parts),)
+    wanted = len(exercise.parts) if numbers_only else len(theirs)
+    count = ours[0].numel() if numbers_only and len(ours) == 1 else len(ours)
+    if wanted < 2 or count == wanted:
+        return []
+    names = f": {listed(exercise.parts)}" if exercise.parts else ""
+    return [f"{wanted} values are expected{names}. Yours has {count}."]
+
+
+def one_row_sentence(found, expected, exercise):
+    """Say so if the answers to all inputs that are wrong have one row too many, or one too few."""
+    rows = set()
+    for label, theirs in expected.items():
+        if isinstance(found[label], Exception):
+            continue
+        ours, theirs = aligned(found[label], theirs, exercise.parts)
+        if len(ours) != len(theirs):
+            return []
+        for part, (a, b) in enumerate(zip(ours, theirs)):
+            if a.shape != b.shape:
+                rows.add((part, rows_too_many([a], [b])))
+    if len(rows) != 1:
+        return []
+    part, difference = rows.pop()
+    start = "Yours"
+    if len(theirs) > 1:
+        start = f"{part_names(exercise, len(theirs))[part]}: yours"
+    if difference == 1:
+        return [f"{start} has one row too many: where does the count begin, and does the loop run "
+                "once too often?"]
+    if difference == -1:
+        return [f"{start} has one row too few: where does the count begin, and does the loop end "
+                "too early?"]
+    return []
+
+
+def reduced_too_much(function, ours, theirs):
+    """Recognize a single number where a tensor is expected, made by a mean() or sum()."""
+    if not len(ours) == len(theirs) == 1 or ours[0].dim() or not theirs[0].dim():
+        return []
+    if not used_names(code_of(function)) & REDUCTIONS:
+        return []
+    return ["Yours is a single number. Without an axis, functions such as mean(), sum() and norm() "
+            "reduce over everything: which axis should stay?"]
+
+
+def other_axis(found, expected, exercise):
+    """Say so if all answers are what the reference gives for transposed inputs."""
+    def turn(x):
+        can_be_turned = isinstance(x, torch.Tensor) and x.dim() > 1 and x.dtype != torch.bool
+        return x.mT if can_be_turned else x
+
+    def all_close(first, second):
+        pairs = zip(first, second)
+        return len(first) == len(second) and all(close(x, y, exercise.tolerance) for x, y in pairs)
+
+    some_wrong = False
+    for label, inputs in arguments(exercise).items():
+        if isinstance(found[label], Exception):
+            return []
+        ours, theirs = aligned(found[label], expected[label], exercise.parts)
+        try:
+            straight = values(exercise.reference(*map(turn, copy(inputs))))
+        except Exception:
+            return []
+        straight, _ = aligned(straight, theirs, exercise.parts)
+        if not all_close(ours, straight) and not all_close(ours, [turn(x) for x in straight]):
+            return []
+        some_wrong = some_wrong or not all_close(ours, theirs)
+    if not some_wrong:
+        return []
+    return ["Yours is the right answer for the transposed input, the one along the other axis: "
+            "look at dim, or at a .T."]
+
+
+# ---- Properties of the right answer --------------------------------------------------------------
+
+def broken_property(found, expected, exercise):
+    """Return the sentence of the exercise's first property that the answers do not have."""
     all_known = True
     for place, (holds, sentence) in enumerate(exercise.properties):
-        is_last = place == len(exercise.properties) - 1     # it may count on those before it
-        for label, numbers in arguments(exercise).items():
-            if isinstance(given[label], Exception):
+        # The last property may rely on all those before it.
+        is_last = place == len(exercise.properties) - 1
+        for label, inputs in arguments(exercise).items():
+            if isinstance(found[label], Exception):
                 all_known = False
                 continue
-            parts, wanted = aligned(given[label], expected[label], exercise.parts)
-            if not_finite(parts) and not not_finite(wanted):
+            parts, right = aligned(found[label], expected[label], exercise.parts)
+            if not_finite(parts) and not not_finite(right):
+                # NaN has no property, whatever its cause.
                 all_known = False
-                continue                                    # 0/0 keeps no property, whatever its cause
-            if [x.shape for x in parts] != [x.shape for x in wanted]:
+                continue
+            if [x.shape for x in parts] != [x.shape for x in right]:
                 all_known = False
-            found = has(holds, doubles(parts), doubles(wanted), numbers, exercise)
-            if found is False and (all_known or not is_last):
+            result = property_holds(holds, doubles(parts), doubles(right), inputs, exercise)
+            if result is False and (all_known or not is_last):
                 return [sentence]
-            all_known = all_known and found is not None
+            all_known = all_known and result is not None
     return []
 
 
@@ -210,60 +401,99 @@ def not_finite(parts):
     return any(not part.isfinite().all() for part in parts)
 
 
-def has(holds, parts, right, numbers, exercise):
-    """True, False, or None where that cannot be told."""
+def property_holds(holds, parts, right, inputs, exercise):
+    """Return True or False, or None if the check fails, for example because of another shape."""
     answer, right = [x[0] if len(x) == 1 else x for x in (parts, right)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return bool(call(holds, exercise, copy(numbers), [answer], right))
-    except Exception:                                       # another shape, or fewer values
+            return bool(call_by_name(holds, exercise, copy(inputs), [answer], right))
+    except Exception:
         return None
 
 
-def of_overwriting(function, places, exercise):
-    """The sentence for a function that writes into its arguments, by their places."""
+# ---- Arguments -----------------------------------------------------------------------------------
+
+def overwriting_sentence(function, positions, exercise):
+    """Return the sentence for a function that changes the arguments at these positions in place."""
     count = len(next(iter(arguments(exercise).values())))
-    names = [name for i, name in enumerate(argument_names(function, count)) if i in places]
-    return (f"You changed {' and '.join(names)} in place: whoever calls the function finds another "
-            f"{names[0]} afterwards, and so do your own later lines. Operations such as -=, *=, add_ "
-            "or a list's pop write into what they are given; x = x * 2 makes a new one.")
+    names = [name for i, name in enumerate(argument_names(function, count)) if i in positions]
+    return (f"You changed {listed(names)} in place, so whoever calls your function finds other "
+            "values there afterwards, and so do the later lines of your function. Operations such "
+            "as -=, *=, add_ or a list's pop change their operand; x = x * 2 makes a new tensor.")
 
 
-def of_an_error(function, error):
-    words, code = str(error), code_of(function)
-    names = used_names(code) if code else set()
-    unfit = "must match the size of tensor" in words or "broadcast" in words
-    reduces = names & {"mean", "sum", "norm", "var", "std", "amax", "max", "median"}
-    if unfit and reduces and not names & {"keepdim", "keepdims"}:
-        return ["Two shapes do not fit. A mean, a sum or a norm takes its axis away unless it is told "
-                "keepdim=True; x[:, None] puts an axis in."]
-    if unfit:
-        return ["Two shapes do not fit: write down the shape of each part of that line."]
-    products = "shapes cannot be multiplied", "to match, but got", "mismatch in its core", "size mismatch"
-    if any(product in words for product in products):
-        return ["A product of matrices (n, k) and (k, m) needs the same k in both: is one of them "
-                "transposed?"]
-    if isinstance(error, ZeroDivisionError):
-        return ["With this input something is divided by 0."]
-    return []
+def used_names(code):
+    """Return the names that a function's code reads, including keywords and functions inside it."""
+    if code is None:
+        return set()
+    found = set(code.co_cellvars)
+    for constant in code.co_consts:
+        if inspect.iscode(constant):
+            found |= used_names(constant)
+        if isinstance(constant, tuple):
+            found.update(x for x in constant if isinstance(x, str))     # keywords of calls
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("LOAD_"):
+            found.update(step.argval if isinstance(step.argval, tuple) else [str(step.argval)])
+    return found
 
+
+def unused_arguments(function, exercise):
+    """Name the arguments that the right answer depends on and the function does not read."""
+    code = code_of(function)
+    if code is None or code.co_flags & inspect.CO_VARARGS:
+        return []
+    used = used_names(code)
+    names = enumerate(code.co_varnames[:code.co_argcount])
+    unused = [name for i, name in names if name not in used and argument_matters(i, exercise)]
+    return [f"Your function never uses {listed(unused, 'or')}."] if unused else []
+
+
+def argument_matters(position, exercise, part=None):
+    """Return True if the right answer to the first input, or one part of it, depends on an
+    argument.
+    """
+    inputs = next(iter(arguments(exercise).values()))
+    if position >= len(inputs):
+        return False
+    others = copy(inputs)
+    others[position] = changed(others[position])
+    try:
+        before = values(exercise.reference(*copy(inputs)))
+        after = values(exercise.reference(*others))
+    except Exception:
+        return False
+    if part is not None:
+        before = aligned(before, before, exercise.parts)[0][part:part + 1]
+        after = aligned(after, after, exercise.parts)[0][part:part + 1]
+    return not all(close(x, y, 1e-6) for x, y in zip(before, after))
+
+
+def changed(x):
+    if isinstance(x, bool):
+        return not x
+    is_tensor = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return 2 * x + 1 if is_tensor or isinstance(x, (int, float)) else x
+
+
+def argument_names(function, count):
+    try:
+        names = list(inspect.signature(function).parameters)[:count]
+    except (TypeError, ValueError):
+        names = []
+    return names + [f"argument {i + 1}" for i in range(len(names), count)]
+
+
+# ---- Relations between wrong and right values ----------------------------------------------------
 
 def is_plain_factor(sentence):
-    """Whether it only says which number is the factor, and not where that may come from."""
+    """Return True if a sentence only gives the factor and not where it may come from."""
     return "everywhere" in sentence and sentence.endswith("times what is expected.")
 
 
-def transposed(ours, theirs, exercise):
-    names = part_names(exercise, len(theirs))
-    for name, a, b in zip(names, ours, theirs):
-        if a.shape != b.shape and b.dim() > 1 and close(a, b.mT, 1e-4):
-            return [f"{name} is transposed." if len(theirs) > 1 else "Yours is transposed."]
-    return []
-
-
 def exchanged(pairs, count, exercise):
-    """Names two values that stand in each other's place."""
+    """Name two values that stand in each other's place."""
     def stands_for(i, j):
         return all(close(parts[i][0], parts[j][1], exercise.tolerance) for parts in pairs.values())
 
@@ -277,191 +507,162 @@ def exchanged(pairs, count, exercise):
 
 
 def only_not_finite(pairs, exercise):
-    """Of an answer that is right wherever it is a number."""
-    inputs, seen = [], 0
+    """Return a sentence for an answer that is right wherever it is a number."""
+    labels, finite_entries = [], 0
     for label, parts in pairs.items():
         for a, b in parts:
             lost = ~a.isfinite() & b.isfinite()
             if gap(a, b)[~lost].gt(exercise.tolerance).any():
                 return []
-            inputs += [label] * bool(lost.any())
-            seen += int((~lost).sum())
-    if not inputs or not seen:
+            if lost.any():
+                labels.append(label)
+            finite_entries += int((~lost).sum())
+    if not labels or not finite_entries:
         return []
-    right_but = f"All numbers that you give are right, but with {inputs[0]} "
+    right_but = f"All numbers in your answer are right, but with {labels[0]} "
     nan_is_an_answer = any(b.isnan().any() for parts in pairs.values() for _, b in parts)
     if nan_is_an_answer:
-        return [right_but + "you give NaN, where there is an answer: when is there none?"]
-    return [right_but + "some are NaN or infinite: what is divided by 0 there, or becomes too large?"]
+        return [right_but + "it is NaN where there is an answer: when is there none?"]
+    return [right_but + "some are NaN or infinite: is something divided by 0 there, or does "
+            "something become too large?"]
 
 
-def used_names(code):
-    """The names that a function's code reads, of keywords and of functions in it among them."""
-    found = set(code.co_cellvars)
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            found |= used_names(constant)
-        if isinstance(constant, tuple):
-            found.update(x for x in constant if isinstance(x, str))         # keywords of calls
-    for step in dis.get_instructions(code):
-        if step.opname.startswith("LOAD_"):
-            found.update(step.argval if isinstance(step.argval, tuple) else [str(step.argval)])
-    return found
-
-
-def never_used(function, exercise):
-    """Names arguments that the answer depends on and the function does not read."""
-    code = code_of(function)
-    if code is None or code.co_flags & inspect.CO_VARARGS:
-        return []
-    used = used_names(code)
-    names = enumerate(code.co_varnames[:code.co_argcount])
-    unused = [name for i, name in names if name not in used and counts(i, exercise)]
-    return [f"Your function never looks at {' and '.join(unused)}."] if unused else []
-
-
-def counts(place, exercise, part=None):
-    """Whether the right answer to the first input, or that part of it, changes with the argument at
-    that place."""
-    given = next(iter(arguments(exercise).values()))
-    if place >= len(given):
-        return False
-    other = copy(given)
-    other[place] = another(other[place])
-    try:
-        before, after = values(exercise.reference(*copy(given))), values(exercise.reference(*other))
-    except Exception:
-        return False
-    if part is not None:
-        before = aligned(before, before, exercise.parts)[0][part:part + 1]
-        after = aligned(after, after, exercise.parts)[0][part:part + 1]
-    return not all(close(x, y, 1e-6) for x, y in zip(before, after))
-
-
-def another(x):
-    if isinstance(x, bool):
-        return not x
-    is_tensor = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return 2 * x + 1 if is_tensor or isinstance(x, (int, float)) else x
-
-
-RELATIONS = [                                               # of a wrong answer to b, which is right
-    ("it is 0 everywhere", lambda b: 0 * b),
-    ("the sign is the other one", lambda b: -b),
-    ("transposed", lambda b: b.mT if b.dim() > 1 else None),
-    ("in reverse order", lambda b: b.flip(-1) if b.dim() else None),
-    ("upside down, one over what is expected", lambda b: 1 / b),
-    ("1 minus what is expected: the other part of the whole", lambda b: 1 - b),
-    ("the square of what is expected", lambda b: b * b),
-    ("the root of what is expected", lambda b: b.sqrt()),
-    ("one over the square of what is expected", lambda b: 1 / (b * b)),
-    ("one over the root of what is expected", lambda b: b.rsqrt()),
-    ("the exponential of what is expected", lambda b: b.exp()),
-    ("the logarithm of what is expected", lambda b: b.log()),
-    ("rounded to whole numbers", lambda b: b.round()),
-    ("rounded down to whole numbers", lambda b: b.floor()),
-    ("rounded up to whole numbers", lambda b: b.ceil()),
+RELATIONS = [                                   # what a wrong answer may be to b, the right one
+    ("is 0 for every input", lambda b: 0 * b),
+    ("has the wrong sign", lambda b: -b),
+    ("is transposed", lambda b: b.mT if b.dim() > 1 else None),
+    ("is in reverse order", lambda b: b.flip(-1) if b.dim() else None),
+    ("is upside down, one over what is expected", lambda b: 1 / b),
+    ("is 1 minus what is expected, the other part of the whole", lambda b: 1 - b),
+    ("is the square of what is expected", lambda b: b * b),
+    ("is the root of what is expected", lambda b: b.sqrt()),
+    ("is one over the square of what is expected", lambda b: 1 / (b * b)),
+    ("is one over the root of what is expected", lambda b: b.rsqrt()),
+    ("is the exponential of what is expected", lambda b: b.exp()),
+    ("is the logarithm of what is expected", lambda b: b.log()),
+    ("is rounded to whole numbers", lambda b: b.round()),
+    ("is rounded down to whole numbers", lambda b: b.floor()),
+    ("is rounded up to whole numbers", lambda b: b.ceil()),
 ]
 
 
+def varies(x, relative):
+    """Return True if the entries of x differ by more than this part of the largest of them."""
+    return bool((x - x[0]).abs().max() > relative * x.abs().max())
+
+
 def constant(pairs, part, function, exercise):
-    """The one number that all of the answers, label -> (given, expected), are, in words."""
-    given = torch.cat([a.flatten() for a, _ in pairs.values()])
-    expected = torch.cat([b.flatten() for _, b in pairs.values()])
-    one_number = len(given) > 1 and given[0] and near(given, given[0], 1e-9)
-    if one_number and not near(expected, expected[0]):
-        words = f"Yours is {given[0].item():.4g} everywhere, whatever is given."
-        names = argument_names(function, len(next(iter(arguments(exercise).values()))))
-        changing = [name for i, name in enumerate(names) if counts(i, exercise, part)]
-        return f"{words} The right one changes with {' and '.join(changing)}." if changing else words
-    return ""
+    """Say so if all answers are one number. pairs: label -> (ours, right)."""
+    ours = torch.cat([a.flatten() for a, _ in pairs.values()])
+    right = torch.cat([b.flatten() for _, b in pairs.values()])
+    is_constant = len(ours) > 1 and ours[0] and ours.isfinite().all() and not varies(ours, 1e-9)
+    if not is_constant or not right.isfinite().all() or not varies(right, 1e-3):
+        return ""
+    words = f"Yours is {ours[0].item():.4g} for every input."
+    names = argument_names(function, len(next(iter(arguments(exercise).values()))))
+    changing = [name for i, name in enumerate(names) if argument_matters(i, exercise, part)]
+    return f"{words} The right answer depends on {listed(changing)}." if changing else words
 
 
-def as_given(pairs, function, exercise):
-    """Says so where all of the answers, label -> (given, expected), are one of the arguments."""
+def same_as_argument(pairs, function, exercise):
+    """Say so if all answers are one of the arguments, unchanged. pairs: label -> (ours, right)."""
     inputs = arguments(exercise)
     for i, name in enumerate(argument_names(function, len(next(iter(inputs.values()))))):
         tensors = [(a, inputs[label][i]) for label, (a, _) in pairs.items()]
         if all(isinstance(x, torch.Tensor) and close(a, x, 1e-6) for a, x in tensors):
-            return f"Yours is {name} as it was given."
+            return f"Yours is {name}, unchanged."
     return ""
 
 
 def relation_everywhere(pairs):
-    """What would explain all differences between the pairs, label -> (given, expected), in words."""
+    """Describe what relates all wrong answers to the right ones. pairs: label -> (ours, right)."""
     words = one_relation(list(pairs.values()))
-    return f"With every input: {words}." if words else ""
+    return f"Yours {words}." if words else ""
 
 
-def relation_of_one_input(pairs):
+def relation_for_one_input(pairs):
     for label, (a, b) in pairs.items():
         if not alike(a, b):
             words = one_relation([(a, b)]) if len(b.unique()) > 1 else ""
-            return f"With {label}: {words}." if words else ""
+            words = words.replace("for every input", "everywhere")
+            return f"With {label}, yours {words}." if words else ""
     return ""
 
 
 def one_relation(pairs):
+    """Return the words for a relation that holds in all pairs (ours, right), or ""."""
     if sum(b.numel() for _, b in pairs) < 2 or all(alike(a, b) for a, b in pairs):
         return ""
     for words, f in RELATIONS:
         wanted = [f(b) for _, b in pairs if f(b) is not None]
         is_one_number = wanted and len(torch.cat([w.flatten() for w in wanted]).unique()) == 1
-        if is_one_number and words != "it is 0 everywhere":
-            continue                                        # then any constant would be that
+        if is_one_number and f is not RELATIONS[0][1]:
+            continue                            # any constant would have this relation
         if all(f(b) is not None and alike(a, f(b)) for a, b in pairs):
             return words
     a = torch.cat([a.flatten() for a, _ in pairs])
     b = torch.cat([b.flatten() for _, b in pairs])
     finite = a.isfinite() & b.isfinite()
-    words = factor_or_shift("everywhere", a[finite], b[finite], 0)
+    words = factor_or_shift("is everywhere", a[finite], b[finite], 0)
     is_matrix = len(pairs) == 1 and pairs[0][1].dim() > 1 and min(pairs[0][1].shape[-2:]) > 1
     if is_matrix:
-        words = words or factor_or_shift("each row, with a number of its own:", *pairs[0], -1)
-        words = words or factor_or_shift("each column, with a number of its own:", *pairs[0], -2)
+        words = words or factor_or_shift("is, row by row,", *pairs[0], -1)
+        words = words or factor_or_shift("is, column by column,", *pairs[0], -2)
     return words
 
 
 def alike(a, b):
-    """Whether a is b, but for rounding at the size of b's largest entry."""
+    """Return True if a is b up to rounding, relative to b's largest entry."""
     finite = b[b.isfinite()].abs()
     least = 1e-5 * finite.max().item() if len(finite) else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=least, equal_nan=True)
 
 
-FACTORS = {                                                 # that logarithms of another base make
-    "which is 1/ln 2: bits where nats are asked, or a logarithm to base 2": 1 / math.log(2),
+def is_multiple(a, factor, b):
+    """Return True if a is factor * b up to rounding, relative to a's largest entry."""
+    if not a.isfinite().all():
+        return False
+    least = 1e-9 * a.abs().max().item() if a.numel() else 0.0
+    return torch.allclose(a, factor * b, rtol=1e-4, atol=least)
+
+
+FACTORS = {                                     # factors that come from logarithms to another base
+    "which is 1/ln 2: bits instead of nats, or a logarithm to base 2": 1 / math.log(2),
     "which is ln 2": math.log(2),
-    "which is 1/ln 10: a logarithm to base 10 for a natural one": 1 / math.log(10),
+    "which is 1/ln 10: a logarithm to base 10 instead of a natural one": 1 / math.log(10),
     "which is ln 10": math.log(10),
 }
 
 
-def factor_or_shift(of, a, b, axis):
-    """Whether one factor, or one number that was added, makes a of b along an axis, in words."""
+def factor_or_shift(start, a, b, axis):
+    """Say so if along an axis a is b times one factor, or b plus one number."""
     if b.numel() < 2:
         return ""
     factor = (a * b).sum(axis, True) / (b * b).sum(axis, True)
-    if (factor - 1).abs().max() > 1e-3 and torch.allclose(a, factor * b, rtol=1e-4, atol=1e-9):
-        words = f"{of} {ends(factor, '.4g')} times what is expected"
+    if (factor - 1).abs().max() > 1e-3 and is_multiple(a, factor, b):
+        words = f"{start} {span(factor, '.4g')} times what is expected"
         if close(factor, torch.full_like(factor, 100), 1e-3):
-            words += ", percent where a share is asked"
+            words += ", percent instead of a share"
         if close(factor, torch.full_like(factor, 0.01), 1e-5):
-            words += ", a share where percent are asked"
-        for power in -9, -6, -4, -3, 3, 4, 6, 9:            # 100 and 0.01 are percent
-            if near(factor / 10 ** power, 1, 1e-4):
-                words += ", a power of ten, as another unit makes it"
+            words += ", a share instead of percent"
+        for power in -9, -6, -4, -3, 3, 4, 6, 9:        # 100 and 0.01 are percent
+            if ((factor / 10 ** power - 1).abs() < 1e-4).all():
+                words += ", a power of ten, as another unit would give"
         for meaning, value in FACTORS.items():
-            if near(factor, value, 1e-4):
+            if ((factor / value - 1).abs() < 1e-4).all():
                 words += f", {meaning}"
         return words
     shift = (a - b).mean(axis, keepdim=True)
     if (a - b - shift).abs().max() < 1e-3 * shift.abs().max():
-        return f"{of} {ends(shift, '+.4g')}"
+        if (shift > 0).all():
+            return f"{start} {span(shift, '.4g')} too large"
+        if (shift < 0).all():
+            return f"{start} {span(-shift, '.4g')} too small"
+        return f"{start} off by {span(shift, '+.4g')}"
     return ""
 
 
-def ends(numbers, form):
+def span(numbers, form):
     smallest, largest = format(numbers.min().item(), form), format(numbers.max().item(), form)
     return smallest if smallest == largest else f"{smallest} to {largest}"
 
@@ -477,34 +678,36 @@ POWERS = {
 
 
 def named_factor(pairs, function, exercise):
-    """Where an answer is too large or too small by a number that was given: which one, in words."""
-    factors, given = [], []
+    """Name the argument or size that an answer is too large or too small by."""
+    factors, used_inputs = [], []
     inputs = arguments(exercise)
     for label, (a, b) in pairs.items():
         if not a.any() and not b.any():
-            continue                                        # any factor makes 0 of 0
+            continue                            # any factor makes 0 of 0
         factor = (a * b).sum() / (b * b).sum()
-        if not torch.allclose(a, factor * b, rtol=1e-4, atol=1e-9) or not b.any():
+        if not is_multiple(a, factor, b) or not b.any():
             return ""
         factors.append(factor.item())
-        given.append(inputs[label])
-    if not given:
+        used_inputs.append(inputs[label])
+    if not used_inputs:
         return ""
-    names = argument_names(function, len(given[0]))
-    known = [numbers_in(x, names) for x in given]
+    names = argument_names(function, len(used_inputs[0]))
+    known = [numbers_in(x, names) for x in used_inputs]
     for name in known[0]:
         numbers = [x[name] for x in known if name in x]
         if len(numbers) == len(factors) > 1 and len(set(numbers)) > 1 and min(numbers) > 0:
             for power, words in POWERS.items():
                 if all(abs(factor / n ** power - 1) < 1e-4 for factor, n in zip(factors, numbers)):
-                    return f"With every input: {words.format(name)} what is expected."
+                    return f"Yours is {words.format(name)} what is expected."
     return ""
 
 
-def numbers_in(given, names):
-    """What a factor may come from: words -> the numbers among the arguments, and the tensors' sizes."""
+def numbers_in(inputs, names):
+    """Return what a factor may come from: words -> a number among the arguments, or a tensor's
+    size.
+    """
     found = {}
-    for name, x in zip(names, given):
+    for name, x in zip(names, inputs):
         if isinstance(x, (int, float)):
             found[name] = float(x)
         elif isinstance(x, torch.Tensor):
@@ -512,48 +715,44 @@ def numbers_in(given, names):
     return found
 
 
-def argument_names(function, count):
-    try:
-        names = list(inspect.signature(function).parameters)[:count]
-    except (TypeError, ValueError):
-        names = []
-    return names + [f"argument {i + 1}" for i in range(len(names), count)]
-
-
 def approximated(pairs):
-    """Of an answer that is nearly right with most inputs, and exactly so with none of these, with
-    errors to both sides: a wrong formula is further off, or always too large or too small."""
-    nearly_right, far_off = [], []
+    """Recognize an approximation.
+
+    It is nearly right with most inputs and exactly right with none of these, and it errs to both
+    sides. A wrong formula is further off, or always too large or too small.
+    """
+    nearly, far_off = [], []
     errors = torch.cat([(a - b).flatten() for parts in pairs.values() for a, b in parts])
     if not (errors > 0).any() or not (errors < 0).any():
         return []
     for label, parts in pairs.items():
         off = max(relative_gap(a, b) for a, b in parts)
-        few = max(b.numel() for _, b in parts) < 4          # numbers that a formula may come near to
+        # A wrong formula may come near a few numbers by chance.
+        few = max(b.numel() for _, b in parts) < 4
         if few:
             continue
         if 1e-5 < off < 0.003:
-            nearly_right.append(label)
+            nearly.append(label)
         elif not off <= 1e-5:
             far_off.append(label)
-    if len(nearly_right) < 3 or len(nearly_right) < 2 * len(far_off):
+    if len(nearly) < 3 or len(nearly) < 2 * len(far_off):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
-    return [f"Nearly right with most inputs{but}: do you approximate, such as a derivative by a quotient of "
-            "differences, or a mean by random numbers?"]
+    return [f"Nearly right with most inputs{but}: do you approximate, for example a derivative by "
+            "a quotient of differences, or a mean by random numbers?"]
 
 
 def relative_gap(a, b):
-    """The largest error, over the largest number that is expected."""
+    """Return the largest error, divided by the largest number that is expected."""
     if not b.numel():
         return 0.0
     largest = b.abs().max().clamp(min=1e-12)
     return ((a - b).abs().max() / largest).item()
 
 
-def nearly(pairs):
-    off = max(gap(a, b).max().item() for parts in pairs.values() for a, b in parts if a.numel())
+def nearly_right(pairs):
+    off = max(relative_gap(a, b) for parts in pairs.values() for a, b in parts)
     if off < 0.01:
-        return ["Nearly: an approximation, a rounded number or an eps at another place makes such a "
-                "difference."]
+        return ["Nearly right: an approximation, a rounded number or an eps in another place makes "
+                "such a difference."]
     return []

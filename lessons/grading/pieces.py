@@ -1,5 +1,5 @@
 """
-What references, inputs and checks of several lessons' exercises share, in elementary operations.
+Functions that the exercises of several lessons share, in elementary operations.
 """
 import math
 
@@ -19,12 +19,12 @@ def same(x):
 
 
 def never(y):
-    """A last property: said where all before it hold."""
+    """Serve as the last property: its sentence is printed if all others hold."""
     return False
 
 
 def unit_rows(x):
-    """x (..., n) with rows of length 1; a row of zeros stays."""
+    """Return x (..., n) with rows of length 1. A row of zeros stays."""
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length == 0, 1.0, length)
 
@@ -33,34 +33,34 @@ def silu(z):
     return z * torch.sigmoid(z)
 
 
-# Of attention
+# ---- Attention -----------------------------------------------------------------------------------
 
 def neighbouring_channels(x, n_head):
-    """(B, T, d) -> (B, H, T, d_k)"""
+    """Split (B, T, d) into (B, H, T, d_k): each head gets neighbouring channels."""
     return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
 
 
 def every_nth_channel(x, n_head):
-    """The same shapes, a head with other channels."""
+    """Split in the same shapes, but wrongly: a head gets every n_head-th channel."""
     return x.unflatten(-1, (-1, n_head)).permute(0, 3, 1, 2)
 
 
 def side_by_side(y):
-    """(B, H, T, d_k) -> (B, T, d), the heads of a token in one row"""
+    """Join (B, H, T, d_k) to (B, T, d), the heads of a token side by side."""
     return y.transpose(1, 2).flatten(2)
 
 
 def heads_one_by_one(y):
-    """The same shapes, and H and T have not changed places."""
+    """Join in the same shapes, but wrongly: without exchanging H and T first."""
     batch, n_head, length, d_k = y.shape
     return y.reshape(batch, length, n_head * d_k)
 
 
-NO_TOKEN = 10 ** 6                                          # further ahead than any
+NO_TOKEN = 10 ** 6                              # for hidden_from: further ahead than any token
 
 
 def attend(q, k, v, factor, hidden_from=1):
-    """hidden_from: how many tokens ahead of a query the mask begins."""
+    """Return attention's output. The mask begins hidden_from tokens ahead of the query."""
     length = q.shape[-2]
     mask = torch.full((length, length), -math.inf).triu(hidden_from)
     scores = factor * q @ k.mT + mask
@@ -74,7 +74,7 @@ def rope_tables(length, d_k):
 
 
 def turned(x, cos, sin):
-    """Channel i turned together with channel i + pairs; those behind 2 pairs are left."""
+    """Rotate channel i together with channel i + pairs. Channels from 2 pairs on stay."""
     pairs = cos.shape[-1]
     a = x[..., :pairs]
     b = x[..., pairs:2 * pairs]
@@ -83,7 +83,11 @@ def turned(x, cos, sin):
 
 
 def block_inputs(case):
-    """case(n_head, d, length): h, a block's tensors, n_head and rope's tables. size: that of its alphas."""
+    """Yield a block's inputs.
+
+    case(n_head, d, length, size) returns h, the block's tensors, n_head and rope's tables; size is
+    that of the alphas.
+    """
     h, p, *others = case(2, 8, 5)
     yield "2 heads of 4", h, p, *others
     yield "alpha_a of 0: the MLP alone", h, {**p, "alpha_a": torch.zeros(8)}, *others

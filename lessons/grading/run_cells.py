@@ -1,9 +1,10 @@
 """
-Runs the cells of a student's notebook in a process of their own, in a copy of this repository, within limits.
+Run the cells of a student's notebook in a process of its own, in a copy of this repository, within
+time limits.
 
-run_cells starts `python run_cells.py FOLDER` in that copy. FOLDER/task.json has the cells and the limits.
-FOLDER/report.json says, after each step, what grade has found so far, which cells failed, and where the process is:
-it may break off anywhere.
+run_cells starts `python run_cells.py FOLDER` in that copy. FOLDER/task.json has the cells and the
+limits. After each step the process writes FOLDER/report.json: the results of grade so far, the
+cells that failed, and where it is. So nothing is lost if it ends early.
 """
 import json
 import os
@@ -13,58 +14,67 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import grader
 
 ROOT = grader.ROOT
-CALL = re.compile(r'\bgrade\(\s*\\?["\']((\d+)\.\d+)')             # \": as it stands in a notebook's file
-# name = grade("1.1", answer), or without "name ="
-GRADED = re.compile(r'^ *(?:(?P<name>\w+) *= *)?grade\(\s*["\'](?P<number>[\d.]+)["\']\s*,\s*(?P<answer>\w+)', re.M)
-ON_SCREEN = "matplotlib", "pylab", "gui", "config", "load_ext", "reload_ext", "autoreload", "tensorboard"
+# A call of grade, in a cell or in a notebook's file, where \" stands for a quote.
+CALL = re.compile(r'\bgrade\(\s*\\?["\']((\d+)\.\d+)')
+# name = grade("1.1", answer), or without "name =".
+GRADED = re.compile(
+    r'^ *(?:(?P<name>\w+) *= *)?grade\(\s*["\'](?P<number>[\d.]+)["\']\s*,\s*(?P<answer>\w+)', re.M)
+# Magics that are for windows and pictures, or for extensions that may be missing.
+ON_SCREEN = (
+    "matplotlib", "pylab", "gui", "config", "load_ext", "reload_ext", "autoreload", "tensorboard")
 
 
 def plain(text, most=100):
-    """The text in one line: a line break in it would print a row that nobody has earned."""
+    """Return the text in one line, because a line break in it could forge a row of the table."""
     printable = "".join(char if char.isprintable() else " " for char in str(text))
     return " ".join(printable.split())[:most]
 
 
 def in_words(error):
+    """Describe an exception in one line."""
     name = type(error).__name__
     try:
-        if isinstance(error, SyntaxError) and error.lineno:             # its str names a file of IPython's
+        # The str of a SyntaxError names IPython's file.
+        if isinstance(error, SyntaxError) and error.lineno:
             return plain(f"{name}: {error.msg}, line {error.lineno}: {plain(error.text)}")
-        return plain(f"{name}: {error}", 80).removesuffix(":")           # of an error without words
-    except Exception:                                   # a student's own, with a __str__ that fails
+        return plain(f"{name}: {error}", 80).removesuffix(":")  # there may be no message
+    except Exception:                                   # a student's own __str__ may fail
         return name
 
 
-# ---- In the process --------------------------------------------------------------------------------------------------
+# ---- In the process ------------------------------------------------------------------------------
 
 class TooLong(BaseException):
-    """The time of a cell is over. It is no Exception, so that few loops swallow it."""
+    """The time of a cell is over. It is a BaseException, so that few loops swallow it."""
 
 
 def set_alarm(seconds):
-    """Raises TooLong after so many seconds; where a cell's code swallows it, again and again. 0: never."""
+    """Raise TooLong after this many seconds (0: never), repeatedly if the cell swallows it."""
     late = TooLong(f"no end within {seconds:g} s")
     raised = []
 
     def ring(number, frame):
+        # After the first time, interrupt only the cell itself and not IPython or grade, which
+        # handle the exception.
         in_cell = frame.f_code.co_filename.startswith("<ipython")
-        if in_cell or not raised:                       # but not where IPython or grade deal with the first
+        if in_cell or not raised:
             raised.append(late)
             raise late
-    if hasattr(signal, "setitimer"):                    # not on Windows: the notebook's limit ends a loop there
-        signal.setitimer(signal.ITIMER_REAL, 0)         # an alarm before this one goes off no more
+
+    # Windows has no setitimer. There only the limit of the whole notebook ends an endless loop.
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)         # cancel the previous alarm
         signal.signal(signal.SIGALRM, ring)
         signal.setitimer(signal.ITIMER_REAL, seconds, 0.0001)
 
 
 def limit_grade(seconds, tell):
-    """From now on, grade takes a function that does not end for a wrong one."""
+    """Make grade count a function that does not end in time as wrong."""
     without_limit = grader.grade
 
     def grade(number, function):
@@ -76,32 +86,42 @@ def limit_grade(seconds, tell):
             grader.results[number] = "wrong", [str(late)]
             return grader.find(number).reference
         finally:
-            set_alarm(seconds)                          # what follows in the cell has its own time
+            set_alarm(seconds)                          # the rest of the cell gets its own time
             tell()
     grader.grade = grade
 
 
 def shorten_training(steps):
-    """From now on, train takes about so many steps, and draws no picture: a fifth of a short run."""
+    """Make train take about this many steps and draw no picture.
+
+    The picture takes a fifth of the time of a short run.
+    """
     import train
     whole = train.train
 
     def short(config, *arguments, **options):
         wanted = config.max_steps or 1000
-        length = min(wanted, steps + wanted // 50)      # of two lengths, still: lesson 6 compares them
-        interval = config.eval_interval or length
-        cut = replace(config, max_steps=length, eval_interval=interval, eval_tokens=1024)
-        return whole(cut, *arguments, **options)
+        length = min(wanted, steps + wanted // 50)      # lesson 6 compares two lengths
+        limits = {
+            "max_steps": length,
+            "eval_interval": config.eval_interval or length,
+            "eval_tokens": 1024,
+            "final_eval_tokens": 1024,
+        }
+        short_config = train.TrainConfig(**config.options | limits)
+        return whole(short_config, *arguments, **options)
+
     train.train = short
     train.draw_losses = lambda folder: None
 
 
 def leave():
-    raise SystemExit("the notebook wants to end here")
+    """Stand in for quit() in a cell."""
+    raise SystemExit("the notebook calls quit()")
 
 
 def new_shell():
-    """An IPython in which magics for windows and pictures do nothing, and quit() ends one cell."""
+    """Return an IPython shell in which quit() ends one cell and magics for windows do nothing."""
     from IPython.core.interactiveshell import InteractiveShell
     shell = InteractiveShell.instance()
     for name in ON_SCREEN:
@@ -111,19 +131,19 @@ def new_shell():
 
 
 def run_cell(shell, source, seconds):
-    """The error that ended a cell, or None."""
+    """Run a cell. Return the error that ended it, or None."""
     set_alarm(seconds)
     try:
         done = shell.run_cell(source)
         return done.error_before_exec or done.error_in_exec
-    except TooLong as late:                             # while IPython was at work
+    except TooLong as late:                             # raised in IPython's own code
         return late
     finally:
         set_alarm(0)
 
 
 def exercise_of(cells, place):
-    """The exercise that a cell belongs to: the first that is graded there or after it."""
+    """Return the exercise that a cell belongs to: the first that is graded there or later."""
     for source in cells[place:]:
         if call := CALL.search(source):
             return call[1]
@@ -131,7 +151,7 @@ def exercise_of(cells, place):
 
 
 def cause_of(error, source, at, failed, unreadable):
-    """Where a name is missing that an earlier cell would have given: what ended that cell, in words."""
+    """Return what ended the earlier cell that would have defined a missing name, or None."""
     if type(error) is not NameError or not error.name:
         return None
     for earlier, words in failed.items():
@@ -142,44 +162,48 @@ def cause_of(error, source, at, failed, unreadable):
 
 
 def was_tried(error, cause, answer):
-    """Not where nothing of that name was ever written."""
+    """Return False if the error only says that the answer itself was never defined."""
     return cause is not None or type(error) is not NameError or error.name != answer
 
 
-def go_on(shell, source, error, cause):
-    """What a failed cell was to grade and did not counts as wrong, if it was tried; its name stands
-    for what is right, as after grade."""
+def replace_answers(shell, source, error, cause):
+    """Count what a failed cell should have graded as wrong, if it was tried.
+
+    As after grade, its name then stands for the reference.
+    """
     for call in GRADED.finditer(source):
         number, answer = call["number"], call["answer"]
         if number in grader.results:
             continue
         try:
             shell.user_ns[call["name"] or answer] = grader.find(number).reference
-        except KeyError:                                # there is no such exercise
+        except KeyError:                                # no such exercise
             continue
         if was_tried(error, cause, answer):
             grader.results[number] = "wrong", [cause or in_words(error)]
 
 
 def run_task(folder):
-    """Does what FOLDER/task.json says, and writes FOLDER/report.json after each step."""
+    """Do what FOLDER/task.json says, and write FOLDER/report.json after each step."""
     task = json.loads(Path(folder, "task.json").read_text())
     cells, seconds = task["cells"], task["cell_seconds"]
     report = dict(results=grader.results, errors=[], done=0, at="the start")
 
-    def tell(**news):
+    def write_report(**news):
         report.update(news)
+        # Replace the file in one step, so that it is always complete.
         Path(folder, "new.json").write_text(json.dumps(report))
-        os.replace(Path(folder, "new.json"), Path(folder, "report.json"))       # whole, or not at all
+        os.replace(Path(folder, "new.json"), Path(folder, "report.json"))
+
     shorten_training(task["steps"])
-    limit_grade(seconds, tell)
+    limit_grade(seconds, write_report)
     shell = new_shell()
-    for source in task["setups"]:                       # the lesson's own, as the student's may fail
+    for source in task["setups"]:                       # the lesson's own; the student's may fail
         shell.run_cell(source)
-    failed = {}                                         # a cell's source -> what ended it, in words
-    unreadable = {}                                     # exercise -> the same of a cell with a syntax error
+    failed = {}                     # source of a cell -> what ended it, in words
+    unreadable = {}                 # exercise -> the syntax error in its cell, in words
     for place, source in enumerate(cells):
-        tell(done=place, at=exercise_of(cells, place))
+        write_report(done=place, at=exercise_of(cells, place))
         if error := run_cell(shell, source, seconds):
             cause = cause_of(error, source, report["at"], failed, unreadable)
             if cause is None:
@@ -187,24 +211,25 @@ def run_task(folder):
             failed[source] = cause or in_words(error)
             if isinstance(error, SyntaxError):
                 unreadable[report["at"]] = in_words(error)
-            go_on(shell, source, error, cause)
-    tell(done=len(cells), at="the end")
+            replace_answers(shell, source, error, cause)
+    write_report(done=len(cells), at="the end")
 
 
-# ---- Outside of it ---------------------------------------------------------------------------------------------------
+# ---- Outside the process -------------------------------------------------------------------------
 
 def copy_repository(folder):
+    """Copy what a notebook needs, so that it cannot change this repository."""
     for file in [*ROOT.glob("*.py"), ROOT / "requirements.txt", *ROOT.glob("lessons/*/*.py")]:
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    for name in "data", "assets":                       # without data the notebook makes its corpus
+    for name in "data", "assets":                       # a notebook without data prepares it
         if (ROOT / name).exists():
             Path(folder, name).symlink_to(ROOT / name)
 
 
 def run_process(folder, seconds):
-    """Runs FOLDER's task for at most so many seconds, and says how it ended."""
+    """Run FOLDER's task for at most this many seconds. Return in words how it ended."""
     log = Path(folder, "log.txt")
     settings = dict(MPLBACKEND="Agg", IPYTHONDIR=folder, OMP_NUM_THREADS="1")
     with open(log, "w") as stream:
@@ -219,19 +244,19 @@ def run_process(folder, seconds):
     finally:
         if hasattr(os, "killpg"):
             try:
-                os.killpg(process.pid, signal.SIGKILL)                  # and what it has started
+                os.killpg(process.pid, signal.SIGKILL)                  # and its children
             except ProcessLookupError:
                 pass
         process.kill()
         process.wait()
     if not Path(folder, "report.json").exists():
         lines = log.read_text(errors="replace").split("\n")
-        return "not started: " + plain(next(filter(str.strip, reversed(lines)), "no word"))
+        return "did not start: " + plain(next(filter(str.strip, reversed(lines)), "no message"))
     return f"ended early with exit code {process.returncode}"
 
 
 def run_cells(cells, setups, seconds, cell_seconds, steps):
-    """(results, notes): what grade has found in a notebook's cells, and what stopped them."""
+    """Run a notebook's cells. Return the results of grade, and notes on what stopped the cells."""
     task = dict(cells=cells, setups=setups, cell_seconds=cell_seconds, steps=steps)
     report = dict(results={}, errors=[], done=0, at="the start")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -252,4 +277,4 @@ def run_cells(cells, setups, seconds, cell_seconds, steps):
 
 if __name__ == "__main__":
     run_task(sys.argv[1])
-    os._exit(0)                                         # threads that a student's code has left do not end
+    os._exit(0)                                         # a student's threads may still run
