@@ -113,7 +113,7 @@ def matching_inputs(generator):
 
 def matching_alpha(x, *, centered=True, less=0, eps=1e-5, eps_behind_root=0.0, power=-1,
                    mean=torch.mean):
-    """less: the variance divides by n - less; power: a token's slope is deviation ** power."""
+    """Return the mean of deviation ** power over all tokens; the variance divides by n - less."""
     off = x
     if centered:
         off = x - x.mean(-1, keepdim=True)
@@ -157,7 +157,7 @@ MATCHING = Exercise(
 # 8.4 ----------------------------------------------------------------------------------------------
 
 def silu_branch(generator, d):
-    """A branch that is not linear, as a block's are not."""
+    """Return a branch that is not linear, like those of a block."""
     up = randn(generator, d, 2 * d) / d ** 0.5
     down = randn(generator, 2 * d, d)
 
@@ -213,7 +213,7 @@ def depth_inputs(generator):
 
 
 def harmonic(layers, power=1.0):
-    """1 + 1 / 2 ** power + ... + 1 / layers ** power"""
+    """Return 1 + 1 / 2 ** power + ... + 1 / layers ** power."""
     return sum(layer ** -power for layer in range(1, layers + 1))
 
 
@@ -266,7 +266,7 @@ def post_inputs(generator):
 
 
 def chain(step):
-    """A model of steps (h, branch, norm) -> h; the last norm is left over."""
+    """Return a model that takes step(h, branch, norm) for each branch; the last norm is unused."""
     def run(h, branches, norms):
         for branch, norm in zip(branches, norms):
             h = step(h, branch, norm)
@@ -330,12 +330,12 @@ def by_sequence(x):
 
 
 def ahead(x):
-    """The next token in the place of each token."""
+    """Return x with each token replaced by the next one."""
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
 def leak_in(sequence, channel, size=0.1):
-    """A function in which each token of one sequence sees one channel of the next token."""
+    """Return a function in which tokens of one sequence see one channel of the next token."""
     def mix(x):
         y = x.clone()
         y[sequence, :, channel] += size * ahead(x)[sequence, :, channel]
@@ -344,12 +344,12 @@ def leak_in(sequence, channel, size=0.1):
 
 
 def ahead_through_layer_norm(x):
-    """A tenth of the next token's LayerNorm, which is the same for x, 2 x and x + 1."""
+    """Add a tenth of the next token's LayerNorm, which is the same for x, 2 x and x + 1."""
     return x + 0.1 * ahead(rms(x - x.mean(-1, keepdim=True)))
 
 
 def there_and_back(x):
-    """x but for rounding errors, which depend on all tokens."""
+    """Return x, except for rounding errors that depend on all tokens."""
     size = 1 + x.square().mean().sqrt()
     return x / size * size
 
@@ -688,7 +688,7 @@ def seed_inputs(generator):
 
 
 def spread(x, less=1):
-    """Standard deviation, with n - less; where that is 0 it is not known."""
+    """Return the standard deviation with divisor n - less, or infinity where that is 0."""
     if len(x) == less:
         return torch.tensor(math.inf)
     squares = (x - x.mean()).square().sum()
