@@ -1,9 +1,9 @@
 """
-Lesson 8, write the seventh: Dynamic Tanh, LayerNorm scaling, Post-LN, and what a norm of one's own
+Lesson 8, write the seventh: Dynamic Tanh, LayerNorm scaling, Post-LN, and the tests that a new norm
 has to pass.
 
-Sources: anGPT sections 3.2 and Appendix A, NormFormer section 1. See grader.py for the form. The
-references use elementary operations only and nothing of model.py.
+Sources: anGPT section 3.2 and Appendix A, NormFormer section 1. grader.py explains the form. The
+references use elementary operations only and import nothing from model.py.
 """
 import math
 from functools import partial
@@ -38,21 +38,20 @@ def dyt(x, alpha, gamma):
 
 
 DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions={
-    "Your outputs never leave (-1, 1): the gain has no way to make a channel larger "
-    "where it stands.":
+    "Your outputs never leave (-1, 1): a gain inside the tanh cannot make a channel larger.":
         lambda x, alpha, gamma: torch.tanh(gamma * alpha * x),
-    "alpha should decide where the curve bends. Where yours stands, it only makes the "
-    "result larger.":
+    "alpha should decide how steeply the curve rises, not how far. In your function it only "
+    "multiplies the result.":
         lambda x, alpha, gamma: alpha * gamma * tanh(x),
-    "alpha and gamma have changed places.":
+    "alpha and gamma are exchanged: which of them scales the input, and which the output?":
         lambda x, alpha, gamma: alpha * torch.tanh(gamma * x),
     "gamma is a gain: it does not shift the curve.":
         lambda x, alpha, gamma: torch.tanh(alpha * x) + gamma,
     "You subtract a mean, which is a statistic over the channels: DyT has none.":
         lambda x, alpha, gamma: dyt(x - x.mean(-1, keepdim=True), alpha, gamma),
-    "You normalize first. tanh is there so that nothing has to be averaged.":
+    "You normalize first. The tanh replaces the norm, so nothing has to be averaged.":
         lambda x, alpha, gamma: dyt(rms(x), alpha, gamma),
-    "Another S: Dynamic Tanh has the hyperbolic tangent in it.":
+    "Your curve is S-shaped, too, but it is not a hyperbolic tangent.":
         lambda x, alpha, gamma: gamma * torch.nn.functional.softsign(alpha * x),
 })
 
@@ -82,20 +81,22 @@ def by_output(x, alpha, gamma):
 
 JACOBIAN = Exercise(
     reference=dyt_jacobian, inputs=jacobian_inputs, without=AUTOGRAD, misconceptions={
-    "You have LayerNorm's projection in it: there, each channel acts on all through the mean. "
-    "Which channels of x does output i of DyT look at?":
+    "You subtract a mean, as LayerNorm's Jacobian does: there each channel acts on all others "
+    "through the mean. Which channels of x does output i of DyT depend on?":
         lambda right: right - right.mean(-1, keepdim=True),
-    "These are the numbers, but a Jacobian is a matrix (n, n).":
+    "These are the right slopes, one per channel, but a Jacobian is a matrix (n, n). Where in it "
+    "do they belong?":
         slope,
-    "The chain rule's inner factor is missing: x is multiplied by something before the tanh.":
+    "The chain rule's inner factor is missing: before the tanh, x is multiplied by something.":
         lambda x, alpha, gamma: torch.diag(gamma / torch.cosh(alpha * x) ** 2),
-    "The derivative of tanh is not that: at x = 0 and far to the left it gives 1 and 2.":
+    "Look up the derivative of tanh again. Yours, 1 - tanh(u), is 1 at u = 0 but nearly 2 for very "
+    "negative u, where the curve is flat.":
         lambda x, alpha, gamma: torch.diag(gamma * alpha * (1 - torch.tanh(alpha * x))),
-    "You wrote the slope by the output y, which has gamma in it. Use tanh(alpha x) alone there.":
+    "You wrote the slope in terms of the output y, which contains gamma. Use tanh(alpha x) alone.":
         by_output,
-    "You take the slope at x. The tanh is evaluated elsewhere.":
+    "You take the slope of the tanh at x, but the tanh is evaluated at another point.":
         lambda x, alpha, gamma: torch.diag(gamma * alpha / torch.cosh(x) ** 2),
-    "Yours is 0 at x = 0, where DyT is steepest, and grows to both sides.":
+    "Yours is 0 at x = 0, where DyT is steepest, and grows on both sides.":
         lambda x, alpha, gamma: torch.diag(gamma * alpha * torch.tanh(alpha * x) ** 2),
 })
 
@@ -112,7 +113,7 @@ def matching_inputs(generator):
 
 def matching_alpha(x, *, centered=True, less=0, eps=1e-5, eps_behind_root=0.0, power=-1,
                    mean=torch.mean):
-    """less: the variance divides by n - less; power: a token's slope is deviation ** power."""
+    """Return the mean of deviation ** power over all tokens; the variance divides by n - less."""
     off = x
     if centered:
         off = x - x.mean(-1, keepdim=True)
@@ -131,21 +132,22 @@ def of_mean_variance(slopes):
 
 MATCHING = Exercise(
     reference=matching_alpha, inputs=matching_inputs, tolerance=1e-4, misconceptions={
-    "Upside down: the larger the inputs, the flatter LayerNorm's line.":
+    "Upside down: the more a token's entries spread, the smaller LayerNorm's factor.":
         partial(matching_alpha, power=1),
-    "The mean of the slopes is asked for. You have the slope of the mean deviation, "
+    "The mean of the factors is asked for. You have one over the mean standard deviation, "
     "which is smaller.":
         partial(matching_alpha, mean=of_mean_deviation),
-    "You average the variances and take one slope of that. Each token has its slope first; then "
-    "they are averaged.":
+    "You average the variances and turn the result into one factor. Compute each token's factor "
+    "first, then average the factors.":
         partial(matching_alpha, mean=of_mean_variance),
-    "That is RMSNorm's slope. LayerNorm measures the spread around the token's mean.":
+    "That is RMSNorm's factor. LayerNorm measures the spread around the token's mean.":
         partial(matching_alpha, centered=False),
-    "Your variance divides by n - 1, as torch's std does by itself; LayerNorm divides by n.":
+    "Your variance divides by n - 1, which is torch's default; LayerNorm divides by n.":
         partial(matching_alpha, less=1),
-    "Right for inputs of usual size. For the small ones of fresh embeddings epsilon counts.":
+    "Right for inputs of ordinary size. For small inputs, such as untrained embeddings, epsilon "
+    "matters.":
         partial(matching_alpha, eps=0),
-    "Your epsilon is 1e-6, where 1e-5 was asked for.":
+    "Your epsilon is 1e-6; the exercise asks for 1e-5.":
         partial(matching_alpha, eps=1e-6),
     "Epsilon is added to the variance, before the root is taken.":
         partial(matching_alpha, eps=0, eps_behind_root=1e-5),
@@ -155,7 +157,7 @@ MATCHING = Exercise(
 # 8.4 ----------------------------------------------------------------------------------------------
 
 def silu_branch(generator, d):
-    """A branch that is not linear, as a block's are not."""
+    """Return a branch that is not linear, like those of a block."""
     up = randn(generator, d, 2 * d) / d ** 0.5
     down = randn(generator, 2 * d, d)
 
@@ -180,22 +182,22 @@ def scaled_step(h, norm, branch, layer):
 
 
 SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, misconceptions={
-    "You shrink the residual stream itself: what early layers wrote would be gone "
+    "You shrink the residual stream itself: what the first layers wrote would be gone "
     "after a few blocks.":
         lambda h, norm, branch, layer: h / math.sqrt(layer) + branch(norm(h)),
-    "You shrink what the branch gives. The paper shrinks what it gets, and a branch "
-    "is not linear.":
+    "You scale the branch's output. The paper scales its input, and a branch is not linear.":
         lambda h, norm, branch, layer: h + branch(norm(h)) / math.sqrt(layer),
-    "A norm undoes every factor in front of it (but for epsilon): yours changes nothing.":
+    "In every layer your step is a plain Pre-LN step. Either the factor is missing, or it stands "
+    "in front of the norm, which undoes it.":
         lambda h, norm, branch, layer: h + branch(norm(h / math.sqrt(layer))),
-    "Too strong from layer 2 on: have another look at the power of the layer's number.":
+    "From layer 2 on your factor is too small: look again at the power of the layer's number.":
         lambda h, norm, branch, layer: h + branch(norm(h) / layer),
-    "In Python a power comes before a division: ** 1/2 is ** 1, and then half of that. "
-    "Brackets help.":
+    "In Python x ** 1/2 is (x ** 1) / 2, because a power is taken before a division. Write "
+    "x ** 0.5.":
         lambda h, norm, branch, layer: h + branch(norm(h) / layer ** 1 / 2),
-    "Layers count from 1 here; the first one is left as it is.":
+    "Layers count from 1 here, and the first layer is not scaled.":
         lambda h, norm, branch, layer: scaled_step(h, norm, branch, layer + 1),
-    "The residual takes h itself, whatever the branch is given.":
+    "The residual is h itself, whatever the branch is given.":
         lambda h, norm, layer, right: right - h + norm(h) / math.sqrt(layer),
     "The residual is missing.":
         lambda h, right: right - h,
@@ -211,7 +213,7 @@ def depth_inputs(generator):
 
 
 def harmonic(layers, power=1.0):
-    """1 + 1 / 2 ** power + ... + 1 / layers ** power"""
+    """Return 1 + 1 / 2 ** power + ... + 1 / layers ** power."""
     return sum(layer ** -power for layer in range(1, layers + 1))
 
 
@@ -220,22 +222,21 @@ def stream_after(layers):
 
 
 GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, misconceptions={
-    "That is section 3.2's stream, without the factors: every contribution has norm 1 there.":
+    "That is the stream without the factors, where every contribution has length 1.":
         lambda layers: math.sqrt(layers),
-    "You add the norms, as if all contributions pointed the same way. What adds up for "
+    "You add the lengths, as if all contributions pointed the same way. What adds up for "
     "independent vectors?":
         lambda layers: harmonic(layers, 0.5),
-    "There is a root at the end, but what you add under it are the lengths themselves, "
-    "not yet squared.":
+    "You take a root at the end, but under it you add the lengths themselves. They are not "
+    "squared yet.":
         lambda layers: math.sqrt(harmonic(layers, 0.5)),
-    "You squared the factors once too often.":
+    "You square the lengths twice.":
         lambda layers: math.sqrt(harmonic(layers, 2)),
-    "Close for very many layers only; with one layer it is 0.":
+    "Yours comes close only for very many layers; for one layer it gives 0.":
         lambda layers: math.sqrt(math.log(layers)),
-    "A good formula for many layers, where it belongs; for few it is off. Add up the "
-    "terms themselves.":
+    "A good approximation for many layers, but not for few. Add up the terms themselves.":
         lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
-    "The last layer is missing, as range leaves out its end.":
+    "The last layer is missing: range(1, layers) stops before `layers`.":
         lambda layers: stream_after(layers - 1),
 })
 
@@ -265,7 +266,7 @@ def post_inputs(generator):
 
 
 def chain(step):
-    """A model of steps (h, branch, norm) -> h; the last norm is left over."""
+    """Return a model that takes step(h, branch, norm) for each branch; the last norm is unused."""
     def run(h, branches, norms):
         for branch, norm in zip(branches, norms):
             h = step(h, branch, norm)
@@ -284,27 +285,27 @@ def one_norm_at_end(h, branches, norms):
 
 
 POST = Exercise(reference=post_ln, inputs=post_inputs, misconceptions={
-    "Your blocks are right. But the last of them ends in a norm already: what is the "
-    "extra one for?":
+    "Your blocks are right. But the last of them already ends in a norm, so what is one more "
+    "for?":
         lambda right, norms: norms[-1](right),
     "That is a Pre-LN model.":
         lambda h, branches, norms: norms[-1](pre_ln(h, branches, norms)),
-    "That is a Pre-LN model, and one without its norm at the end.":
+    "That is a Pre-LN model without its final norm.":
         pre_ln,
-    "You norm what the branch gives, and the stream grows on. In Post-LN the sum goes "
-    "through the norm.":
+    "You normalize the branch's output, and the stream keeps growing. In Post-LN the sum is "
+    "normalized.":
         chain(lambda h, branch, norm: h + norm(branch(h))),
-    "You norm before the branch and give the residual the normed h, too. The norm comes "
-    "after the sum.":
+    "You normalize before the branch and use the normalized h as the residual, too. In Post-LN "
+    "the norm comes after the sum.":
         chain(lambda h, branch, norm: norm(h) + branch(norm(h))),
-    "Your norms are shifted by one: the first branch's sum goes through the first norm.":
+    "Your norms are shifted by one: the first branch's sum belongs to the first norm.":
         lambda h, branches, norms: post_ln(h, branches, norms[1:]),
-    "Before the first branch nothing was added: h goes in as it is. Which norm is "
-    "left over then?":
+    "You normalize h before the first branch, where nothing has been added yet. If you do not, "
+    "which norm is left over?":
         lambda h, branches, norms: post_ln(norms[0](h), branches, norms[1:]),
-    "The residual is missing: norm the sum of the branch and what went into it.":
+    "The residual is missing: normalize the sum of the branch's output and its input.":
         chain(lambda h, branch, norm: norm(branch(h))),
-    "One norm at the end is not enough: there is one after every branch.":
+    "One norm at the end is not enough: Post-LN has one after every branch.":
         one_norm_at_end,
 })
 
@@ -329,12 +330,12 @@ def by_sequence(x):
 
 
 def ahead(x):
-    """The next token in each token's place."""
+    """Return x with each token replaced by the next one."""
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
-def glimpse_in(sequence, channel, size=0.1):
-    """Each token of one sequence sees one channel of the next one."""
+def leak_in(sequence, channel, size=0.1):
+    """Return a function in which tokens of one sequence see one channel of the next token."""
     def mix(x):
         y = x.clone()
         y[sequence, :, channel] += size * ahead(x)[sequence, :, channel]
@@ -342,47 +343,53 @@ def glimpse_in(sequence, channel, size=0.1):
     return mix
 
 
+def ahead_through_layer_norm(x):
+    """Add a tenth of the next token's LayerNorm, which is the same for x, 2 x and x + 1."""
+    return x + 0.1 * ahead(rms(x - x.mean(-1, keepdim=True)))
+
+
 def there_and_back(x):
-    """Nothing but rounding, and that depends on all tokens."""
+    """Return x, except for rounding errors that depend on all tokens."""
     size = 1 + x.square().mean().sqrt()
     return x / size * size
 
 
-# What is to be judged, and what is said to a wrong answer about it.
+# Label, function to be judged, and the sentence for a wrong answer about it.
 MIXERS = [
     ("RMSNorm, token by token", rms,
      "You reject RMSNorm, which looks at one token at a time."),
     ("a mean over the tokens so far", mean_so_far,
      "You reject a mean over the tokens so far. Looking back is allowed."),
     ("the mean square of the whole batch", by_batch,
-     "A norm with the whole batch's mean square gets through."),
+     "You accept a norm that divides by the mean square of the whole batch."),
     ("the same, detached as in PowerNorm", by_batch_detached,
-     "Statistics of the whole batch, detached as in PowerNorm, get through: gradients do not see "
-     "them. Change the numbers themselves."),
+     "You accept statistics of the whole batch where they are detached, as in PowerNorm. Gradients "
+     "do not see those: change the numbers themselves."),
     ("the mean square of each sequence", by_sequence,
-     "A norm over all tokens of a sequence, later ones too, gets through."),
-    ("a glimpse of the next token's direction", lambda x: x + 0.1 * ahead(rms(x)),
-     "A glimpse of just the next token gets through, one that sees its direction and "
-     "not its length."),
-    ("a glimpse, in the last sequence alone", glimpse_in(-1, 0),
-     "A glimpse of the next token gets through where it happens in the last sequence alone."),
-    ("a glimpse of the last channel, in the first sequence alone", glimpse_in(0, -1),
-     "A glimpse of the next token's last channel gets through where it happens in the first "
-     "sequence alone."),
-    ("a faint glimpse, in the first sequence alone", glimpse_in(0, 0, size=0.001),
-     "A glimpse of a thousandth of the next token gets through where it happens in the first "
-     "sequence alone."),
-    ("a mean over the sequences, place by place", lambda x: x - x.mean(0),
-     "A mean over the batch's sequences, place by place, gets through: look at the other "
-     "sequences, too."),
+     "You accept a norm over all tokens of a sequence, later ones included."),
+    ("a tenth of the next token's LayerNorm", ahead_through_layer_norm,
+     "You accept a leak from the next token that passes through a LayerNorm. A LayerNorm does not "
+     "see a longer token, nor a number added to all channels, and its outputs sum to 0."),
+    ("a leak, in the last sequence only", leak_in(-1, 0),
+     "You accept a leak from the next token that happens in the last sequence only."),
+    ("a leak of the last channel, in the first sequence only", leak_in(0, -1),
+     "You accept a leak of the next token's last channel that happens in the first sequence "
+     "only."),
+    ("a faint leak, in the first sequence only", leak_in(0, 0, size=0.001),
+     "You accept a faint leak, a thousandth of one channel of the next token, that happens in the "
+     "first sequence only."),
+    ("a mean over the sequences, position by position", lambda x: x - x.mean(0),
+     "You accept a mean over the sequences of the batch: look at the other sequences, too, and at "
+     "the same position."),
     ("the neighbour's first token", lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
-     "What takes something from another sequence's first token gets through."),
+     "You accept a leak from the first token of another sequence."),
     ("the neighbour's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
-     "What takes something from another sequence's last token gets through."),
+     "You accept a leak from the last token of another sequence."),
     ("a division by the number of tokens", lambda x: x / x.shape[1],
-     "You reject a division by T, which depends on no token's content."),
+     "You reject a division by T. It depends on the number of tokens, but not on their values."),
     ("a division and a multiplication by the same number", there_and_back,
-     "You reject what divides by a number and multiplies by it again: only its rounding changes."),
+     "You reject a function that divides by a number and multiplies by it again: only rounding "
+     "errors change."),
 ]
 
 
@@ -392,9 +399,9 @@ def mixer_inputs(generator):
 
 
 def moved(f, x, b, t):
-    """(B, T), True or False: where f changes when token t of sequence b does, or of a slice of them."""
+    """Return (B, T): where f changes when token t of sequence b does. b may be a slice."""
     other = x.clone()
-    other[b, t] += 1
+    other[b, t] += torch.randn(x.shape[-1])     # a single number would vanish in a LayerNorm
     return (f(other) - f(x)).abs().amax(-1) > 1e-6
 
 
@@ -403,7 +410,7 @@ def is_causal(f, x):
     for b in range(B):
         for t in range(T):
             changed = moved(f, x, b, t)
-            changed[b, t:] = False                          # these may
+            changed[b, t:] = False                          # these may change
             if changed.any():
                 return False
     return True
@@ -436,23 +443,22 @@ def cutting(f, x):
 
 CAUSAL_ABOUT = {label: sentence for label, _, sentence in MIXERS}
 CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions={
-    "You find nothing wrong with any of them: something has to be changed, and its "
-    "effect looked for.":
+    "You accept all of them. Change something in x and look at which outputs change.":
         lambda f, x: f(x).shape == x.shape,
-    "You change all sequences at once and look at earlier places: what leaks from one sequence to "
-    "another at the same or a later place stays unseen.":
+    "You see leaks to earlier positions, but not those from one sequence to another at the same or "
+    "a later position. Change one sequence at a time, and look at the others.":
         lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t]),
-    "You count the token's own place as a leak; its output has to change.":
+    "You count the changed token's own output as a leak, but it may change.":
         lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t + 1]),
-    "You change the last token and look at the first place. Who peeks one token "
-    "ahead gets through.":
+    "You notice leaks over a long distance only, and not one from the next token: try every token, "
+    "and look at all earlier outputs.":
         last_token_to_first_place,
-    "You judge by a sequence's first token alone. Does a return stand inside your loop?":
+    "You seem to judge by one token, the first. Is there a return inside your loop?":
         return_in_loop,
-    "Cutting tokens off is not changing them: you reject what only counts tokens, and other "
-    "sequences go unseen.":
+    "Cutting tokens off also changes T, so you reject a function that only depends on T; and leaks "
+    "between sequences stay unseen.":
         cutting,
-    "You reject all of them. The output of the token that changed may move, and later ones, too.":
+    "You reject all of them. The output of the changed token may change, and so may later ones.":
         lambda: False,
 })
 
@@ -465,7 +471,11 @@ def attend(x, keys, hidden):
 
 
 class Mixer:
-    """A causal mean with weights, in one go (full) or piece by piece (step, which may be broken)."""
+    """Causal attention without matrices, all at once (full) or chunk by chunk (step).
+
+    `fault` names an error in step, or is None. Even then step's outputs differ from full's by
+    rounding: by a factor of 1 + 2^-22.
+    """
 
     def __init__(self, generator, fault):
         self.places = randn(generator, 16, 4)
@@ -478,37 +488,39 @@ class Mixer:
         return attend(x, x, later)
 
     def step(self, x, state):
-        """x (B, n, 4), what the step before gave or None -> (B, n, 4), state."""
+        """Take x (B, n, 4) and the previous state or None; return outputs (B, n, 4) and a state."""
         if state is None:
             state = x[:, :0], 0, 0
-        cache, start, pieces = state                        # so many tokens and pieces came before
+        cache, start, chunks = state                        # `start` tokens in `chunks` came before
         n = x.shape[1]
-        x = x + self.places[self.places_of(n, start, pieces)]
+        x = x + self.places[self.places_of(n, start, chunks)]
         old = self.read(cache)
         seen = torch.cat((old, x), dim=1)
-        y = attend(x, seen, self.hidden(n, old.shape[1]))
-        if self.fault == "turns long pieces round" and n > 3:
+        y = attend(x, seen, self.hidden(n, old.shape[1])) * (1 + 2 ** -22)
+        if self.fault == "reverses long chunks" and n > 3:
             y = y.flip(1)
-        return y, (self.kept(cache, seen, n), start + n, pieces + 1)
+        if self.fault == "one inexact output" and start + n == 6:
+            y[-1, -1, -1] += 2e-4
+        return y, (self.kept(cache, seen, n), start + n, chunks + 1)
 
-    def places_of(self, n, start, pieces):
-        if self.fault == "places from 0 again":
+    def places_of(self, n, start, chunks):
+        if self.fault == "positions from 0 again":
             return torch.arange(n)
-        if self.fault == "all pieces as long as this one":
-            return torch.arange(n) + pieces * n
-        if self.fault == "one place for a piece" and start > 0:
+        if self.fault == "all chunks as long as this one":
+            return torch.arange(n) + chunks * n
+        if self.fault == "one position for a chunk" and start > 0:
             return torch.full((n,), start)
         return torch.arange(n) + start
 
     def read(self, cache):
-        if self.fault == "forgets all pieces before":
+        if self.fault == "ignores the cache":
             return cache[:, :0]
         if self.fault == "one sequence's cache for all":
             return cache[:1].expand_as(cache)
         return cache
 
     def hidden(self, n, before):
-        """(n, before + n): which keys come after a query."""
+        """Return (n, before + n): which keys are hidden from which query."""
         query = torch.arange(n)[:, None]
         key = torch.arange(before + n)
         none = torch.zeros(n, before + n, dtype=torch.bool)
@@ -525,43 +537,42 @@ class Mixer:
             return cache
         if self.fault == "keeps no single token" and n == 1:
             return cache
-        if self.fault == "keeps half precision":
-            return seen.half().type_as(seen)
         return seen
 
 
-# What is wrong with a cache, and what is said to a wrong answer about it.
+# The error in step, and the sentence for a wrong answer about it.
 FAULTS = {
     None:
         "You reject the one that is right.",
-    "places from 0 again":
-        "One that counts every piece's places from 0 again gets through.",
-    "one place for a piece":
-        "One that gives all tokens of a piece behind a filled cache the same place gets through.",
+    "positions from 0 again":
+        "You accept one that counts positions from 0 again in every chunk.",
+    "one position for a chunk":
+        "You accept one that gives all tokens of a chunk the same position once the cache is "
+        "filled.",
     "no mask behind a cache":
-        "One that has no mask within a piece behind a filled cache gets through. Is there such a "
-        "piece among yours, and do you compare all of its outputs?",
+        "You accept one that has no mask within a chunk once the cache is filled. Do you try a "
+        "chunk of several tokens there, and do you compare all of its outputs?",
     "no mask without a cache":
-        "One that has no mask as long as the cache is empty gets through.",
+        "You accept one that has no mask while the cache is empty.",
     "mask at the wrong corner":
-        "One whose queries see too few keys once the cache is filled gets through.",
-    "forgets all pieces before":
-        "One that forgets all pieces before gets through.",
+        "You accept one whose queries see too few keys once the cache is filled.",
+    "ignores the cache":
+        "You accept one that ignores all earlier chunks.",
     "adds to the cache once":
-        "One that fills its cache once and never adds to it gets through.",
+        "You accept one that fills its cache once and never adds to it.",
     "keeps no single token":
-        "One that does not keep what comes as a single token gets through.",
-    "turns long pieces round":
-        "One that gives the outputs of a long piece in reverse order gets through. Is there a long "
-        "piece among yours, and do you compare entry by entry?",
-    "all pieces as long as this one":
-        "One that takes all pieces before to be as long as this one gets through: cut into "
-        "unequal pieces, too.",
+        "You accept one that does not store a chunk of a single token.",
+    "reverses long chunks":
+        "You accept one that returns the outputs of a long chunk in reverse order. Do you try a "
+        "long chunk, and do you compare entry by entry?",
+    "all chunks as long as this one":
+        "You accept one that takes all earlier chunks to be as long as this one: try unequal "
+        "lengths, too.",
     "one sequence's cache for all":
-        "One that gives all sequences of the batch the first one's cache gets through.",
-    "keeps half precision":
-        "One that keeps its cache in half precision gets through: how much "
-        "difference do you allow?",
+        "You accept one that gives all sequences of the batch the first one's cache.",
+    "one inexact output":
+        "You accept one in which a single output is off by 2e-4. How large a difference do you "
+        "allow, and do you look at the largest one or at a mean?",
 }
 
 
@@ -571,18 +582,18 @@ def cache_inputs(generator):
         yield f"implementation {i}", mixer.full, mixer.step, randn(generator, 2, 6, 4)
 
 
-def in_pieces(step, x, sizes):
-    """sizes: the lengths of the pieces, or the one that all have."""
+def in_chunks(step, x, sizes):
+    """Return step's outputs for chunks of these lengths, or of one length for all."""
     state = None
     found = []
-    for piece in x.split(sizes, dim=1):
-        y, state = step(piece, state)
+    for chunk in x.split(sizes, dim=1):
+        y, state = step(chunk, state)
         found.append(y)
     return torch.cat(found, dim=1)
 
 
 def agrees(full, step, x, sizes):
-    return torch.allclose(in_pieces(step, x, sizes), full(x), atol=1e-5)
+    return torch.allclose(in_chunks(step, x, sizes), full(x), atol=1e-5)
 
 
 def cache_is_right(full, step, x):
@@ -592,37 +603,34 @@ def cache_is_right(full, step, x):
     return True
 
 
-def without_state(full, step, x):
-    def forgetful(piece, state):
-        y, _ = step(piece, None)
-        return y, None
-    return agrees(full, forgetful, x, 1) and agrees(full, forgetful, x[:, :3], 3)
+def equals(full, step, x):
+    return torch.equal(in_chunks(step, x, 1), full(x))
 
 
 CACHE_ABOUT = {f"implementation {i}": words for i, words in enumerate(FAULTS.values(), start=1)}
 CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOUT, misconceptions={
-    "All tokens in one piece never read the cache.":
+    "You give all tokens in one chunk, which never reads the cache.":
         partial(agrees, sizes=[6]),
-    "One token at a time passes where several at once fail: a prompt that goes on "
-    "comes in pieces.":
+    "One token at a time passes where several at once fail. A prompt can come in chunks of several "
+    "tokens.":
         partial(agrees, sizes=1),
-    "A prompt and one token: the cache is read once. Whether it was filled right then, the "
-    "third piece shows.":
+    "A long chunk and a single token read the cache once. A third chunk would show whether it was "
+    "filled correctly then.":
         partial(agrees, sizes=[5, 1]),
-    "Two pieces read the cache once. Whether reading also extends it, only a third one shows.":
+    "Two chunks read the cache once. Only a third one shows whether reading also extends it.":
         partial(agrees, sizes=[2, 4]),
-    "One token at a time and all at once: between them lies a piece of several tokens behind "
-    "a filled cache.":
+    "You try one token at a time and all at once. Try a chunk of several tokens behind a filled "
+    "cache, too.":
         lambda full, step, x: agrees(full, step, x, 1) and agrees(full, step, x, 6),
-    "You find nothing wrong with any of them. Compare numbers, and let every way of "
-    "cutting count.":
+    "You accept all of them. Compare the outputs of the chunks with full(x), number by number.":
         lambda full, step, x: step(x, None)[0].shape == full(x).shape,
-    "One way of cutting, such as 2 + 3 + 1, reads no single token again, and has no long piece. "
-    "Try several ways.":
+    "One way of cutting, such as 2 + 3 + 1, has no long chunk, and none after a single token. Try "
+    "several ways.":
         partial(agrees, sizes=[2, 3, 1]),
-    "You reject the right one, too. Each step has to get the state that the one before gave, the "
-    "first piece None; and its outputs are those of its own places in full(x).":
-        without_state,
+    "You reject the right one, too. Do you allow for rounding, 1e-5? Does each step get the state "
+    "that the previous one returned (None at first), and are its outputs compared with the same "
+    "positions of full(x)?":
+        equals,
 })
 
 
@@ -652,19 +660,18 @@ def rows_if_square(w, gamma, matrix, bias):
 
 FOLDING = Exercise(
     reference=fold_dyt, inputs=fold_inputs, parts=("matrix", "bias"), misconceptions={
-    "alpha stands inside the tanh: tanh(alpha x) is not alpha tanh(x). It has to "
-    "stay where it is.":
+    "alpha is inside the tanh, and tanh(alpha x) is not alpha tanh(x): alpha has to stay there.":
         lambda alpha, matrix, bias: (alpha * matrix, bias),
-    "beta is added behind the gain: gamma does not multiply it.":
+    "beta is added after the gain: gamma does not multiply it.":
         lambda matrix, beta: (matrix, matrix @ beta),
-    "beta has the matrix's inputs; a bias has its outputs.":
+    "beta has one number per input of the matrix; the new bias needs one per output.":
         lambda matrix, beta: (matrix, beta),
-    "For a square matrix you scale the rows. The gain belongs to the inputs.":
+    "If the matrix is square, you scale its rows. The gain belongs to the inputs.":
         rows_if_square,
-    "gamma[:, None] gives each row of w a number, and rows are outputs. Along which axis do "
-    "the inputs lie?":
+    "gamma[:, None] multiplies the rows of w, and rows are outputs. Along which axis do the inputs "
+    "lie?":
         lambda w, gamma, bias: (w * gamma[:, None], bias),
-    "You divide by the gain; the folded matrix has to do its work.":
+    "You divide by the gain, but the folded matrix has to multiply by it.":
         lambda w, gamma, bias: (w / gamma, bias),
 })
 
@@ -681,7 +688,7 @@ def seed_inputs(generator):
 
 
 def spread(x, less=1):
-    """Standard deviation, with n - less; where that is 0 it is not known."""
+    """Return the standard deviation with divisor n - less, or infinity where that is 0."""
     if len(x) == less:
         return torch.tensor(math.inf)
     squares = (x - x.mean()).square().sum()
@@ -719,101 +726,108 @@ def as_if_independent(mine, other, mean):
 
 
 COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"), misconceptions={
-    "One seed decides nothing: average over all.":
+    "You use one seed only: average over all of them.":
         lambda mine, other, error: (mine[0] - other[0], error),
-    "The best seed of each: that rewards luck, and more of it with more seeds.":
+    "You compare the best seeds. That rewards luck, and the more seeds, the more luck.":
         lambda mine, other, error: (mine.min() - other.min(), error),
-    "A ratio was not asked for: subtract, in nats per byte.":
+    "You divide the losses. The exercise asks for differences, in nats per byte.":
         lambda mine, other: compare(mine / other, torch.ones_like(mine)),
-    "You sort the losses, and pairs with one seed are torn apart.":
+    "You sort the losses, so that a pair no longer has one seed.":
         lambda mine, other: compare(mine.sort().values, other.sort().values),
-    "You take the differences' sizes. Mine may be ahead with one seed and behind with another.":
+    "You take absolute differences, but `mine` may be ahead with one seed and behind with another.":
         lambda mine, other: compare((mine - other).abs(), torch.zeros_like(mine)),
-    "A difference of two spreads is not the spread of the differences.":
+    "You subtract two standard deviations. The standard deviation of the differences is another "
+    "number.":
         spreads_subtracted,
-    "That is the spread of one seed's difference. The mean of n of them is known better.":
+    "That is the standard deviation of a single difference. The mean of n of them is known "
+    "better.":
         partial(compare, error=spread),
-    "You divide by n; the error of a mean shrinks more slowly.":
+    "You divide the standard deviation by n, but the error of a mean shrinks more slowly.":
         partial(compare, error=lambda differences: spread(differences) / len(differences)),
-    "With n in the variance, one seed has an error of 0, and two too small a one: n - 1.":
+    "Your variance divides by n, so that one seed has an error of 0 and two have too small a one. "
+    "Divide by n - 1.":
         partial(compare, error=by_n),
-    "Right for one seed. For more, your variance divides by n, as NumPy's std does by itself.":
+    "Right for one seed. For more, your variance divides by n, which is NumPy's default.":
         partial(compare, error=by_n_but_for_one),
-    "You treat the two as independent. Both had the same seeds, easy or hard for both: "
-    "differences first.":
+    "You treat the two as independent. Each seed is easy or hard for both, so take the differences "
+    "first.":
         as_if_independent,
 })
 
 
-# What holds of every right answer: said where none of the known mistakes fits ---------------------
+# Properties of every right answer; a sentence is said where no known mistake fits -----------------
 
 
 PROPERTIES = {
     "8.1": {
-        "DyT gives one number for each that it gets.":
+        "DyT returns one number for each entry of x, so your output should have x's shape.":
             lambda y, x: y.shape == x.shape,
-        "No output is larger than the channel's gamma, as no tanh is above 1. Some of yours are.":
+        "No output can exceed its channel's gamma in size, since |tanh| < 1. Some of yours do.":
             lambda y, gamma: (y.abs() <= gamma.abs() + 0.001).all(),
-        "At x = 0 the output is 0. Yours is not.":
+        "At x = 0 the output should be 0. Yours is not.":
             lambda y, x: x.any() or near(y, 0),
-        "The output has the sign of x, turned by a negative alpha or gamma. Yours has not.":
+        "Each output should have the sign of alpha * gamma * x. Some of yours have the other sign.":
             lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
-        "Far out the curve is flat, at the channel's gamma. Yours is not.":
+        "For very large x each output should reach its channel's gamma in size. Yours do not.":
             lambda y, x, gamma: x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01),
-        "Far out and at 0 yours is right. How steep is the curve at 0?":
+        "Yours is right at 0 and for very large x. How steep is the curve at 0?":
             never},
     "8.2": {
-        "Output i looks at x_i alone, so all off the diagonal is 0. In yours it is not.":
+        "A Jacobian is a matrix (n, n): a row for each output, a column for each input.":
+            lambda y, x: y.shape == (len(x), len(x)),
+        "Output i depends on x_i alone, so every entry off the diagonal is 0. Some of yours are "
+        "not.":
             lambda y: near(y - torch.diag(y.diag()), 0),
-        "At x = 0 a tanh has slope 1, and only gain and inner factor are left. Yours has "
-        "another slope there.":
+        "At x = 0 a tanh has slope 1, so only the gain and the inner factor are left there. Yours "
+        "has another slope.":
             lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha),
-        "At x = 0 yours is right. How does tanh's slope fall away from there?":
+        "Yours is right at x = 0. How does the slope of a tanh fall on both sides?":
             never},
     "8.3": {
         "One number is asked for, the mean over all tokens.":
             lambda y: y.numel() == 1,
-        "Even with one token, where nothing is averaged, yours is not its slope: look at its "
-        "variance, eps and root.":
+        "With a single token nothing is averaged, and yours is off even there: look at the "
+        "variance, at eps and at the root.":
             lambda y, right, x: x[..., 0].numel() > 1 or near(y, right),
-        "With one token yours is right. Over which axis is a token's variance, and what is "
-        "averaged last?":
+        "Yours is right for a single token. Over which axis is a token's variance taken, and what "
+        "is averaged last?":
             never},
     "8.4": {
-        "Even in layer 1, where nothing is scaled, yours is off: that is a plain Pre-LN step.":
+        "Yours is off even in layer 1, where nothing is scaled and the step is plain Pre-LN.":
             lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
-        "In layer 1 yours is right. In the others: which one thing is divided, and by which power "
-        "of the layer's number?":
+        "Yours is right in layer 1. In the other layers, what is divided, and by which power of "
+        "the layer's number?":
             never},
     "8.5": {
-        "After one contribution, of length 1, the stream has length 1.":
+        "After one contribution, which has length 1, the stream has length 1.":
             lambda y, layers: layers > 1 or near(y, 1),
-        "With two, the squares of their lengths, 1 and 1/sqrt(2), add up. The square of yours is "
-        "something else.":
+        "Two contributions have the lengths 1 and 1/sqrt(2), and the squares of these add up. The "
+        "square of your result is another number.":
             lambda y, layers: layers != 2 or near(y * y, 1.5),
-        "With two contributions yours is right. And the third?":
+        "Yours is right for two contributions. How long is the third?":
             never},
     "8.6": {
-        "Even with one branch yours is off: the branch, the sum, the first of the norms, "
-        "and nothing else.":
+        "Yours is off even with one branch. That model is the branch, the sum, the first of the "
+        "norms, and nothing else.":
             lambda y, right, branches: len(branches) > 1 or near(y, right),
-        "With one branch yours is right. Which norm does the second one have, and "
-        "what is it given?":
+        "Yours is right with one branch. What is the second branch given, and which norm follows "
+        "it?":
             never},
     "8.9": {
-        "The bias: put in an x of zeros, where tanh gives 0. The two ways do not give the same.":
+        "Check the bias: for an x of zeros tanh is 0, and both forms must give the same y. Yours "
+        "do not.":
             lambda y, right: near(y[1], right[1]),
-        "The matrix: of a tanh(alpha x) with a single 1, the two ways do not give the same. Which "
-        "column answers?":
+        "Check the matrix: feed both forms a tanh(alpha x) that is 1 in one channel and 0 "
+        "elsewhere, and subtract the bias. Which column of the matrix comes out?":
             never},
     "8.10": {
-        "The mean of the differences, mine - other, is another.":
+        "Your mean is not the mean of the differences mine - other.":
             lambda y, right: near(y[0], right[0]),
-        "With one seed the error is unknown: infinity.":
+        "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
-        "With two seeds the error is half of what the two differences are apart. Yours is not.":
+        "With two seeds the error is half the distance between the two differences. Yours is not.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
-        "With two seeds yours is right. Of n differences, what is divided by n - 1, and what by "
+        "Yours is right with two seeds. For n differences, what is divided by n - 1, and what by "
         "the root of n?":
             never},
 }
