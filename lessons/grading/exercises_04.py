@@ -682,11 +682,11 @@ BOTH = ("alpha_a", "alpha_m")                       # attention's step and the M
 
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,
-               parallel=False, second_from="after", halves_exchanged=False, gate_scaled=True, silu_of_u=False,
-               without=None, **of_attention):
-    """normed: the steps whose branch is normed; retracted: those that end in a norm; second_from: where
-    the MLP's step starts, "after" attention's or at "h"; without: a scale that does not enter;
-    of_attention: keywords of attention."""
+               parallel=False, second_from="after", halves_exchanged=False, gate_scaled=True,
+               silu_of_u=False, without=None, **of_attention):
+    """normed: the steps whose branch is normed; retracted: those that end in a norm; second_from:
+    where the MLP's step starts, "after" attention's or at "h"; without: a scale that does not
+    enter; of_attention: keywords of attention."""
     if without:
         p = {**p, without: torch.ones_like(p[without])}
 
@@ -785,8 +785,8 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
     "Your MLP reads the right h, but its step starts from the h before attention's step, so "
     "attention's step is lost.":
         partial(ngpt_block, second_from="h"),
-    "Your MLP reads, and its step starts from, the h before attention's step. Both should use the h "
-    "after it.":
+    "Your MLP reads, and its step starts from, the h before attention's step. Both should use the "
+    "h after it.":
         partial(ngpt_block, parallel=True, second_from="h"),
     "Attention's step goes all the way to its output: alpha_a is missing.":
         partial(ngpt_block, without="alpha_a"),
@@ -928,8 +928,8 @@ GAIN_ABOUT = {
     "eight times 0.3, four pairs":
         "The factor need not be 1: a rotation commutes with any factor that all channels share.",
     "a b c d a b c d, four pairs":
-        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its own. "
-        "What do its two gains have to fulfil?",
+        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its "
+        "own. What do its two gains have to fulfil?",
     "a b c d -a -b -c -d, four pairs":
         "Signs count: a reflection and a rotation do not commute.",
     "a b c d a b c 2, four pairs":
@@ -947,8 +947,8 @@ GAIN_ABOUT = {
 }
 
 COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
-    "Rope keeps the length, so the order does not matter for the division. It matters for the gain, "
-    "which stretches the two axes of a plane.":
+    "Rope keeps the length, so the order does not matter for the division. It matters for the "
+    "gain, which stretches the two axes of a plane.":
         lambda: True,
     "You ask for the same gain in all channels. That is sufficient but not necessary: every pair "
     "turns in a plane of its own.":
