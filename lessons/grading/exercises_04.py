@@ -1124,8 +1124,8 @@ PROPERTIES = {
         "step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "With alpha_a of 0 yours is right. With one token, where attention gives v itself, yours "
-        "is off: look at v, w_o, attention's Norm and step, and at which h the MLP uses after "
-        "it.":
+        "is off: look at v, w_o, attention's Norm and step, and check that the MLP comes after "
+        "attention and uses the h that it left.":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
         "With one token yours is right. Look at what matters only with several tokens: rope on q "
         "and k, the scores with their factors, the mask, and the softmax's axis.":
