@@ -2,9 +2,9 @@
 Lesson 4, nGPT: the sphere, its steps, its scales and its matrices.
 
 Equation and section numbers are those of nGPT (Loshchilov et al. 2024). See grader.py for the form.
-A keyword of a reference is a step of it, or something that can go wrong with it: functools.partial
-makes the wrong answer. The references use nothing of model.py; where it has the same thing, the
-notebook compares the two.
+A keyword of a reference stands for one step of it, or for something that can go wrong:
+functools.partial makes the wrong answer from it. The references use nothing of model.py. Where
+model.py has the same thing, the notebook compares the two.
 """
 import math
 from functools import partial
@@ -57,13 +57,13 @@ COSINE = Exercise(                                  # the tolerance lets 1e-12 b
     reference=cosines, inputs=cosine_inputs, tolerance=1e-3, misconceptions={
     "These are dot products, which grow with the rows' lengths: a cosine does not.":
         lambda a, b: a @ b.T,
-    "You divide each column by its norm; the vectors here are the rows.":
+    "You divide each column by its norm. The vectors here are the rows.":
         partial(cosines, length=lambda x: x.norm(dim=0, keepdim=True)),
-    "You divide by the norm of the whole matrix; each row has its own.":
+    "You divide by the norm of the whole matrix. Each row has a norm of its own.":
         partial(cosines, length=torch.norm),
-    "You divide by the squared length: a root is missing.":
+    "You divide by the squared length. A root is missing.":
         partial(cosines, length=lambda x: x.square().sum(-1, keepdim=True)),
-    "That is the angle. Its cosine is asked for, before the arccos.":
+    "That is the angle. The exercise asks for its cosine, before the arccos.":
         lambda right: right.clamp(-1, 1).acos(),
 }, without=("cosine_similarity", "CosineSimilarity"))
 
@@ -91,18 +91,20 @@ def not_divided(d):
 
 
 MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconceptions={
-    "Right in the limit of large d, where a cosine is normal. In 3 dimensions it is not: all "
-    "values between -1 and 1 are as likely there.":
+    "That is right in the limit of large d, where a cosine is normal. In 3 dimensions it is not: "
+    "there all values between -1 and 1 are equally likely.":
         lambda d: math.sqrt(2 / math.pi / d),
     "That is the root mean square of the cosine; the mean of its absolute value is smaller.":
         lambda d: 1 / math.sqrt(d),
-    "That is the formula as printed in A.1; check it against the number printed right after it.":
+    "That is the formula as it is printed in A.1. Check it against the number printed right after "
+    "it.":
         lambda d: 2 / math.pi / math.sqrt(d),
-    "Your density is not divided by its own sum. It is only proportional to (1 - x^2)^((d-3)/2).":
+    "Your density is not divided by its own integral: it is only proportional to "
+    "(1 - x^2)^((d-3)/2).":
         not_divided,
     "That is the variance of the cosine, the mean of its square.":
         lambda d: 1 / d,
-    "The number is right. But cosines shrink like 1/sqrt(d), not like 1/d.":
+    "The factor 0.7979 is right for large d, but cosines shrink like 1/sqrt(d), not like 1/d.":
         lambda d: math.sqrt(2 / math.pi) / d,
 })
 
@@ -125,6 +127,11 @@ def slerp_inputs(generator):
     a = torch.eye(3)
     yield "b equal to a", a, a.clone(), 0.5
     yield "b equal to a in one pair of three", a, torch.stack((a[0], a[2], a[0])), 0.3
+    a = directions(generator, 400, 3)
+    b = a.clone()
+    b[:, 0] = torch.nextafter(b[:, 0], torch.tensor(2.0))   # the next float32
+    above_1 = along(a, b)[:, 0] > 1
+    yield "b next to a, where a cosine rounds to more than 1", a[above_1], b[above_1], 0.3
 
 
 def slerp(a, b, alpha):
@@ -170,6 +177,13 @@ def one_angle_never_0(a, b):
     return (a * b).sum().clamp(-0.99999, 0.99999).arccos()
 
 
+def arccos_of_more_than_1(a, b, alpha):
+    """Equal pairs are treated apart, but a cosine may round to more than 1 elsewhere."""
+    theta = along(a, b).arccos()
+    there = (((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b) / theta.sin()
+    return torch.where(equal_pairs(a, b), a, there)
+
+
 def brackets_forgotten(a, b, alpha):
     t = angle(a, b)
     return ((1 - alpha * t).sin() * a + (alpha * t).sin() * b) / t.sin()
@@ -183,6 +197,9 @@ def a_if_any_is_equal(a, b, alpha):
 
 SLERP = Exercise(                                   # the tolerance lets clamped angles pass, too
     reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconceptions={
+    "Rounding can make a cosine slightly larger than 1, and arccos of that is NaN. Limit the "
+    "cosine first.":
+        arccos_of_more_than_1,
     "The division by sin(theta) is missing.":
         partial(eq_6, divisor=torch.ones_like),
     "Your theta is in degrees. torch's sine takes radians.":
@@ -193,19 +210,19 @@ SLERP = Exercise(                                   # the tolerance lets clamped
     "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle "
     "along it.":
         lambda a, b, alpha: unit_rows(chord(a, b, alpha)),
-    "Mind the brackets: the first weight is the sine of (1 - alpha) times theta.":
+    "Check the brackets: the first weight is the sine of (1 - alpha) times theta.":
         brackets_forgotten,
     "You have one theta for the whole batch. Every pair has its own: sum over the last axis "
     "only.":
         partial(eq_6, theta=one_angle_never_0),
     "You have one theta for the whole batch, and its cosine is often cut off at 1. Sum over the "
-    "last axis only.":
+    "last axis only, so that every pair has its own.":
         partial(eq_6, theta=one_angle),
-    "Right but where b = a: 0 is no point of the sphere. What should come out between a and a "
-    "itself?":
+    "Yours is right except where b = a, or nearly so: there you return 0, which is not on the "
+    "sphere. What should come out between a and a itself?":
         lambda a, b, alpha: eq_6(a, b, alpha).nan_to_num(),
-    "Once one pair of a batch is equal you return a for all of them. Decide for each pair by "
-    "itself.":
+    "As soon as one pair of a batch is equal you return a for all of them. Decide for each pair "
+    "by itself.":
         a_if_any_is_equal,
 })
 
@@ -258,24 +275,26 @@ def one_dot_product(h, y, alpha):
 RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions={
     "You step along y - h (eq. 10); take out its part along h first.":
         lambda h, y, alpha: moved(h, alpha * (y - h)),
-    "You project on the plane perpendicular to y; the tangent space is the one at h.":
+    "You project on the plane perpendicular to y. The tangent space is the one at h.":
         lambda h, y, alpha: moved(h, -alpha * tangent_at(y, h)),
-    "You exchanged h and y in the projection: eq. 28 has h (h . y) - y.":
+    "You exchanged h and y in the projection: the part of y along h is to be removed, not the part "
+    "of h along y.":
         lambda h, y, alpha: moved(h, alpha * tangent_at(y, h)),
     "You walk along the arc, by the length of the step. Eq. 29 walks straight, and then Norm "
-    "brings it back.":
+    "brings h back.":
         along_the_arc,
-    "You project once more, after alpha. That would be strict; eq. 29 does without.":
+    "You project once more, after alpha. That would be a strict Riemannian step, but eq. 29 does "
+    "not do it.":
         projected_twice,
-    "You made the projected gradient a unit vector: its length, the sine of the angle, belongs to "
-    "the step.":
+    "You made the projected gradient a unit vector. Keep its length, the sine of the angle between "
+    "h and y.":
         unit_tangent,
     "You have one dot product for the whole batch. Every pair has its own: sum over the last axis "
     "only.":
         one_dot_product,
-    "The part of y along h is still in your step: project it out.":
+    "The part of y along h is still in your step. Subtract it.":
         lambda h, y, alpha: moved(h, alpha * y),
-    "Only what is taken out is in your step; y is missing.":
+    "Your step has only the part along h, with a minus. y itself is missing.":
         lambda h, y, alpha: moved(h, -alpha * along(h, y) * h),
 })
 
@@ -302,19 +321,25 @@ def rates(lr, init, scale):
 RATES = Exercise(reference=rates, inputs=rate_inputs,
                  parts=("the value's step", "its share of the start", "steps to double"),
                  misconceptions={
-    "That is a parameter stored as it is used. Here Adam moves the stored number, which starts at "
-    "scale.":
+    "That would hold for a parameter that is stored as it is used. Here Adam moves the stored "
+    "number, which starts at scale.":
         lambda lr, init: of_a_step(lr, init),
-    "The forward pass multiplies the stored number by init / scale; you have the inverse.":
+    "The forward pass multiplies the stored number by init / scale. You have the inverse.":
         lambda lr, init, scale: of_a_step(lr * scale / init, init),
-    "Relative to what? The share is the value's step over the value's start, init; doubling "
-    "follows from it.":
+    "The share is relative to the value's start, which is init. The number of steps to double "
+    "follows from the share.":
         lambda lr, init, scale: of_a_step(lr * init / scale, 1.0),
-    "That is the time to treble. To double, the stored number has to move by its start once.":
+    "After so many steps the value has trebled. To double, the stored number has to move by its "
+    "start once.":
         lambda right: (right[0], right[1], 2 * right[2]),
     "The step is right. Share and doubling are those of a number that starts at init and moves by "
-    "lr; the stored one starts elsewhere.":
+    "lr, but the stored number starts at scale.":
         lambda lr, init, right: (right[0], lr / init, init / lr),
+    "Step and share are right. The doubling would be that of a value that grows by this share of "
+    "itself. Adam adds the same amount in each step.":
+        lambda right: (right[0], right[1], math.log(2) / math.log1p(right[1])),
+    "Step and share are right, and the number of steps is rounded. It is asked for unrounded.":
+        lambda right: (right[0], right[1], float(math.ceil(right[2] - 1e-9))),
 })
 
 
@@ -333,21 +358,22 @@ def softmax_scales(d_k):
 
 PARTS = ("factor for entries of variance 1", "factor for unit vectors", "start of s_qk")
 SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, misconceptions={
-    "The wrong way round: a sum of d_k products is too large, a cosine is too small.":
+    "Your factors are the wrong way round: a sum of d_k products is too large, a cosine is too "
+    "small.":
         lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
-    "s_qk multiplies q and k both, so that it enters the product twice.":
+    "s_qk multiplies both q and k, so it enters the product twice.":
         lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
-    "You divide by the variance; a factor acts on it squared, so divide by the standard "
-    "deviation.":
+    "You divide by the variance. A factor changes the variance by its square, so divide by the "
+    "standard deviation.":
         lambda d_k: (1 / d_k, d_k, d_k ** 0.5),
     "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of "
     "variance 1/d_k.":
         lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
-    "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and is to "
-    "get variance 1.":
+    "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and the "
+    "factor should bring it to 1.":
         lambda d_k: (d_k ** -0.5, 1.0, 1.0),
-    "The third follows from your second, but the second undoes the cosine's variance: undo its "
-    "deviation.":
+    "Your second factor undoes the cosine's variance. It should undo the standard deviation. The "
+    "third follows from the second.":
         lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
 })
 
@@ -378,18 +404,20 @@ def unit_matrices(w_qkv, w_o, w_up, w_down, *, axes=(1, 0, 1, 0)):
 
 MATRICES = Exercise(reference=unit_matrices, inputs=matrix_inputs,
                     parts=("w_qkv", "w_o", "w_up", "w_down"), misconceptions={
-    "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which axis has "
-    "h's length?":
+    "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which of their "
+    "axes is indexed by h's channels?":
         partial(unit_matrices, axes=(1, 1, 1, 1)),
-    "You normalize columns everywhere. w_qkv and w_up read from h: which axis has h's length?":
+    "You normalize columns everywhere. w_qkv and w_up read from h: which of their axes is indexed "
+    "by h's channels?":
         partial(unit_matrices, axes=(0, 0, 0, 0)),
-    "Exactly the other axis each time: torch stores a linear map as (out, in), the transpose of "
-    "the paper's.":
+    "You took exactly the other axis each time. torch stores a linear map as (out, in), the "
+    "transpose of the paper's layout.":
         partial(unit_matrices, axes=(0, 1, 0, 1)),
-    "w_o is square, so its shape does not tell; it writes into h, as w_down does.":
+    "w_o is square, so its shape does not tell which axis it is. It writes into h, as w_down "
+    "does.":
         partial(unit_matrices, axes=(1, 1, 1, 0)),
-    "You divide each matrix by one number. It is vectors along one axis, each by itself, that get "
-    "length 1.":
+    "You divide each matrix by one number. Each vector along the axis should get length 1 by "
+    "itself.":
         lambda *weights: tuple(w / w.norm() for w in weights),
 })
 
@@ -441,26 +469,26 @@ def steps_on_the_copy(w, gradients, lr):
 UPDATES = Exercise(                                 # the tolerance is bfloat16's rounding
     reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, parts=("master", "copy"),
     misconceptions={
-    "You normalize the copy alone. The master keeps its length, and the next step starts from "
-    "it.":
+    "You normalize only the copy. The master keeps the length that the step gave it, and the next "
+    "step starts from there.":
         partial(sphere_steps, after=same, view=unit_rows),
-    "The master went through bfloat16: steps below its resolution are lost. Only the copy is "
-    "rounded.":
+    "Your master passes through bfloat16, so steps below its resolution are lost. Round only the "
+    "copy.":
         partial(sphere_steps, after=rows_through_bfloat16),
-    "You normalize before the step; after the last one the rows are off the sphere.":
+    "You normalize before each step, so after the last step the rows are off the sphere.":
         partial(sphere_steps, before=unit_rows, after=same),
     "You normalize once, at the end. Every step has to start on the sphere.":
         one_norm_at_the_end,
-    "Your master is bfloat16. It stays float32, and so does the arithmetic; the copy is made at "
+    "Your master is bfloat16. Keep the master and its arithmetic in float32, and make the copy at "
     "the end.":
         bfloat16_master,
-    "Nothing is normalized: after the first step the rows are off the sphere.":
+    "You normalize nothing, so after the first step the rows are off the sphere.":
         partial(sphere_steps, after=same),
-    "You do the arithmetic of the steps in bfloat16: small steps are lost in the sum. Only the "
-    "copy is rounded.":
+    "You do the arithmetic of the steps in bfloat16, where small steps are lost. Round only the "
+    "copy.":
         arithmetic_in_bfloat16,
-    "You do the steps on the bfloat16 copy, where small ones are lost. The float32 master takes "
-    "the steps.":
+    "You make the steps on the bfloat16 copy, where small ones are lost. Make them on the float32 "
+    "master.":
         steps_on_the_copy,
 })
 
@@ -508,23 +536,23 @@ def heads_first(w_qkv, n_head):
 
 CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, tolerance=1e-3,
                      parts=("q", "k", "v"), misconceptions={
-    "That is the whole matrix: rows of different heads can be alike. Take each head's d_k rows by "
-    "themselves, then the median.":
+    "That is the condition number of the whole matrix. Take each head's d_k rows by themselves, "
+    "then the median over heads.":
         lambda w_qkv: head_conditions(w_qkv, 1),
-    "A head has d_k neighbouring rows; you took every n_head-th row.":
+    "A head has d_k neighbouring rows. You took every n_head-th row.":
         partial(head_conditions, split=every_nth_row),
-    "The mean of the heads; nGPT's Figure 5 has the median, which one bad head does not move "
-    "much.":
+    "That is the mean over the heads. The median is asked for, as in nGPT's Figure 5: one bad head "
+    "does not move it much.":
         partial(head_conditions, middle=torch.mean),
     "Your shape (3, n_head, d, d_k) tears the rows apart: the last axis is d, and a head has d_k "
     "rows.":
         partial(head_conditions, split=rows_torn_apart),
-    "median(dim) gives two things, the medians and where they stand. You took the second.":
+    "median(dim) returns two things, the medians and their positions. You took the positions.":
         partial(head_conditions, middle=place_of_median),
-    "That is the worst head; the median is asked for.":
+    "That is the largest over the heads. The median is asked for.":
         partial(head_conditions, middle=torch.max),
-    "You split by heads first. All of W_q comes first, then W_k, then W_v; each of them has "
-    "n_head heads.":
+    "You split by heads first. In w_qkv all of W_q comes first, then W_k, then W_v, and each of "
+    "them has n_head heads.":
         heads_first,
 })
 
@@ -570,29 +598,39 @@ def window_for_each(model, tokens, context, last):
     return torch.stack(found).mean()
 
 
+def context_before_the_first(model, tokens, context, last):
+    longest = tokens.shape[1] - 1
+    return late_loss(model, tokens, min(context + last - 1, longest), last)
+
+
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
-    "You keep the start of the window, so that each context length has other targets. Keep its "
-    "end.":
+    "You keep the start of each row, so each context length has other targets. Keep its end.":
         start_of_window,
-    "The target of a token is the next one; here the model is asked to predict its own input.":
+    "The target of a token is the next token. You ask the model to predict its own input.":
         own_input,
-    "You always give the whole window: the context is to be cut to its last tokens.":
+    "You always give the model the whole row. Give it only `context` tokens.":
         lambda model, tokens, last: late_loss(model, tokens, tokens.shape[1] - 1, last),
-    "You give the model one token too few: context inputs and the last target make context + 1 "
+    "You give the model one token too few. `context` inputs and the last target make context + 1 "
     "tokens.":
         lambda model, tokens, context, last: late_loss(model, tokens, context - 1, last),
-    "That is the sum of the losses; their mean is asked for.":
+    "That is the sum of the losses. Their mean is asked for.":
         lambda tokens, last, right: right * len(tokens) * last,
     "You use the first row only.":
         lambda model, tokens, context, last: late_loss(model, tokens[:1], context, last),
-    "Each of your targets has a window of its own. All share one here: the tokens before the very "
-    "last.":
+    "In yours each target has a window of its own. Here all targets of a row share one window: the "
+    "`context` tokens before the last token.":
         window_for_each,
-    "cross_entropy takes logits and has the softmax in it. You give it probabilities.":
+    "Your windows begin `context` tokens before the first of the targets. They should begin "
+    "`context` tokens before the row's last token.":
+        context_before_the_first,
+    "You average over all positions of the window. Only the last `last` of them count.":
+        lambda model, tokens, context: late_loss(model, tokens, context, context),
+    "cross_entropy takes logits and computes the softmax itself. You give it probabilities.":
         partial(late_loss, of=lambda logits, y: log_loss(logits.softmax(-1), y)),
     "Those are probabilities. The loss is the mean of -log p.":
         partial(late_loss, of=lambda logits, y: -logits.softmax(-1).gather(2, y[..., None])),
-    "That is the share of tokens whose likeliest guess is right. The loss is the mean of -log p.":
+    "That is the share of targets that the model's likeliest token hits. The loss is the mean of "
+    "-log p.":
         partial(late_loss, of=lambda logits, y: (logits.argmax(-1) == y).double()),
 })
 
@@ -644,10 +682,11 @@ BOTH = ("alpha_a", "alpha_m")                       # attention's step and the M
 
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,
-               parallel=False, halves_exchanged=False, gate_scaled=True, silu_of_u=False,
-               without=None, **of_attention):
-    """normed: the steps whose branch is normed; retracted: those that end in a norm; without: a
-    scale that does not enter; of_attention: keywords of attention."""
+               parallel=False, second_from="after", halves_exchanged=False, gate_scaled=True,
+               silu_of_u=False, without=None, **of_attention):
+    """normed: the steps whose branch is normed; retracted: those that end in a norm; second_from:
+    where the MLP's step starts, "after" attention's or at "h"; without: a scale that does not
+    enter; of_attention: keywords of attention."""
     if without:
         p = {**p, without: torch.ones_like(p[without])}
 
@@ -675,7 +714,10 @@ def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=
         z = z * math.sqrt(h.shape[-1])
     if silu_of_u:
         u, z = z, u
-    return step(after, (u * silu(z)) @ p["w_down"].T, "alpha_m")
+    start = after
+    if second_from == "h":
+        start = h
+    return step(start, (u * silu(z)) @ p["w_down"].T, "alpha_m")
 
 
 def not_normed(x, s, cos, sin):
@@ -691,28 +733,28 @@ def rope_last(x, s, cos, sin):
 
 
 BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misconceptions={
-    "The softmax factor is the Transformer's. q and k are unit vectors here: see exercise 4.6.":
+    "Your softmax factor is the Transformer's. Here q and k are unit vectors: see exercise 4.6.":
         partial(ngpt_block, power=-0.5),
     "A token attends to later ones: the mask is missing.":
         partial(ngpt_block, hidden_from=NO_TOKEN),
-    "Your mask hides each token from itself, too. It sees itself and those before it.":
+    "Your mask hides each token from itself, too. A token sees itself and those before it.":
         partial(ngpt_block, hidden_from=0, nan=0.0),
-    "Your mask hides each token from itself, so that the first sees nothing: a softmax of nothing "
-    "is NaN.":
+    "Your mask hides each token from itself, so the first token sees nothing, and a softmax of "
+    "nothing is NaN.":
         partial(ngpt_block, hidden_from=0),
-    "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one.":
+    "A head has d_k neighbouring channels of q, k and v. Yours has every n_head-th one.":
         partial(ngpt_block, cut=every_nth_channel),
     "q and k are not normalized (eq. 15, 16).":
         partial(ngpt_block, prepared=not_normed),
-    "s_qk is applied before the norm (or before rope): it comes last.":
+    "You apply s_qk before the norm (or before rope). It comes last.":
         partial(ngpt_block, prepared=scaled_first),
-    "s_qk multiplies q only; eq. 16 has it on k too.":
+    "You multiply only q by s_qk. In eq. 16 it multiplies k too.":
         partial(ngpt_block, k_scaled=False),
-    "The heads' outputs are put together wrongly: side by side, token by token, needs the axes H "
-    "and T exchanged.":
+    "You put the heads' outputs together wrongly. Exchange the axes H and T first, so that the "
+    "heads of one token stand side by side.":
         partial(ngpt_block, merged=heads_one_by_one),
-    "The branch's output goes into the step as it is. It is a point on the sphere first (the line "
-    "behind eq. 10).":
+    "You use the branches' outputs as they are. They have to become unit vectors before the step "
+    "(the Norm in eq. 14 and 19).":
         partial(ngpt_block, normed=()),
     "The Norm after a step is missing (eq. 10, 11).":
         partial(ngpt_block, retracted=()),
@@ -722,7 +764,7 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
         partial(ngpt_block, normed=("alpha_a",)),
     "The Norm after attention's step is missing (eq. 10).":
         partial(ngpt_block, retracted=("alpha_m",)),
-    "rope comes first; yours turns what was normalized and scaled already.":
+    "rope comes first. You apply it to what was normalized and scaled already.":
         partial(ngpt_block, prepared=rope_last),
     "u and the gate are exchanged: the first 4d rows of w_up are u's.":
         partial(ngpt_block, halves_exchanged=True),
@@ -732,14 +774,24 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
         partial(ngpt_block, without="s_qk"),
     "The factor in front of the scores is missing: see exercise 4.6.":
         partial(ngpt_block, power=0.0),
-    "A negative alpha walks away: the model takes its absolute value.":
+    "With a negative alpha your step walks away from the proposal. Take the absolute value.":
         partial(ngpt_block, absolute=False),
-    "The gate's argument is a cosine still: see eq. 21.":
+    "Your gate's argument is still a cosine: see eq. 21.":
         partial(ngpt_block, gate_scaled=False),
     "SiLU is applied to u. The first 4d rows of w_up are u's, then the gate's.":
         partial(ngpt_block, silu_of_u=True),
-    "The MLP reads the h from before attention's step. It comes after it.":
+    "Your MLP reads the h from before attention's step. It should read the h after it.":
         partial(ngpt_block, parallel=True),
+    "Your MLP reads the right h, but its step starts from the h before attention's step, so "
+    "attention's step is lost.":
+        partial(ngpt_block, second_from="h"),
+    "Your MLP reads, and its step starts from, the h before attention's step. Both should use the "
+    "h after it.":
+        partial(ngpt_block, parallel=True, second_from="h"),
+    "Attention's step goes all the way to its output: alpha_a is missing.":
+        partial(ngpt_block, without="alpha_a"),
+    "The MLP's step goes all the way to its output: alpha_m is missing.":
+        partial(ngpt_block, without="alpha_m"),
 })
 
 
@@ -793,25 +845,25 @@ def without_gain(q, gain, cos, sin, before_rope):
 
 
 NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misconceptions={
-    "Your gain is always before rope, whatever before_rope says. (The division alone could stand "
-    "on either side.)":
+    "Your gain is always before rope, whatever before_rope says. (Only the division could stand on "
+    "either side.)":
         lambda q, gain, cos, sin: normed_and_turned(q, gain, cos, sin, True),
-    "Your gain is always behind rope, whatever before_rope says. (The division alone could stand "
-    "on either side.)":
+    "Your gain is always behind rope, whatever before_rope says. (Only the division could stand on "
+    "either side.)":
         lambda q, gain, cos, sin: normed_and_turned(q, gain, cos, sin, False),
-    "The other way round: before_rope is True where the norm comes first, and then rope.":
+    "You have the two orders exchanged: before_rope is True where the norm comes first, then "
+    "rope.":
         other_order,
-    "A gain (H, d_k) belongs to a norm over all heads: one mean square a token, of H d_k "
-    "channels, not one a head.":
+    "A gain (H, d_k) belongs to a norm over all heads: there is one mean square per token, over "
+    "H d_k channels, not one per head.":
         partial(normed_and_turned, axes=(-1,)),
-    "A gain (d_k,) belongs to a norm of each head by itself: heads have mean squares of their "
+    "A gain (d_k,) belongs to a norm of each head by itself: every head has a mean square of its "
     "own.":
         partial(normed_and_turned, axes=(1, -1)),
-    "Your mean square runs over the tokens as well: later ones change earlier ones. T is the axis "
-    "to keep.":
+    "Your mean square runs over the tokens as well, so later tokens change earlier ones. Keep the "
+    "axis T.":
         partial(normed_and_turned, axes=(2, -1)),
-    "That is LayerNorm: RMSNorm subtracts no mean. (A mean over channels is not the same before "
-    "and behind rope.)":
+    "You subtract a mean, as LayerNorm does. RMSNorm does not.":
         partial(normed_and_turned, centred=True),
     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
     "by sqrt(channels).":
@@ -819,7 +871,7 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     "The gain is missing.":
         without_gain,
     "Without eps a token of zeros gives 0/0, which is NaN, and a small q comes out too large. "
-    "Where does eps stand?":
+    "Add eps inside the root.":
         partial(normed_and_turned, eps=0.0),
 }, without=("rms_norm", "RMSNorm"))
 
@@ -871,42 +923,43 @@ def rest_equal_too(gain, pairs):
 
 GAIN_ABOUT = {
     "eight ones, four pairs":
-        "Some gains let rope through. What does a rotation make of a vector times one number?",
+        "There are gains that commute with rope. What does a rotation make of a vector times one "
+        "number?",
     "eight times 0.3, four pairs":
-        "It need not be 1: a rotation lets any common factor through.",
+        "The factor need not be 1: a rotation commutes with any factor that all channels share.",
     "a b c d a b c d, four pairs":
-        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its own, "
-        "and only its two gains have to be alike.",
+        "a b c d a b c d: each pair, channel i with channel i + pairs, turns in a plane of its "
+        "own. What do its two gains have to fulfil?",
     "a b c d -a -b -c -d, four pairs":
-        "Signs count: a mirror and a rotation do not change places.",
+        "Signs count: a reflection and a rotation do not commute.",
     "a b c d a b c 2, four pairs":
-        "a b c d a b c 2: one pair is not alike. All of them turn, the last one too.",
+        "a b c d a b c 2: look at the last pair, which turns too.",
     "a b b a a b c d, two pairs":
-        "a b b a: compare channel by channel, 0 with 2 and 1 with 3, and not in sum.",
+        "a b b a: compare channel by channel, 0 with 2 and 1 with 3, not the set of the values.",
     "a a b b c c d d, four pairs":
         "a a b b ...: which channel is turned together with channel 0?",
     "a b c d a b c nearly-d, four pairs":
-        "Nearly equal is not equal: how much difference do you allow?",
+        "Nearly equal is not equal. How much difference do you allow?",
     "a b c d, no pair":
-        "No pair: rope turns nothing, and nothing can change places with anything.",
+        "Without a pair rope turns nothing. Can the order matter then?",
     "a a a a a b c d, one pair":
         "One pair: only channels 0 and 1 are turned.",
 }
 
 COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
-    "Rope keeps the length, so the division does not care. The gain does: it stretches the two "
-    "axes of a plane.":
+    "Rope keeps the length, so the order does not matter for the division. It matters for the "
+    "gain, which stretches the two axes of a plane.":
         lambda: True,
-    "One number for all is enough, but more than it takes: every pair turns in a plane of its "
-    "own.":
+    "You ask for the same gain in all channels. That is sufficient but not necessary: every pair "
+    "turns in a plane of its own.":
         lambda gain: bool((gain == gain[0]).all()),
     "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
     "model.py.":
         lambda gain, pairs: torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2]),
-    "You pair the halves of the head. With fewer pairs than that, i turns with i + pairs, and the "
-    "rest not at all.":
+    "You pair the two halves of the head. With fewer pairs than that, channel i turns with i + "
+    "pairs, and the rest does not turn at all.":
         halves_equal,
-    "Channels that rope does not turn may have any gain.":
+    "You also compare channels that rope does not turn. They may have any gain.":
         rest_equal_too,
 })
 
@@ -947,32 +1000,32 @@ def is_small(q):
 
 PROPERTIES = {
     "4.1": {
-        "There is one cosine for each row of a with each row of b.":
+        "There should be one cosine for each row of a with each row of b: shape (n, m).":
             lambda y, a, b: y.shape == (len(a), len(b)),
         "A cosine lies between -1 and 1. Some of yours do not.":
             lambda y: y.abs().max() < 1.001,
-        "Even with one row each, yours is no cosine.":
+        "Even with one row each, what you return is not the cosine.":
             lambda y, right, a: len(a) != 1 or near(y, right),
-        "A row of zeros has no direction: 0 is asked for.":
+        "A row of zeros has no direction. The exercise asks for 0 there.":
             lambda y, a: a[-1].any() or near(y[-1], 0),
-        "Where the dot product of two rows is below 0, so is their cosine. In yours it is not.":
+        "Where the dot product of two rows is below 0, their cosine is below 0 too. Yours is not.":
             lambda y, a, b: (y * (a @ b.T) >= 0).all(),
-        "With one row each yours is right: which lengths is the dot product of two rows divided "
-        "by?":
+        "With one row each yours is right. With several rows, by which two lengths do you divide "
+        "the dot product of row i and row j?":
             lambda y, right, a: a.norm(dim=-1).min() < 0.1 or near(y, right),
-        "Your guard against 0/0 changes rows that are merely short: what you add to a length, or "
-        "to a product of two, or the least that you allow, is too large. Only a row of zeros is "
-        "without a direction.":
+        "Your guard against 0/0 also changes rows that are merely short. If you add a number to a "
+        "length, or allow no length below some minimum, that number is too large: only a row of "
+        "zeros has no direction.":
             never},
     "4.2": {
-        "Nearly: a grid that is not fine enough, or not enough random numbers? It is to be exact "
-        "to five digits.":
+        "Yours is nearly right in 3 dimensions, but five digits are asked for. A sum over a grid "
+        "needs a finer grid; random numbers will not do; a formula must be exact for small d too.":
             exact_in_3,
-        "In 3 dimensions all cosines from -1 to 1 are as likely. What is the mean size of such a "
-        "number? Yours is another.":
+        "In 3 dimensions all cosines from -1 to 1 are equally likely. What is the mean absolute "
+        "value of such a number? Your function gives another one for d = 3.":
             lambda y, d: d != 3 or near(y, 0.5, 1e-4),
-        "For large d a cosine is normal, of deviation 1/sqrt(d). The mean size of such a number "
-        "is another than yours.":
+        "For large d a cosine is normal, with standard deviation 1/sqrt(d). What is the mean "
+        "absolute value of such a number? Your function gives another one for d = 1024.":
             lambda y, d: d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002)},
     "4.3": {
         "Your points do not lie on the sphere: their length is not 1.":
@@ -983,100 +1036,108 @@ PROPERTIES = {
             lambda y, b, alpha: alpha != 1 or near(y, b),
         "The angle from a to your point is not alpha times the angle from a to b.":
             share_of_the_angle,
-        "The angle from a is right; is your point between a and b, in their plane?":
+        "The angle from a is right. Does your point lie between a and b, in their plane?":
             never},
     "4.4": {
         "Your points do not lie on the sphere: their length is not 1.":
             on_the_sphere,
-        "Where y = h there is nowhere to go. You leave h.":
+        "Where y = h there is nowhere to go, but your step leaves h.":
             lambda there, h, y: not near(h, y) or near(there, h),
-        "A step towards y should not lead away from it. Yours does.":
+        "A step towards y should not lead away from y. Yours does.":
             leads_towards,
-        "You do not move as far as the tangent step is long, alpha times the sine of the angle "
-        "between h and y.":
+        "Your step does not have the tangent step's length, which is alpha times the sine of the "
+        "angle between h and y.":
             as_far_as_the_tangent_step,
-        "With a number for alpha yours goes as far as it should: what does a vector multiply?":
+        "With a number for alpha your step has the right length. What does a vector alpha "
+        "multiply?":
             never},
     "4.5": {
-        "The step: the used value is the stored number times a constant that makes it start at "
-        "init. Yours moves by another share.":
+        "The step: the used value is the stored number times a constant, so both move by the same "
+        "share of their start. In yours the value's step over init is not that share.":
             lambda y, lr, init, scale: near(y[0] / init, lr / scale),
-        "The share is the value's step over its start, init.":
+        "Your step is right. The share should be this step over the value's start, init.":
             lambda y, init: near(y[1], y[0] / init),
-        "So many steps of your share do not add up to the start once more, which is what doubling "
-        "takes.":
+        "Step and share are right. To double, a value has to move by its start once: your number "
+        "of steps times your share should be 1.":
             lambda y: near(y[1] * y[2], 1)},
     "4.6": {
-        "The first: a sum of d_k products has variance d_k. Your factor, squared, does not bring "
-        "it to 1.":
+        "The first: a sum of d_k products has variance d_k. Your factor squared, times this "
+        "variance, is not 1.":
             lambda y, d_k: near(y[0] ** 2 * d_k, 1),
-        "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor, squared, does "
-        "not bring it to 1.":
+        "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor squared, times "
+        "this variance, is not 1.":
             lambda y, d_k: near(y[1] ** 2 / d_k, 1),
-        "The third: s_qk multiplies q and k, so that it enters twice.":
+        "The first two are right. The third: s_qk multiplies both q and k, so it enters twice.":
             lambda y: near(y[2] ** 2, y[1])},
     "4.7": {
-        "w_qkv reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
+        "w_qkv reads h: each vector along the axis of h's channels should get length 1. "
+        "Yours do not.":
             lambda y: near(y[0].norm(dim=1), 1),
-        "w_o writes into h: each vector along the axis of h's channels gets length 1. Yours do "
-        "not.":
+        "w_o writes into h: each vector along the axis of h's channels should get length 1. "
+        "Yours do not.":
             lambda y: near(y[1].norm(dim=0), 1),
-        "w_up reads h: each vector along the axis of h's channels gets length 1. Yours do not.":
+        "w_up reads h: each vector along the axis of h's channels should get length 1. "
+        "Yours do not.":
             lambda y: near(y[2].norm(dim=1), 1),
-        "w_down writes into h: each vector along the axis of h's channels gets length 1. Yours do "
-        "not.":
+        "w_down writes into h: each vector along the axis of h's channels should get length 1. "
+        "Yours do not.":
             lambda y: near(y[3].norm(dim=0), 1)},
     "4.8": {
         "The rows of your master do not have length 1, each by itself.":
             lambda y: near(y[0].norm(dim=-1), 1),
-        "Without a step the master stays as it is.":
+        "Without any step the master should stay as it is.":
             lambda y, w, gradients: len(gradients) or near(y[0], w),
         "Your first step does not go against the gradient.":
             lambda y, w, gradients: len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0,
-        "Your copy is not your master, rounded.":
+        "Your copy is not your master rounded to bfloat16.":
             lambda y: near(y[0], y[1], 0.01),
-        "Even a single step of yours ends elsewhere: how long is it, and what is normalized after "
-        "it?":
+        "Even after a single step your master is elsewhere. How long should the step be, and what "
+        "is normalized after it?":
             lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0]),
-        "One step ends where it should. Is each of fifty made from where the one before ended, "
-        "and with the same lr?":
+        "A single step of yours is right. With fifty, does each step start where the previous one "
+        "ended, and with the same lr?":
             never},
     "4.9": {
-        "Three numbers are asked for, medians over the heads.":
+        "Three numbers are asked for: one for q, one for k and one for v.":
             lambda y: len(y) == 3,
-        "Largest over smallest is at least 1. Some of yours are smaller.":
+        "The largest singular value over the smallest is at least 1. Some of yours are smaller.":
             lambda y: min(y) >= 0.999,
-        "Even with one head, where nothing is split and no median taken, yours is off: "
-        "torch.linalg.cond tells what a matrix has.":
+        "Even with one head, where nothing is split and no median is taken, yours is off. Compare "
+        "with torch.linalg.cond of one matrix.":
             lambda y, right, n_head: n_head > 1 or near(torch.stack(y), torch.stack(right)),
-        "With one head yours is right: look at how heads are cut and what is taken over them.":
+        "With one head yours is right. Look at how the heads are cut, and at what you take over "
+        "them.":
             never},
     "4.10": {
-        "Even where all positions of the context count, yours is off: which tokens go in, which "
-        "are their targets, and what becomes of the logits?":
+        "Even where all positions of the context count, yours is off. Which tokens go in? Which "
+        "are their targets? What becomes of the logits?":
             lambda y, right, context, last: last != context or near(y, right),
-        "Where all positions count yours is right: which of them are the last ones?":
+        "Where all positions count yours is right. Where only some count: is the window still the "
+        "`context` tokens before the last token, and do you keep the last positions of both the "
+        "logits and the targets?":
             never},
     "4.11": {
-        "What leaves the block lies on the sphere: length 1. Yours does not.":
+        "What leaves the block should lie on the sphere: length 1. Yours does not.":
             on_the_sphere,
-        "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, u "
-        "and z with their scales, SiLU and w_down, and at its Norm and its step.":
+        "With alpha_a of 0 attention's step should leave h where it is. Check that first. If yours "
+        "does, look at the MLP: u and z with their scales, SiLU and w_down, its Norm and its "
+        "step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
-        "The MLP is right. With one token, where attention gives v itself, yours is off: look at "
-        "v, w_o, and at attention's Norm and step.":
+        "With alpha_a of 0 yours is right. With one token, where attention gives v itself, yours "
+        "is off: look at v, w_o, attention's Norm and step, and check that the MLP comes after "
+        "attention and uses the h that it left.":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
-        "With one token yours is right: look at what only several tokens need, rope on q and k, "
-        "the scores with their factors, the mask and the softmax's axis.":
+        "With one token yours is right. Look at what matters only with several tokens: rope on q "
+        "and k, the scores with their factors, the mask, and the softmax's axis.":
             never},
     "4.12": {
-        "Even at the first token, which rope does not turn, yours is off: look at the mean, the "
+        "Even at the first token, which rope does not turn, yours is off. Look at the mean, the "
         "root and the gain.":
             lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
-        "For a small q yours is off: how large is eps, and does it stand inside the root?":
+        "For a small q yours is off. How large is eps, and does it stand inside the root?":
             lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),
-        "The first token, which rope does not turn, is right. The others: how is rope called, and "
-        "what is done first?":
+        "The first token, which rope does not turn, is right. For the others: how do you call "
+        "rope, and what comes first?":
             never},
 }
 

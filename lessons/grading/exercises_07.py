@@ -2,8 +2,8 @@
 Lesson 7, what a norm costs: FLOPs, bytes, rooflines, the papers' timings, folding, the backward
 pass of attention.
 
-Numbers of anGPT (Table 2), nGPT (A.5, A.9, Tables 2 and 6) and the essay (5.2, 6.1, 6.3) are among
-the inputs. See grader.py for the form.
+Some inputs are numbers of anGPT (Table 2), nGPT (A.5, A.9, Tables 2 and 6) and the essay (5.2, 6.1,
+6.3). See grader.py for the form of an exercise.
 """
 import math
 from functools import partial
@@ -40,20 +40,21 @@ def count_flops(n_layer, d, T, V, *, each_channel=4, squares=16, heads=lambda n_
 
 FLOP_PARTS = ("the matrices'", "attention's", "the norms'", "the share")
 FLOPS = Exercise(reference=count_flops, inputs=flop_inputs, parts=FLOP_PARTS, misconceptions={
-    "The output head stands once in the model, not once a layer.":
+    "The model has one output head, not one per layer.":
         partial(count_flops, heads=lambda n_layer: n_layer),
-    "That is the MLP of GPT-2. SwiGLU's w_up has twice the rows: a u and a z for each.":
+    "You count the MLP of GPT-2. SwiGLU's w_up has twice as many rows, one half for u and one for "
+    "z.":
         partial(count_flops, squares=12),
     "Under the causal mask the first position sees one key and the last all of them: "
     "take the average.":
         partial(count_flops, keys=lambda T: T),
     "The position itself is among the keys that it sees: average 1, 2, ..., T.":
         partial(count_flops, keys=lambda T: T / 2),
-    "The output head is a product with a d x V matrix too.":
+    "The output head is missing. It is a product with a d x V matrix too.":
         partial(count_flops, heads=lambda n_layer: 0),
-    "Looking up a row of the token embedding multiplies nothing.":
+    "You count the token embedding. Looking up a row multiplies nothing.":
         partial(count_flops, heads=lambda n_layer: 2),
-    "A norm does several things with each channel: count all that the text lists.":
+    "A norm does several operations on each channel. Count all that the text lists.":
         partial(count_flops, each_channel=1),
 })
 
@@ -72,19 +73,19 @@ def rmsnorm_traffic(n, d, size, *, arrays_in_steps=7, arrays_in_pass=2):
     return arrays_in_steps * array, one_pass, 4 * n * d / one_pass
 
 
-TRAFFIC_PARTS = ("four steps", "one pass", "FLOPs a byte")
+TRAFFIC_PARTS = ("four steps", "one pass", "FLOPs per byte")
 TRAFFIC = Exercise(
     reference=rmsnorm_traffic, inputs=traffic_inputs, parts=TRAFFIC_PARTS, misconceptions={
-    "You count what is read; what is written has to travel too.":
+    "You count only what is read. What is written is moved too.":
         partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
-    "The single pass has a result to write, too.":
+    "The single pass also has a result to write.":
         partial(rmsnorm_traffic, arrays_in_pass=1),
-    "You read x twice in the single pass. One row is small: it is still in the nearest cache when "
+    "You read x twice in the single pass. A row is small, so it is still in the nearest cache when "
     "its mean is known.":
         partial(rmsnorm_traffic, arrays_in_pass=3),
     "The mean writes one number for each row, not a whole array.":
         partial(rmsnorm_traffic, arrays_in_steps=8),
-    "The intensity counts every byte that travels, on the way in and on the way out.":
+    "The intensity divides by all bytes that are moved, those read and those written.":
         lambda right: (right[0], right[1], 2 * right[2]),
 })
 
@@ -110,18 +111,24 @@ def roofline(flops, moved, peak, bandwidth, *, time=max):
 
 ROOF = Exercise(
     reference=roofline, inputs=roof_inputs, parts=("the time", "percent of peak"), misconceptions={
-    "You add the two times. Data can travel while the processor computes: how long must it "
-    "take at the least?":
+    "You add the two times. Data can move while the processor computes, so how long must the work "
+    "take at least?":
         partial(roofline, time=lambda arithmetic, memory: arithmetic + memory),
-    "That breaks one of the two limits: the work is done when the slower part is.":
+    "You take the shorter of the two times, which breaks one of the limits.":
         partial(roofline, time=min),
-    "You forget the memory: the data has to arrive.":
+    "You leave out the memory. The data has to be moved, too.":
         partial(roofline, time=lambda arithmetic, memory: arithmetic),
-    "You forget the arithmetic: a large product takes longer than its bytes.":
+    "You leave out the arithmetic. A large product takes longer to compute than to move.":
         partial(roofline, time=lambda arithmetic, memory: memory),
-    "The time is right. The second number is how busy the arithmetic is; you have the "
-    "memory's share.":
+    "The time is right. Your second number says how busy the memory is. It should say how busy the "
+    "arithmetic is.":
         lambda right, moved, bandwidth: (right[0], 1e8 * moved / bandwidth / right[0]),
+    "The time is right, but your percentage divides by microseconds as if they were seconds.":
+        lambda right: (right[0], 1e-6 * right[1]),
+    "The percentage is right. The time is asked for in microseconds, and yours is in seconds.":
+        lambda right: (1e-6 * right[0], right[1]),
+    "The percentage is right. The time is asked for in microseconds, and yours is in milliseconds.":
+        lambda right: (1e-3 * right[0], right[1]),
 })
 
 
@@ -139,16 +146,19 @@ def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
 
 
 MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
-    "2N is the forward pass. The backward makes two products for each of the forward's.":
+    "2N counts only the forward pass. The backward pass makes two products for each product of the "
+    "forward pass.":
         partial(mfu, flops_each=2),
-    "The backward costs twice the forward: a gradient for the input and one for the weight.":
+    "The backward pass costs twice the forward pass: it computes a gradient for the input and one "
+    "for the weight.":
         partial(mfu, flops_each=4),
-    "Three passes' worth, yes; but each multiplies and adds, which is two FLOPs a parameter.":
+    "You count three products, which is right, but each of them multiplies and adds: two FLOPs per "
+    "parameter.":
         partial(mfu, flops_each=3),
-    "That counts the forward twice, as with activations made anew. MFU counts what the model "
-    "needs, not what is spent.":
+    "You count the forward pass twice, as if activations were computed again. MFU counts what the "
+    "model needs, not what is spent.":
         partial(mfu, flops_each=8),
-    "The tokens are those of all GPUs together, and so must the peak be.":
+    "The tokens are those of all GPUs together, so take the peak of all GPUs together too.":
         lambda right, gpus: gpus * right,
 })
 
@@ -170,15 +180,17 @@ def slower(before, after):
 
 SLOWER = Exercise(
     reference=slower, inputs=slower_inputs, parts=("fewer tokens", "more time"), misconceptions={
-    "You have one percentage for both. Time for a token is 1 / rate: put in half the speed.":
+    "You return one percentage for both. The time per token is one over the speed: try half the "
+    "speed.":
         lambda right: (right[0], right[0]),
-    "Both are relative to the slower one. Fewer tokens than before: what is 100%?":
+    "Both of yours are relative to `after`. For fewer tokens than before, what is 100%?":
         lambda right: (right[1], right[1]),
-    "The two are exchanged: at half the speed there are 50% fewer tokens.":
+    "Your two numbers are exchanged. At half the speed there are 50% fewer tokens.":
         lambda right: (right[1], right[0]),
-    "That is how much there is; asked is how much less and how much more.":
+    "You return how much there is, in percent of before. How much less and how much more is asked "
+    "for.":
         lambda right: (100 - right[0], 100 + right[1]),
-    "Those are differences with a unit; asked are percentages.":
+    "You return differences with a unit. Percentages are asked for.":
         lambda before, after: (before - after, 1 / after - 1 / before),
 })
 
@@ -198,19 +210,28 @@ def from_table2(gpt_plus, angpt, ngpt, n_layer):
 
 TABLE2 = Exercise(
     reference=from_table2, inputs=table2_inputs, parts=("the scalings", "a norm"), misconceptions={
-    "You take the scalings to be free. anGPT has as many norms a layer as GPT+, and "
-    "yet is slower.":
+    "You take the scalings to be free. anGPT has as many norms per layer as GPT+, and yet it is "
+    "slower.":
         lambda gpt_plus, ngpt, n_layer: (0.0, 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
-    "nGPT has scalings too: GPT+ differs from it by those and by norms. Which other "
-    "model has scalings?":
+    "You compare nGPT with GPT+, which differ by norms and by scalings. Which other model has "
+    "scalings?":
         lambda right, gpt_plus, ngpt, n_layer: (right[0], 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
-    "Those are the table's percentages; asked are milliseconds.":
+    "You return the table's percentages. Milliseconds are asked for.":
         lambda gpt_plus, angpt, ngpt: (100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)),
-    "The second is right. The first is what the scalings cost in the whole step; nothing is "
-    "to be divided.":
+    "The second is right. The first is what the scalings cost in the whole step, so do not divide "
+    "it.":
         lambda right, n_layer: (right[0] / (2 * n_layer), right[1]),
-    "The two differences are exchanged: between which two models are the extra norms?":
+    "You have the two differences exchanged. Which two models differ by the extra norms?":
         lambda right, n_layer: (right[1] * 2 * n_layer, right[0] / (2 * n_layer)),
+    "The scalings are right. For a norm, count how many more norms a layer of nGPT has than a "
+    "layer of anGPT.":
+        lambda right: (right[0], 2 * right[1]),
+    "The scalings are right. You return the time of all extra norms in all layers. The time of one "
+    "is asked for.":
+        lambda right, n_layer: (right[0], 2 * n_layer * right[1]),
+    "The scalings are right. nGPT has six norms per layer and anGPT four: divide by how many more "
+    "those are, not by six.":
+        lambda right: (right[0], right[1] / 3),
 })
 
 
@@ -237,17 +258,17 @@ def all_extra_is_norms(step, overhead, n_layer):
 
 TABLE6_PARTS = ("a norm", "GPT's step", "the share")
 TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PARTS, misconceptions={
-    "You give all of the extra time to the norms: that assumes the answer. What did removing two "
-    "norms a layer save?":
+    "You give all of the extra time to the norms, which assumes the answer. How much did removing "
+    "two norms per layer save?":
         all_extra_is_norms,
-    "Two norms go where those of q and k do.":
+    "If the norms of q and k are removed, that is two norms per layer.":
         lambda right: (2 * right[0], right[1], 2 * right[2]),
-    "80% more than GPT's step is GPT's step times 1.8; going back is not taking 80% away.":
+    "nGPT's step is GPT's step times 1.8. To go back, divide by 1.8; do not subtract 80%.":
         partial(from_table6, subtracted=True),
-    "Four is how many more norms there are. GPT's own two are fused and taken as free, so that "
-    "all of nGPT's count.":
+    "You count four norms, as many as nGPT has more than GPT. GPT's own two are fused and count as "
+    "free, so all six of nGPT's count.":
         lambda right: (right[0], right[1], right[2] * 4 / 6),
-    "That is relative to GPT's step; asked is the share of what nGPT takes longer.":
+    "Your share is relative to GPT's step. The share of nGPT's extra time is asked for.":
         lambda right, overhead: (right[0], right[1], overhead * right[2]),
 })
 
@@ -274,20 +295,20 @@ def pad_vocabulary(n, multiple):
     return split(math.ceil(n / multiple) * multiple)
 
 
-VOCABULARY_PARTS = ("the padded size", "its power of two", "the rest")
+VOCABULARY_PARTS = ("the padded size", "its power of two", "the odd rest")
 VOCABULARY = Exercise(
     reference=pad_vocabulary, inputs=vocabulary_inputs, parts=VOCABULARY_PARTS, misconceptions={
-    "That is the next power of two. A multiple of a smaller one is enough.":
+    "You pad to the next power of two. The next multiple of `multiple` is enough.":
         lambda n: split(2 ** math.ceil(math.log2(n))),
-    "The padded size is right. It may hold more twos than `multiple` has: is your "
-    "last number odd?":
+    "The padded size is right. A higher power of two than `multiple` may divide it: is your last "
+    "number odd?":
         lambda right, multiple: (right[0], multiple, right[0] // multiple),
-    "The padded size is right. Your power of two is the largest that is no larger than it; "
-    "does it divide it?":
+    "The padded size is right. Your power of two is the largest one below the padded size. Does "
+    "it divide the padded size?":
         lambda right: (right[0], 2 ** int(math.log2(right[0])), 1),
-    "The middle number is the power of two itself, 2^k, not k.":
+    "The middle number should be the power of two itself, 2^k. Yours is k.":
         lambda right: (right[0], int(math.log2(right[1])), right[2]),
-    "You split the size as it is; it is to be padded first.":
+    "You split the size as it is. Pad it first.":
         lambda n: split(n),
 })
 
@@ -316,22 +337,22 @@ def paired(a, b):
 
 PAIRS = Exercise(
     reference=paired, inputs=pair_inputs, parts=("the median", "10%", "90%"), misconceptions={
-    "One hiccup moves a mean as far as it likes: look at your first number where one "
-    "round took 500.":
+    "Your first number is a ratio of means, and one hiccup moves a mean as far as it likes. See "
+    "the input in which one round took 500.":
         lambda a, b, right: (b.mean() / a.mean(), *right[1:]),
-    "You divide torch's medians of the two: they may come from different rounds. Divide within "
-    "a round first.":
+    "You divide two medians, which may come from different rounds. Divide within each round "
+    "first.":
         lambda a, b, right: (b.median() / a.median(), *right[1:]),
-    "The right ratios; but their mean still follows a single hiccup.":
+    "Your ratios are right, but you take their mean, which a single hiccup can move.":
         lambda a, b, right: ((b / a).mean(), *right[1:]),
-    "torch's median is the lower of two middle values: of an even number of rounds take the "
-    "mean of the two.":
+    "torch's median is the lower of the two middle values. With an even number of rounds, "
+    "interpolate between the two, as torch.quantile does.":
         lambda a, b, right: ((b / a).median(), *right[1:]),
-    "That is how much longer; asked is how many times as long.":
+    "You return how much longer b takes. How many times as long is asked for.":
         lambda right: [ratio - 1 for ratio in right],
-    "The range is from 10% to 90% of the rounds; yours holds the middle half.":
+    "The range should go from the 10% to the 90% quantile. Yours goes from 25% to 75%.":
         lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
-    "You sorted both first, which tears apart times that were measured side by side.":
+    "You sorted both first, so the times that you divide are not from the same round any more.":
         lambda a, b: median_and_range(b.sort().values / a.sort().values),
 })
 
@@ -366,20 +387,20 @@ def divided(w_up, w_down, gain, f_u, f_z, c):
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions={
-    "You moved z's factors into w_down: SiLU(f z) is not f SiLU(z). Stop in front of "
-    "the nonlinearity.":
+    "You moved z's factors into w_down, but SiLU(f z) is not f SiLU(z). They have to be applied "
+    "before the nonlinearity.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_z * w_down, gain, f_u, 1 + 0 * f_z, c),
-    "The halves are exchanged: the first 4d rows make u.":
+    "You have the two halves of w_up exchanged. The first 4d rows make u.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
-    "You divide. The new matrices have to do what the factors did, not undo it.":
+    "You divide by the factors. The new matrices should do what the factors did, not undo it.":
         divided,
-    "c stands behind the nonlinearity: through w_up it would change SiLU's argument. It "
-    "belongs to w_down.":
+    "You moved c into w_up, where it changes SiLU's argument. c is applied after the nonlinearity "
+    "and belongs into w_down.":
         lambda right, w_down, c: (c * right[0], w_down),
-    "The model would give the same, with f_u in w_down. But the exercise wants both halves' "
-    "factors in w_up.":
+    "You moved f_u into w_down. The model would give the same, but the exercise wants the factors "
+    "of both halves in w_up.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_u * w_down, gain, 1 + 0 * f_u, f_z, c),
-    "w_up is right, f_u included; now it is in w_down a second time.":
+    "w_up is right and has f_u in it, but you multiplied w_down by f_u a second time.":
         lambda right, f_u: (right[0], f_u * right[1]),
 })
 
@@ -427,34 +448,43 @@ def ds_not_transposed(q, k, v, p, y, g):
     return ds @ k, ds @ q, p.mT @ g
 
 
+def dq_transposed(q, k, v, p, y, g):
+    dp = g @ v.mT
+    ds = p * (dp - (g * y).sum(-1, keepdim=True))
+    return ds.mT @ k, ds.mT @ q, p.mT @ g
+
+
 GRADIENTS = ("dq", "dk", "dv")
 ATTENTION = Exercise(
     reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4,
     misconceptions={
-    "The sum over the keys is one of dP weighted with P; you took the plain one.":
+    "Your sum over the keys adds up dP. It should add up dP weighted with P.":
         partial(attention_backward, score_gradient=plain_sum),
-    "You sum over the queries. A softmax ties together the keys of one query: the last axis.":
+    "You sum over the queries. A softmax connects the keys of one query: sum over the last axis.":
         partial(attention_backward, score_gradient=sum_over_queries),
-    "The probabilities of a row sum to 1: raising one score lowers the others. That "
-    "term is missing.":
+    "The probabilities of a row sum to 1, so raising one score lowers the others. The term for "
+    "this is missing.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp),
-    "That is the diagonal of the softmax's Jacobian: how a score moves its own probability, but "
-    "not the others.":
+    "You use only the diagonal of the softmax's Jacobian: how a score changes its own probability, "
+    "but not how it changes the others.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * (1 - p) * dp),
-    "That is the gradient of the probabilities; it has to go back through the softmax "
-    "to the scores.":
+    "You use the gradient of the probabilities as the gradient of the scores. It has to go back "
+    "through the softmax first.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: dp),
-    "The factor P in front is missing: a key that got no weight gets no gradient either.":
+    "The factor P in front is missing. A key that got no weight should get no gradient.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: dp - mean),
-    "Look at the brackets: in yours a key that got no weight gets the sum all the same.":
+    "Check the brackets. In yours a key that got no weight still gets the sum.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp - mean),
-    "A sign: the weighted sum is taken away from dP.":
+    "A sign is wrong: subtract the weighted sum from dP.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * (dp + mean)),
-    "dk: entry (i, j) of dS belongs to query i and key j. Key j gathers from all queries: which "
-    "axis is summed?":
+    "dk: entry (i, j) of dS belongs to query i and key j. Key j collects from all queries, so "
+    "which axis of dS has to be summed?":
         ds_not_transposed,
-    "dv: value j gathers from every query i that looked at it, with weight P[i, j]. Which "
-    "axis is summed?":
+    "dq: entry (i, j) of dS belongs to query i and key j. Query i collects from all keys, so which "
+    "axis of dS has to be summed?":
+        dq_transposed,
+    "dv: value j collects from every query i that looked at it, with weight P[i, j]. Which axis of "
+    "P has to be summed?":
         lambda dq, dk, p, g: (dq, dk, p @ g),
 })
 
@@ -480,16 +510,16 @@ def optimizer_share(params, tokens, peak, bandwidth, *, adamw_arrays=7, project_
 OPTIMIZER_PARTS = ("forward and backward", "AdamW", "project_", "the share")
 OPTIMIZER = Exercise(
     reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions={
-    "One array of AdamW's is missing; did you count the gradient, which it reads?":
+    "One of AdamW's arrays is missing. Did you count the gradient, which it reads?":
         partial(optimizer_share, adamw_arrays=6),
-    "project_ reads a weight twice here: once for the norm, again to divide it.":
+    "project_ reads each weight twice: once for the norm, and again to divide it.":
         partial(optimizer_share, project_arrays=2),
-    "Master weights, gradients and moments are float32 here: four bytes.":
+    "Weights, gradients and moments are float32 here, which takes four bytes per number.":
         partial(optimizer_share, bytes_of_number=2),
-    "You count numbers; each has four bytes.":
+    "You count numbers instead of bytes. Each number has four bytes.":
         partial(optimizer_share, bytes_of_number=1),
-    "The times are right. You take project_'s share of the optimizer; it is one of the whole "
-    "step, forward and backward included.":
+    "The times are right. Your share is project_'s share of the optimizer. It should be its share "
+    "of the whole step, including forward and backward.":
         lambda right: (*right[:3], 100 * right[2] / (right[1] + right[2])),
 })
 
@@ -503,127 +533,133 @@ def third_of_all(y):
 
 PROPERTIES = {
     "7.1": {
-        "The matrices: list how many d x d squares a layer has, add the head, and count two "
-        "FLOPs for an entry.":
+        "The matrices: count how many d x d squares a layer has, add the head, and take two FLOPs "
+        "for each entry.":
             lambda y, right: near(y[0], right[0], 1e-6),
-        "Attention: for one token, how many keys does it see on average, and what does one key "
+        "Attention: how many keys does one token see on average, and how many FLOPs does one key "
         "cost, and one value?":
             lambda y, right: near(y[1], right[1], 1e-6),
-        "The norms, over 4 d: two a layer and one at the end make an odd number. Yours is none.":
+        "Divide your norms by 4 d. The number of norms in the model should come out, 2 L + 1, "
+        "which is odd. Yours is not.":
             lambda y, d: near(y[2] / (4 * d) % 2, 1),
-        "The share does not fit your three counts: the norms', over all three "
+        "The share does not fit your three counts. It is the norms' FLOPs divided by all three "
         "together, in percent.":
             third_of_all},
     "7.2": {
-        "The four steps: over n d size, yours is the number of arrays that travel. List for each "
-        "step what it reads and writes.":
+        "The four steps: divide your bytes by n d size to get a number of arrays. It is not the "
+        "number of arrays that the four steps read and write.":
             lambda y, n, d, size: near(y[0] / (n * d * size), 7, 1e-6),
-        "The single pass: over n d size, yours is the number of arrays that travel. "
-        "Which are they?":
+        "The single pass: divide your bytes by n d size to get a number of arrays. Which arrays "
+        "does the pass read and write?":
             lambda y, n, d, size: near(y[1] / (n * d * size), 2, 1e-6),
-        "The intensity: 4 FLOPs an entry, over the bytes of the single pass. Yours does not fit "
-        "your second number.":
+        "The intensity does not fit your second number. It is 4 FLOPs per entry, divided by the "
+        "bytes of the single pass.":
             lambda y, n, d: near(y[2] * y[1], 4 * n * d, 1e-6)},
     "7.3": {
-        "Nothing works faster than its peak: at most 100%.":
+        "Your percentage is above 100. Nothing works faster than its peak.":
             lambda y: y[1] < 100.1,
-        "In your time the data cannot have arrived.":
-            lambda y, moved, bandwidth: y[0] >= 0.999e6 * moved / bandwidth,
-        "In your time the work cannot have been done.":
-            lambda y, flops, peak: y[0] >= 0.999e6 * flops / peak,
+        "Your time is shorter than one of the two limits allows. (Is it in microseconds?)":
+            lambda y, right: y[0] >= 0.999 * right[0],
         "Your time is longer than the longer of the two limits.":
-            lambda y, right: near(y[0], right[0]),
-        "The percentage does not fit your time: FLOPs, over that time, over peak.":
-            never},
+            lambda y, right: y[0] <= 1.001 * right[0],
+        "The time is right. The percentage is FLOPs divided by that time in seconds, divided by "
+        "peak, times 100.":
+            lambda y, right: near(y[1], right[1])},
     "7.4": {
-        "No machine does more than its peak: below 100%. Yours is above.":
+        "No machine exceeds its peak, but yours is above 100%.":
             lambda y: y < 100,
-        "Even with one GPU yours is off: what does a token cost, forward and backward, for "
-        "each parameter?":
+        "Even with one GPU yours is off. How many FLOPs does a token cost per parameter, forward "
+        "and backward?":
             lambda y, right, gpus: gpus > 1 or near(y, right),
-        "With one GPU yours is right. What do several have together?":
+        "With one GPU yours is right. What peak do several GPUs have together?":
             never},
     "7.5": {
-        "No difference is 0% of both.":
+        "With equal speeds both percentages should be 0.":
             lambda y, before, after: before != after or near(y[0], 0) and near(y[1], 0),
         "At half the speed there are 50% fewer tokens.":
             lambda y, before: before != 100 or near(y[0], 50),
-        "At half the speed it takes 100% more time.":
+        "At half the speed the same tokens take 100% more time.":
             lambda y, before: before != 100 or near(y[1], 100),
-        "What is faster has negative numbers. Yours has not.":
+        "If `after` is faster, both numbers should be negative. Yours are not.":
             lambda y, before, after: after <= before or y[0] < 0 and y[1] < 0,
-        "At half the speed yours is right. Relative to which of the two rates is each?":
+        "At half the speed yours is right. Relative to which of the two speeds is each number?":
             never},
     "7.6": {
         "The scalings: which two of the three models differ by them alone?":
             lambda y, right: near(y[0], right[0]),
-        "Even with one layer the time of a norm is off: which two models differ by norms alone, "
-        "and by how many a layer?":
+        "Even with one layer the time of a norm is off. Which two models differ by norms alone, "
+        "and by how many per layer?":
             lambda y, right, n_layer: n_layer > 1 or near(y[1], right[1]),
-        "With one layer yours is right. How many more norms have L layers?":
+        "With one layer yours is right. How many extra norms are there in L layers?":
             never},
     "7.7": {
-        "A norm: so many of them as were taken out, in all layers, should make up what was "
-        "saved. Yours do not.":
+        "A norm: multiply yours by the number of norms that were removed in all layers. The time "
+        "that was saved should come out, and it does not.":
             lambda y, right: near(y[0], right[0]),
-        "GPT's step: yours and the overhead on it do not make nGPT's.":
+        "GPT's step: yours plus the overhead on it should be nGPT's step. It is not.":
             lambda y, right: near(y[1], right[1]),
-        "The share does not fit your other two numbers: six norms in each layer, over the extra "
-        "time, in percent.":
+        "The share does not fit your other two numbers. It is the time of six norms in each layer, "
+        "divided by the extra time, in percent.":
             lambda y, step, n_layer: near(y[2], 600 * n_layer * y[0] / (step - y[1]))},
     "7.8": {
-        "Yours is smaller than n: some tokens would have no row.":
+        "Your padded size is smaller than n, so some tokens would have no row.":
             lambda y, n: y[0] >= n,
-        "Yours is no multiple of `multiple`.":
+        "Your padded size is not a multiple of `multiple`.":
             lambda y, multiple: y[0] % multiple == 0,
-        "There is a smaller multiple that is enough.":
+        "Your padded size is too large: a smaller multiple is enough.":
             lambda y, n, multiple: y[0] - n < multiple,
-        "Power of two times rest should be the padded size. In yours it is not.":
+        "The power of two times the odd rest should be the padded size. In yours it is not.":
             lambda y: y[1] * y[2] == y[0],
-        "Your rest can still be halved: the power of two is not the largest.":
+        "Your rest can still be divided by 2, so your power of two is not the largest.":
             lambda y: y[2] % 2 == 1},
     "7.9": {
-        "Where all times are equal, b takes 1 time as long.":
+        "Where all times are equal, all three numbers should be 1.":
             lambda y, a: a.std() > 0 or near(torch.stack(y), 1),
-        "The median lies between the 10% and the 90% quantile. Yours does not, or the three come "
-        "in another order.":
+        "The median lies between the 10% and the 90% quantile. Yours does not, or you return the "
+        "three in another order.":
             lambda y: y[1] <= y[0] <= y[2],
-        "First one ratio for each round, b over a; then three quantiles of these ratios, "
+        "First compute one ratio per round, b over a. Then take three quantiles of these ratios, "
         "interpolated where one falls between two of them.":
             never},
     "7.10": {
-        "w_down: which factor is behind the nonlinearity, and belongs neither to x nor to w_up?":
+        "w_down: which of the factors is applied after the nonlinearity?":
             lambda y, right: near(y[1], right[1]),
-        "w_up: even with the gain alone yours is off. Which axis of w_up meets x, in which of "
-        "the rows, and does each number meet it once?":
+        "w_up: even with the gain alone yours is off. Which axis of w_up meets the channels of x? "
+        "The gain belongs to all rows, and only once.":
             lambda y, right, f_u, f_z: (f_u != 1).any() or (f_z != 1).any() or near(y[0], right[0]),
         "w_up: with the gain alone yours is right. Which rows make u, and which make z?":
             never},
     "7.11": {
-        "dv: y is linear in v, so v dv should have the same sum as g y. Yours has not.":
+        "dv: y is linear in v, so the entries of v * dv should have the same sum as those of g * "
+        "y. Yours do not.":
             lambda y, right, v: near((v * y[2]).sum(), (v * right[2]).sum(), 0.01),
-        "dq and dk: q and k enter by their products alone, so q dq and k dk have the same sum. "
-        "Yours have not.":
-            lambda y, q, k: near((q * y[0]).sum(), (k * y[1]).sum(), 0.01),
-        "dq and dk: with one token the softmax gives 1 whatever the score is, so both are 0. "
-        "Yours are not.":
-            lambda y, q: q.shape[2] > 1 or near(y[0], 0) and near(y[1], 0),
-        "dq: the first query sees one key, so its score changes nothing and its gradient is "
-        "0. Yours is not.":
+        "dv is not right yet: value j collects g from every query, weighted with P.":
+            lambda y, right: near(y[2], right[2], 1e-3),
+        "dq: the first query sees one key, so its score changes nothing, and its gradient should "
+        "be 0. Yours is not.":
             lambda y: near(y[0][:, :, 0], 0),
-        "Check dS first: each of its rows sums to 0, as a softmax does not notice what all scores "
-        "of a query have in common.":
+        "dk: with one token the softmax gives 1 whatever the score is, so dk should be 0. Yours is "
+        "not.":
+            lambda y, q: q.shape[2] > 1 or near(y[1], 0),
+        "dq is right, so your dS is too. dk collects from the same dS, over queries instead of "
+        "keys.":
+            lambda y, right: not near(y[0], right[0], 1e-3) or near(y[1], right[1], 1e-3),
+        "dk is right, so your dS is too. dq collects from the same dS, over keys instead of "
+        "queries.":
+            lambda y, right: not near(y[1], right[1], 1e-3) or near(y[0], right[0], 1e-3),
+        "Check dS first. Each of its rows should sum to 0, because a softmax does not notice a "
+        "number that is added to all scores of a query.":
             never},
     "7.12": {
-        "Forward and backward: 6 N FLOPs a token, for all tokens of a step, at `peak`, "
-        "in milliseconds.":
+        "Forward and backward: take 6 N FLOPs per token, for all tokens of a step, at `peak`, in "
+        "milliseconds.":
             lambda y, right: near(y[0], right[0], 1e-6),
         "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?":
             lambda y, right: near(y[1], right[1], 1e-6),
         "project_: how many arrays of N float32 numbers does it read, and how many "
         "does it write?":
             lambda y, right: near(y[2], right[2], 1e-6),
-        "The share does not fit your three times: project_'s over all three "
+        "The share does not fit your three times. It is project_'s time divided by all three "
         "together, in percent.":
             third_of_all},
 }
