@@ -823,6 +823,61 @@ PROPERTIES = {
 }
 
 
+# Measurements that the notebook shows. They were run once, with the code that stands there. --------
+
+# Median spread of a channel's mean square from batch to batch: as the tokens come, and one by one
+SPREAD_IN_DIGITS = ((0.177, 0.091), (0.159, 0.090), (0.165, 0.087))     # seeds 0 to 2
+SPREAD_IN_TEXT_400 = ((0.119, 0.083), (0.127, 0.084))                   # seeds 0 and 1
+
+# seed -> kind of run -> what `summary` returns
+STORED_RUNS = {
+    0: {
+        "no groups": dict(before=3.03, end=math.nan, G=math.inf, lost=True, first=[1, 1, 1, None],
+            grad_norms=[0.37, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.03, end=math.nan, G=math.inf,
+            lost=True, grad_norms=[0.37, math.inf]),
+        "no groups, always in warm-up": dict(before=3.03, end=5.49, G=1.0, lost=False,
+            grad_norms=[0.36, 29, 33, 5, 23, 100, 7.1, 7.8, 11, 48, 7.4, 5.1, 14, 7.3, 6.8, 4.1,
+            2.4, 2.4, 3, 1.5]),
+        "4 groups": dict(before=2.63, end=3.35, G=71.0, lost=False, grad_norms=[0.57, 12, 6.4, 3.9,
+            3.9, 8.5, 5.5, 2.2, 1.5, 1.1, 1, 0.83, 0.45, 0.94, 0.61, 0.32, 0.55, 0.54, 0.69, 0.22]),
+    },
+    1: {
+        "no groups": dict(before=3.08, end=math.nan, G=math.inf, lost=True, first=[5, 3, 3, 4],
+            grad_norms=[0.4, 0.12, 0.71, 7.6, 1.6, 6.3e+09, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.08, end=math.nan, G=math.inf,
+            lost=True, grad_norms=[0.4, 0.12, 0.71, 7.6, 1.7, 1.2e+15, math.inf]),
+        "no groups, always in warm-up": dict(before=3.08, end=4.48, G=1.0, lost=False,
+            grad_norms=[0.39, 4.4, 8.8, 13, 17, 8.6, 5.6, 9, 2.9, 2.6, 3.4, 2, 1.1, 1.7, 0.62, 0.66,
+            1.1, 1.2, 0.51, 0.78]),
+        "4 groups": dict(before=2.65, end=3.24, G=13.0, lost=False, grad_norms=[0.47, 6.4, 3.6, 3.1,
+            4.7, 1.5, 1.3, 1.2, 1.1, 2.1, 1.1, 1.3, 0.72, 0.46, 0.86, 0.61, 0.37, 0.3, 0.52, 0.31]),
+    },
+    2: {
+        "no groups": dict(before=3.08, end=math.nan, G=math.inf, lost=True, first=[1, 1, 1, None],
+            grad_norms=[0.62, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.08, end=math.nan, G=math.inf,
+            lost=True, grad_norms=[0.62, math.inf]),
+        "no groups, always in warm-up": dict(before=3.08, end=5.06, G=1.0, lost=False,
+            grad_norms=[0.41, 2.6, 4.8, 4.3, 340, 20, 21, 16, 8.5, 5.1, 12, 3.9, 3.2, 2.6, 3.2, 2.2,
+            2.4, 2.3, 2.2, 1.9]),
+        "4 groups": dict(before=2.6, end=3.24, G=61.0, lost=False, grad_norms=[1.5, 7, 11, 3.2, 2.4,
+            4.8, 3.5, 5.1, 4.6, 1.7, 1.1, 0.79, 0.44, 0.55, 0.59, 0.37, 0.57, 0.75, 0.37, 0.42]),
+    },
+    3: {
+        "no groups": dict(before=3.04, end=math.inf, G=math.inf, lost=True, first=[6, 6, 6, None],
+            grad_norms=[0.89, 0.11, 0.11, 0.27, 1.9, 0.64, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.04, end=math.inf, G=math.inf,
+            lost=True, grad_norms=[0.89, 0.11, 0.11, 0.27, 1.9, 0.64, math.inf]),
+        "no groups, always in warm-up": dict(before=3.04, end=5.59, G=1.0, lost=False,
+            grad_norms=[1.2, 8, 14, 4.6, 3.1, 1.9, 2, 2.1, 3.5, 8.1, 1000, 270, 34, 55, 150, 130,
+            130, 97, 250, 180]),
+        "4 groups": dict(before=2.56, end=3.2, G=120.0, lost=False, grad_norms=[0.74, 13, 12, 7,
+            3.3, 3.3, 2.7, 3.2, 11, 4.7, 2, 1.2, 0.78, 0.82, 0.77, 0.51, 0.52, 0.42, 0.83, 0.71]),
+    },
+}
+
+
 EXERCISES = {
     "2.1": MOMENT,
     "2.2": FORWARD,
