@@ -1,10 +1,10 @@
 """
 Lesson 2, PowerNorm: its statistics, who sees the future, its backward pass and how it runs away.
 
-x is (B, T, d): B sequences, T tokens, d channels. A statistic of PowerNorm has d numbers, one a
-channel. See grader.py for the form. A keyword of a reference is something that can go wrong with
-it: functools.partial makes the wrong answer. The references use nothing of model.py; the notebook
-compares the two.
+x is (B, T, d): B sequences, T tokens, d channels. A statistic of PowerNorm has d numbers, one per
+channel. grader.py describes the form of this file. A keyword argument of a reference is something
+that can go wrong in it: functools.partial turns it into a wrong answer. The references use nothing
+of model.py; the notebook compares the two.
 """
 import math
 from functools import partial
@@ -16,6 +16,14 @@ from grader import AUTOGRAD, Exercise
 from pieces import never, randn
 
 ALL = (0, 1)                                            # the axes of the sequences and of time
+
+# NormFormer's Table 8: (row, what the model has, steps that it survived)
+TABLE_8 = (
+    (14, "baseline (Pre-LN)", 94),
+    (22, "norm in the MLP, LayerNorm", 128),
+    (23, "norm in the MLP, PowerNorm", 135),
+    (31, "NormFormer, LayerNorm", 200),
+    (0, "NormFormer, PowerNorm", 15))
 
 
 def tokens(generator, *shape):
@@ -29,7 +37,7 @@ def over_tokens(x):
 
 
 def psi_of(square, eps, eps_at="inside", root=torch.sqrt):
-    """eps_at: inside the root, behind it or nowhere."""
+    """Return the root of `square`. eps is added "inside" the root, "behind" it, or "nowhere"."""
     if eps_at == "inside":
         return root(square + eps)
     if eps_at == "behind":
@@ -51,17 +59,17 @@ def moment(x):
 
 
 MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
-    "That is RMSNorm's statistic, one number a token. PowerNorm has one a channel.":
+    "That is RMSNorm's statistic, one number per token. PowerNorm has one per channel.":
         lambda x: (x * x).mean(-1),
-    "You subtract the mean first. PowerNorm does not: no mean anywhere.":
+    "You subtract the mean first. PowerNorm subtracts no mean.":
         lambda x: x.var(ALL, correction=0),
-    "The mean of the squares is asked for; you take absolute values.":
+    "You take absolute values. The task asks for the mean of the squares.":
         lambda x: x.abs().mean(ALL),
-    "The mean of the squares, not the square of the mean.":
+    "You square the mean. Take the mean of the squares instead.":
         lambda x: x.mean(ALL) ** 2,
-    "That is torch's variance: it takes the mean off, and divides by one less than there are.":
+    "That is torch's variance: it subtracts the mean, and divides by one less than the count.":
         lambda x: x.var(ALL),
-    "That is the sum over all tokens. Divide by how many there are.":
+    "That is the sum over all tokens. Divide it by the number of tokens.":
         lambda x: (x * x).sum(ALL),
 })
 
@@ -78,7 +86,7 @@ def forward_inputs(generator):
 
 
 def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside"):
-    """own: the statistic of this batch that is taken for psi2."""
+    """Return the right answer, or a wrong one. own(x) is a statistic of this batch, used as psi2."""
     if centred:
         x = x - x.mean(ALL)
     if own:
@@ -96,17 +104,17 @@ FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
         partial(forward, centred=True),
     "You normalize with this batch's own mean square. The running one is given: psi2.":
         partial(forward, own=moment),
-    "You divide by the mean square itself. What has the size of x is its root.":
+    "You divide by the mean square itself. It is its root that has the size of x.":
         partial(forward, root=lambda square: square),
-    "eps stands under the root.":
+    "Add eps under the root, not after it.":
         partial(forward, eps_at="behind"),
     "eps is missing: a channel that was always 0 gives a division by 0.":
         partial(forward, eps_at="nowhere"),
-    "That is RMSNorm: each token by itself. Here each channel is divided by its own psi.":
+    "That is RMSNorm: it divides each token by a number of its own. Here each channel has one.":
         partial(forward, own=of_each_token),
     "The gain multiplies; you divide by it.":
         lambda x, psi2, weight, eps: x / (weight * (psi2 + eps).sqrt()),
-    "You multiply by psi. A channel that is large is made smaller.":
+    "You multiply by psi. A large channel should become smaller.":
         partial(forward, root=torch.rsqrt),
 }, without=("batch_norm", "BatchNorm1d"))
 
@@ -122,7 +130,7 @@ def running_inputs(generator):
 
 
 def running(moments, decay, *, update_first=False, exchanged=False, of_roots=False):
-    """What each step uses, (steps, d), and the start's share in what the last one leaves."""
+    """Return what each step uses, (steps, d), and the start's share in what the last one leaves."""
     if of_roots:
         moments = moments.sqrt()
     old = decay
@@ -157,17 +165,17 @@ def one_tensor(moments, decay):
 
 RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statistics", "the share"),
                    misconceptions={
-    "You update before use: step t then normalizes with its own tokens too. It uses what the "
-    "steps before it left.":
+    "You update psi2 before you use it, so that step t normalizes with its own tokens, too. It "
+    "should use what the earlier steps have left.":
         partial(running, update_first=True),
-    "The weights are exchanged: decay is the old value's.":
+    "You exchanged the two weights: decay multiplies the old value.":
         partial(running, exchanged=True),
-    "That is the plain mean of all steps so far; here older steps fade.":
+    "That is the plain mean of all steps so far. In a running mean the older steps fade.":
         plain_mean,
-    "All your rows are one tensor, changed in place by each update (*=, +=, lerp_): keep copies, "
-    "or make a new psi2.":
+    "All your rows are the same tensor, which each update changes in place (*=, +=, lerp_): keep "
+    "copies, or make a new psi2.":
         one_tensor,
-    "You average the roots. It is the squares that are averaged.":
+    "You average the roots. Average the squares.":
         partial(running, of_roots=True),
 })
 
@@ -214,19 +222,20 @@ def psi2_moves_first(x, psi2, training, step, warmup):
 
 
 STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconceptions={
-    "One step too long: `step` counts the updates that are done, so the first step has 0.":
+    "Your warm-up is one step too long: `step` is 0 in the first step.":
         own_when(lambda training, step, warmup: training and step <= warmup),
-    "The wrong way round: it is at the beginning that psi2 cannot be trusted yet.":
+    "You have it the wrong way round: it is at the beginning that psi2 cannot be trusted.":
         own_when(lambda training, step, warmup: training and step >= warmup),
-    "The warm-up is one of training; you look for it in evaluation: a `not` too many?":
+    "The warm-up is one of training, and yours takes place in evaluation. Is there a `not` too "
+    "many?":
         own_when(lambda training, step, warmup: not training and step < warmup),
-    "The condition is right, the two answers are exchanged: in the warm-up there is no memory yet "
-    "to be used.":
+    "Your condition is right, but you exchanged the two answers: in the warm-up psi2 cannot be "
+    "trusted yet.":
         own_when(lambda training, step, warmup: not (training and step < warmup)),
-    "One of two conditions is enough for you (`or`). The batch is looked at only when both hold.":
+    "For you one of the two conditions is enough (`or`). The batch counts only where both hold.":
         own_when(lambda training, step, warmup: training or step < warmup),
-    "Right in warm-up and evaluation. After warm-up you update psi2 before its use, and so still "
-    "look at the batch.":
+    "Yours is right in the warm-up and in evaluation. After the warm-up you update psi2 before you "
+    "use it, so you still look at the batch.":
         psi2_moves_first,
 })
 
@@ -291,24 +300,24 @@ def reach_inputs(generator):
 
 REACH_ABOUT = {
     "RMSNorm":
-        "RMSNorm looks at each token by itself, and at the ratios of its channels. Does your "
-        "change move them?",
+        "RMSNorm looks at each token by itself, and keeps the ratios of its channels. Are your "
+        "entries True or False, and does your change move these ratios?",
     "the batch's own mean square":
-        "The batch's mean square: every token has a part in it, also for those before it.",
+        "The batch's mean square: every token contributes to it, and so reaches earlier ones.",
     "the same, detached":
-        "Detached: that is about gradients; the numbers are the same.",
+        "`detach` changes gradients only. The numbers are the same as without it.",
     "a fixed psi":
-        "A fixed psi: no token has a part in what another one is divided by.",
+        "A fixed psi: no token contributes to the number that another one is divided by.",
     "the mean square of all tokens so far":
-        "The mean square so far: which outputs come after a token, itself included?",
+        "The mean square so far: which outputs come at or after a token's position?",
     "LayerNorm":
-        "LayerNorm looks at each token by itself, and takes its mean away. Does your change "
-        "outlive that?",
+        "LayerNorm looks at each token by itself, and subtracts its mean. Is anything left of your "
+        "change after that?",
     "the next token added":
-        "The next token added: the output at s has the token at s + 1 in it.",
+        "The next token added: the output at s contains the token at s + 1.",
     "one entry of the token before added":
-        "One entry of the token before: does your change touch all channels, in all sequences, and "
-        "do you look at all of them?",
+        "One entry of the token before: do you change all channels in all sequences, and do you "
+        "compare all of them?",
 }
 
 
@@ -318,7 +327,7 @@ def another(token):
 
 def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, over=torch.amax,
           looked_at=slice(None)):
-    """(T, T): whether the output at s, the row, moves with the token at t, the column."""
+    """Return (T, T): does the output at s (the row) change with the token at t (the column)?"""
     y = norm(x)
     columns = []
     for t in range(x.shape[1]):
@@ -356,28 +365,34 @@ def derivative(norm, x):
 REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, misconceptions={
     "Transposed: the row is the output's position, the column the token's.":
         lambda right: right.T,
-    "You look at derivatives. A detached statistic has none and is still made of all tokens: "
-    "change a token and look.":
+    "You look at derivatives. A detached statistic has none, and is still made of all tokens: "
+    "change a token and compare the outputs.":
         derivative,
     "You change a token's sign, which no mean of squares can notice. Change it in another way.":
         partial(reach, change=turned_round),
-    "You make a token longer without turning it, which RMSNorm does not notice; or 0, of which it "
-    "makes NaN, and no comparison with NaN is true. Change it in another way.":
+    "You make a token longer without turning it, which RMSNorm does not notice; or you set it to 0, "
+    "which RMSNorm turns into NaN, and no comparison with NaN is true. Change it in another way.":
         partial(reach, change=twice),
     "You shift all channels alike, which LayerNorm does not notice. Change the token in another "
     "way.":
         partial(reach, change=plus_one),
-    "Only the future? The whole matrix is asked for, the past and the diagonal too.":
+    "You report the future only. The task asks for the whole matrix, with past and diagonal.":
         lambda right: right.triu(1),
-    "You change token t and all that follow it. Only token t is to change.":
+    "You change token t and all that follow it. Change token t only.":
         partial(reach, and_later=True),
     "That is how it should be. Find out how it is: change a token, and compare the outputs.":
         lambda right: torch.ones_like(right).tril(),
-    "You ask whether all numbers of a position change (`all`). One of them is enough.":
+    "You return False everywhere, but a token's own output must change with it. Do you compare the "
+    "outputs before and after the change, and do you change a copy of x?":
+        lambda right: torch.zeros_like(right),
+    "You return True everywhere, but some of these norms look at each token by itself. Is it "
+    "outputs that you compare?":
+        lambda right: torch.ones_like(right),
+    "You ask whether all numbers of a position change (`all`). One changed number is enough.":
         partial(reach, over=torch.amin),
-    "You change one channel of a token. What if another one matters?":
+    "You change only one channel of a token. What if a norm looks at another one?":
         partial(reach, change=one_channel),
-    "You change the token of one sequence. It is that of all sequences which is asked.":
+    "You change the token of one sequence. Change it in all sequences.":
         partial(reach, sequences=0),
     "You change a token of one sequence and look at another one. Change and look at all of them.":
         partial(reach, sequences=0, looked_at=slice(-1, None)),
@@ -398,7 +413,7 @@ def exact_inputs(generator):
 
 
 def exact(x, g, eps, *, mean=over_tokens, part=1.0, centred=False):
-    """part: how much of the term in xhat is taken away; centred: whether the mean of g is, too."""
+    """Return dx. part: how much of the term in xhat is subtracted; centred: subtract mean(g), too."""
     psi = (moment(x) + eps).sqrt()
     xhat = x / psi
     dx = g - part * xhat * mean(g * xhat)
@@ -420,26 +435,26 @@ def one_hat(x, g, eps):
 
 
 EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
-    "You take the statistic for a constant. Each entry of x moves it too, and with it the outputs "
-    "of all tokens.":
+    "You treat the statistic as a constant. But each entry of x changes it, and with it the "
+    "outputs of all tokens.":
         partial(exact, part=0.0),
-    "You average over the row, as RMSNorm's backward does. Average over what the statistic "
-    "averages.":
+    "You average over the channels of a token, as RMSNorm's backward does. Average over the axes "
+    "that the statistic averages over.":
         partial(exact, mean=lambda p: p.mean(-1, keepdim=True)),
-    "A mean over the tokens, not their sum.":
+    "You sum over the tokens. The statistic is a mean, so a mean appears here, too.":
         partial(exact, mean=lambda p: p.sum(ALL)),
-    "You take only what an entry does to its own output (i = j). It moves those of the other "
-    "tokens too: sum over j.":
+    "You take only what an entry does to its own output (i = j). It changes the outputs of the "
+    "other tokens, too: sum over j.":
         partial(exact, mean=lambda p: p / p[..., 0].numel()),
-    "You multiply the mean of g by the mean of xhat. It is the mean of their product that is "
-    "taken.":
+    "You multiply the mean of g by the mean of xhat. Take the mean of their product.":
         product_of_means,
-    "You take away mean(g) too: that is the backward of a mean that was subtracted, BatchNorm's.":
+    "You subtract mean(g), too. BatchNorm needs that, because it subtracts a mean; PowerNorm does "
+    "not.":
         partial(exact, centred=True),
-    "It is xhat that stands in both places of the second term; in yours one is still x, or is "
-    "not divided by psi.":
+    "The second term has xhat in both places. In yours one of them is still x, not divided by "
+    "psi.":
         one_hat,
-    "The forward had eps under the root, so psi and xhat have it here.":
+    "The forward pass has eps under the root, so psi and xhat need it here, too.":
         lambda x, g: exact(x, g, 0.0),
 }, without=AUTOGRAD)
 
@@ -477,22 +492,21 @@ def nu_times_x(dy, weight, nu, x, psi2, eps, Lambda):
 
 PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", "Lambda"),
                      misconceptions={
-    "Your dx is the exact one of 2.6, of the batch's own moment. Here psi2 and nu are given "
-    "numbers.":
+    "Your dx is the exact one of 2.6, with the batch's own moment. Here psi2 and nu are given.":
         lambda x, dy, weight, eps, Lambda: (exact(x, dy * weight, eps), Lambda),
-    "In dx you use this batch's Lambda, where the rule has the remembered number. Lambda is for "
+    "In dx you use this batch's Lambda. The rule has the remembered nu there; Lambda serves for "
     "nu's update only.":
         lambda x, dy, weight, psi2, eps, Lambda: published(x, dy, weight, psi2, Lambda, eps),
     "You divide the gradient by this batch's root mean square, as the public code does. The "
-    "forward divided by psi.":
+    "forward pass divided by psi.":
         by_own_moment,
-    "The gradient comes from behind the gain: what arrives at xhat is dy times weight.":
+    "dy is the gradient after the gain. What arrives at xhat is dy times weight.":
         lambda x, dy, psi2, nu, eps: published(x, dy, 1.0, psi2, nu, eps),
-    "Lambda is the mean of g xhat; you took dy, which has not passed the gain.":
+    "Lambda is made with g. You took dy, which has not passed through the gain.":
         lambda dx, weight, Lambda: (dx, Lambda / weight),
-    "In dx it is nu times xhat that is taken away, not nu times x.":
+    "In dx you subtract nu times x. The rule has xhat there.":
         nu_times_x,
-    "The forward had eps under the root, so psi and xhat have it here.":
+    "The forward pass has eps under the root, so psi and xhat need it here, too.":
         lambda x, dy, weight, psi2, nu: published(x, dy, weight, psi2, nu, 0.0),
 })
 
@@ -511,39 +525,39 @@ def nu_inputs(generator):
     yield "a small psi2, where eps counts", nu, x, g, 0.1 * psi2, 0.1, 0.9
 
 
-def next_nu(nu, x, g, psi2, eps, decay, *, gamma=lambda x, psi2, eps: moment(x) / (psi2 + eps),
+def next_nu(nu, x, g, psi2, eps, decay, *, growth=lambda x, psi2, eps: moment(x) / (psi2 + eps),
             fade=lambda decay: 1 - decay, hat=True, psi2_first=False):
-    """gamma: the paper's Gamma, the mean square of xhat; fade: its weight."""
+    """Return the next nu. growth(...) is G, the mean square of xhat; fade(decay) is its weight."""
     if psi2_first:
         psi2 = decay * psi2 + (1 - decay) * moment(x)
     xhat = x / (psi2 + eps).sqrt()
     if not hat:
         xhat = x
     lam = over_tokens(g * xhat)
-    left = 1 - fade(decay) * gamma(x, psi2, eps)
+    left = 1 - fade(decay) * growth(x, psi2, eps)
     return left * nu + (1 - decay) * lam
 
 
 NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
-    "Your G is the mean square of x. It is that of xhat: how much larger this batch is than the "
-    "memory says.":
-        partial(next_nu, gamma=lambda x, psi2, eps: moment(x)),
-    "That is an ordinary running mean, 0.9 and 0.1. The old nu also shrinks by how large xhat "
-    "is.":
-        partial(next_nu, gamma=lambda x, psi2, eps: 1.0),
-    "The weights are exchanged: what is new counts 1 - decay.":
+    "You use the mean square of x. Use that of xhat: it says how much larger this batch is than "
+    "the memory.":
+        partial(next_nu, growth=lambda x, psi2, eps: moment(x)),
+    "That is an ordinary running mean. How much the old nu shrinks depends on the size of xhat, "
+    "too.":
+        partial(next_nu, growth=lambda x, psi2, eps: 1.0),
+    "You exchanged the two weights: the learning rate is 1 - decay.":
         lambda nu, x, g, psi2, eps, decay: next_nu(nu, x, g, psi2, eps, 1 - decay),
-    "The new part is right. In the old one's factor, G has another weight: how fast is nu to "
-    "forget?":
+    "Your new part is right. In the factor of the old nu, the mean square of xhat has the wrong "
+    "weight: what is the learning rate?":
         partial(next_nu, fade=lambda decay: decay),
-    "Lambda is the mean of g xhat; yours is that of g x.":
+    "You multiply g by x. The regression is on xhat.":
         partial(next_nu, hat=False),
-    "You update psi2 first, so that xhat is not the one of the forward pass.":
+    "You update psi2 first, so your xhat is not that of the forward pass.":
         partial(next_nu, psi2_first=True),
-    "Nearly: xhat was made with eps under the root, and so is G.":
-        partial(next_nu, gamma=lambda x, psi2, eps: moment(x) / psi2),
-    "That only adds: without a G the old nu is never forgotten.":
-        partial(next_nu, gamma=lambda x, psi2, eps: 0.0),
+    "Nearly right: xhat was made with eps under the root, and so its mean square needs eps, too.":
+        partial(next_nu, growth=lambda x, psi2, eps: moment(x) / psi2),
+    "You only add to nu. The old nu must shrink, too: look at the second term of the derivative.":
+        partial(next_nu, growth=lambda x, psi2, eps: 0.0),
 })
 
 
@@ -560,20 +574,20 @@ def largest_stable(decay):
 
 
 STABLE = Exercise(reference=largest_stable, inputs=decay_inputs, tolerance=1e-4, misconceptions={
-    "There the factor is 0, and beyond it nu changes its sign at each step. But it still shrinks: "
-    "look at the factor's size.":
+    "At this G the factor is 0, and above it nu changes its sign at each step. But it still "
+    "shrinks: look at the factor's absolute value.":
         lambda decay: 1 / (1 - decay),
-    "You have the weights exchanged: the factor is 1 - (1 - decay) G.":
+    "You exchanged the two weights: the factor is 1 - (1 - decay) G.":
         lambda decay: 2 / decay,
-    "That factor is 1 - decay, small and harmless. How large may its size become?":
+    "At this G the factor is 1 - decay, small and harmless. How large may its absolute value be?":
         lambda decay: decay / (1 - decay),
-    "There the factor is 1 - 2 decay, of a size below 1: nu shrinks still.":
+    "At this G the factor is 1 - 2 decay, with an absolute value below 1: nu still shrinks.":
         lambda decay: 2 * decay / (1 - decay),
-    "There the factor is -decay: nu shrinks still. Go on.":
+    "At this G the factor is -decay: nu still shrinks, so a larger G is possible.":
         lambda decay: (1 + decay) / (1 - decay),
-    "That is the rate at which nu learns. The question is how large G may be for it.":
+    "That is the learning rate of nu. The question is how large G may be.":
         lambda decay: 1 - decay,
-    "Upside down: the smaller 1 - decay, the more may G be.":
+    "It is upside down: the smaller 1 - decay is, the larger G may be.":
         lambda decay: 2 * (1 - decay),
 })
 
@@ -609,7 +623,7 @@ def group_scale(x, groups, eps, *, centred=False, eps_at="inside"):
 
 
 def in_turns(x, groups):
-    """The channels in another order: every groups-th one, then those behind them."""
+    """Return the channels in another order: first every groups-th one, then their neighbours."""
     return x.unflatten(-1, (-1, groups)).mT.flatten(-2)
 
 
@@ -620,23 +634,23 @@ def every_nth_channel(x, groups, eps):
 
 GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled x", "the bound"),
                   misconceptions={
-    "sqrt(d) would be the bound for one group; how long is a group of d/groups entries?":
+    "sqrt(d) would be the bound for one group. A group has only d/groups entries.":
         lambda x, right: (right[0], math.sqrt(x.shape[-1])),
-    "1 is the root mean square of a group; a single entry can hold all of it.":
+    "1 is the root mean square of a group. A single entry can be larger.":
         lambda right: (right[0], 1.0),
     "The bound depends on how many entries a group has, not on how many groups there are.":
         lambda groups, right: (right[0], math.sqrt(groups)),
-    "You scale the whole token at once. Each group has its own root mean square.":
+    "You divide the whole token by one number. Each group has its own root mean square.":
         lambda x, eps, right: (group_scale(x, 1, eps)[0], right[1]),
-    "`groups` is how many groups there are; you take it for how many channels a group has.":
+    "`groups` is the number of groups. You use it as the number of channels in a group.":
         lambda x, groups, eps, right: (group_scale(x, x.shape[-1] // groups, eps)[0], right[1]),
-    "A group is d/groups neighbouring channels; yours has every groups-th channel.":
+    "A group consists of neighbouring channels. Yours has every groups-th channel.":
         every_nth_channel,
     "You subtract a mean. GroupScaling1D only divides.":
         partial(group_scale, centred=True),
-    "eps stands under the root.":
+    "Add eps under the root, not after it.":
         partial(group_scale, eps_at="behind"),
-    "A group of zeros gives 0/0: eps is missing.":
+    "eps is missing: a group of zeros gives 0/0.":
         partial(group_scale, eps_at="nowhere"),
 })
 
@@ -672,36 +686,36 @@ def scaled_rows(weight, psi2, eps, w, right):
 
 
 def group_roots(psi2):
-    """For each channel the root mean square of its half of them."""
+    """Return, for each channel, the root mean square of its half of the channels."""
     halves = psi2.unflatten(0, (2, -1))
     return halves.mean(-1).sqrt().repeat_interleave(len(psi2) // 2)
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bias"),
                 misconceptions={
-    "You scale rows, the outputs. The norm scales what goes in: in torch's layout (out, in) the "
-    "columns.":
+    "You scale rows, which belong to outputs. The norm scales inputs, and in torch's layout (out, "
+    "in) these are columns.":
         scaled_rows,
-    "The norm divides by psi, so the matrix is divided by it.":
+    "You multiply by psi. The norm divides by it, so the matrix must be divided by it, too.":
         partial(fold, factor=torch.sqrt),
-    "psi2 is a square: its root is what the norm divides by.":
+    "You divide by the square. The norm divides by its root.":
         partial(fold, factor=torch.reciprocal),
-    "c, which the linear map had of its own, is lost.":
+    "You lost c, the linear map's own bias.":
         lambda c, right: (right[0], right[1] - c),
-    "The norm's bias goes through the matrix, and adds to c.":
+    "You lost the norm's bias. It passes through the matrix and adds to c.":
         lambda c, right: (right[0], c),
-    "Both biases are lost: that of the norm and that of the map.":
+    "You lost both biases: that of the norm and that of the linear map.":
         lambda c, right: (right[0], 0 * c),
-    "The norm adds its bias after it has divided: the bias meets the old matrix, not the folded "
-    "one.":
+    "The norm adds its bias after it has divided. So the bias is multiplied by the old matrix, not "
+    "the folded one.":
         lambda bias, c, right: (right[0], c + right[0] @ bias),
-    "You fold the group scaling too. It depends on the token, so no constant can take its place: "
-    "it stays in front.":
+    "You fold the group scaling, too. It depends on the token, so no constant can replace it: it "
+    "stays.":
         lambda psi2, right: (right[0] / group_roots(psi2), right[1]),
 })
 
 
-# What holds of every right answer: said where none of the known mistakes fits ---------------------
+# Properties of every right answer. The grader uses them where no known mistake fits. --------------
 
 
 def one_number_a_channel(y, x):
@@ -724,27 +738,27 @@ PROPERTIES = {
             lambda y, x: y.shape == x.shape[-1:],
         "The mean of your d numbers should be the mean square of all of x. It is not.":
             lambda y, x: near(y.mean(), x.square().mean()),
-        "Take one channel, x[:, :, 0]: the mean of its squares is your first number.":
+        "Take one channel, x[:, :, 0]: the mean of its squares should be your first number.":
             never},
     "2.2": {
-        "Output over input should be one number for all tokens of a channel. In yours it differs "
-        "from token to token.":
+        "Divide your output by the input: all tokens of a channel should leave the same number. In "
+        "yours it differs from token to token.":
             one_number_a_channel,
-        "Output over input, over the gain: a channel's one number left should be one over the "
-        "root of what is given for it.":
+        "Divide your output by input and gain: each channel should leave one number, "
+        "1/sqrt(psi2 + eps).":
             never},
     "2.3": {
         "The first step uses the start, which is 1. Yours does not.":
             lambda y: near(y[0][0], 1),
-        "The second step uses what one update has made of the start, 1, and of the first moment. "
+        "The second step uses the result of one update, made of the start, 1, and the first moment. "
         "Look at your second row.":
             lambda y, right, moments: len(moments) < 2 or near(y[0][1], right[0][1]),
-        "The share is a weight, the same whatever the moments are: which part of the start does "
-        "one update leave?":
+        "The share does not depend on the moments. What fraction of the start does one update "
+        "leave?":
             lambda y, moments, decay: len(moments) > 1 or near(y[1], decay),
-        "The share: each update leaves the same part of what was there.":
+        "The share: each update leaves the same fraction of what was there.":
             lambda y, moments, decay: near(y[1], decay ** len(moments)),
-        "Look at your third row: it is made of your second and of the second moment.":
+        "Look at your third row: it should be made of your second row and the second moment.":
             never},
     "2.4": {
         "The answer is either psi2 or the batch's moment. Yours is something else.":
@@ -753,58 +767,114 @@ PROPERTIES = {
             lambda y, psi2, training: training or near(y, psi2),
         "There is a step of the warm-up in which yours does not look at the batch.":
             batch_in_warmup,
-        "There is a step behind the warm-up in which yours looks at the batch.":
+        "There is a step after the warm-up in which yours looks at the batch.":
             lambda y, psi2, training, step, warmup: not training or step < warmup or near(y, psi2)},
     "2.5": {
-        "There is one entry for each pair of positions: outputs down, changed tokens across.":
+        "The answer has one entry per pair of positions: a row per output, a column per changed "
+        "token.":
             lambda y, x: y.shape == (x.shape[1], x.shape[1])},
     "2.6": {
-        "To make a channel twice as large everywhere changes nothing, eps apart: x dx should sum "
-        "to 0 over a channel's tokens. Yours does not: look at what is taken from g, its sign, "
-        "its size, and over which axes its mean goes.":
+        "Doubling a channel everywhere changes no output (but for eps), so x dx should sum to 0 "
+        "over a channel's tokens. Yours does not: look at what you subtract from g, at its sign "
+        "and size, and at the axes of its mean.":
             lambda y, x, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
-        "Count powers of psi: xhat has one under it, and dx once more. And each mean is one of a "
-        "channel's tokens.":
+        "Count the powers of psi: xhat is divided by it once, and dx once more. And each mean goes "
+        "over a channel's tokens.":
             never},
     "2.7": {
-        "With nu of 0, dx is that of a constant psi. Yours is not: look at the gain, and at what "
+        "With nu = 0, dx is that of a constant psi. Yours is not: look at the gain, and at what "
         "you divide by, and how often.":
             lambda y, right, nu: nu.any() or near(y[0], right[0]),
-        "Lambda: is it g that you multiply with xhat, and a mean over the tokens of each "
-        "channel?":
+        "Lambda: do you multiply g (not dy) by xhat, and take the mean over each channel's "
+        "tokens?":
             lambda y, right: near(y[1], right[1]),
-        "With nu of 0 your dx is right: what does nu multiply, with which sign, and does the "
-        "gain meet it?":
+        "With nu = 0 your dx is right. What does nu multiply, with which sign, and is that "
+        "independent of the gain?":
             never},
     "2.8": {
-        "With nu of 0 only the new part is left. Yours is off there: look at Lambda, its weight, "
-        "1 - decay, and its sign.":
+        "With nu = 0 only the part with g is left. Yours is off there: look at its mean, its sign "
+        "and the learning rate, 1 - decay.":
             lambda y, right, nu: nu.any() or near(y, right),
-        "With nu of 0 yours is right: look at the factor of the old nu: how is G made, which "
-        "weight has it, and which sign?":
+        "With nu = 0 yours is right. Look at the factor of the old nu: of what is its mean taken, "
+        "with which sign, and is the learning rate there?":
             never},
     "2.9": {
-        "At the G that you give, the factor of nu, 1 - (1 - decay) G, is not of size 1: nu still "
-        "shrinks, or grows already.":
+        "At your G the factor of nu, 1 - (1 - decay) G, does not have the absolute value 1: nu still "
+        "shrinks, or already grows.":
             lambda y, decay: near(abs(1 - (1 - decay) * y), 1),
-        "At 0 nu does not move at all; there is a larger G at which it does not grow.":
+        "At G = 0 nu does not change at all, but there is a larger G at which it does not grow.":
             lambda y: y > 0.001},
     "2.10": {
-        "The mean square of each group of a token should come out as 1, eps apart. Yours does "
-        "not: do you divide each by the root of its own mean square?":
+        "The mean square of each group of a token should come out as 1 (but for eps). Yours does "
+        "not: do you divide each group by the root of its own mean square?":
             groups_of_size_one,
-        "Your bound is too small: an entry that you return is larger.":
+        "Your bound is too small: you return an entry that is larger.":
             lambda y: y[0].abs().max() <= y[1] + 0.01,
-        "Your bound is too large: an entry that has all of its group should reach it.":
+        "Your bound is too large: where one entry is all there is in its group, it should reach "
+        "the bound.":
             lambda y, x: x.abs().max() < 999 or y[0].abs().max() > y[1] - 0.01,
-        "The bound is one for any x: what if all of a group is in one entry, and eps is "
-        "nothing?":
+        "The bound must hold for any x: what if only one entry of a group is not 0, and eps is 0?":
             never},
     "2.11": {
-        "c2: put z = 0 into both ways. They do not give the same.":
+        "c2: put z = 0 into the two layers and into your folded map. They should give the same.":
             lambda y, right: near(y[1], right[1]),
-        "w2: put a z that has a single 1 into both ways and take c2 away. Which column answers?":
+        "w2: feed a z that is 1 in one channel and 0 elsewhere to both, and subtract c2.":
             never},
+}
+
+
+# Measurements that the notebook shows. They were run once, with the code that stands there. --------
+
+# Median spread of a channel's mean square from batch to batch: as the tokens come, and one by one
+SPREAD_IN_DIGITS = ((0.177, 0.091), (0.159, 0.090), (0.165, 0.087))     # seeds 0 to 2
+SPREAD_IN_TEXT_400 = ((0.119, 0.083), (0.127, 0.084))                   # seeds 0 and 1
+
+# seed -> kind of run -> what `summary` returns
+STORED_RUNS = {
+    0: {
+        "no groups": dict(before=3.03, end=math.nan, G=math.inf, lost=True, first=[1, 1, 1, None],
+            grad_norms=[0.37, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.03, end=math.nan, G=math.inf,
+            lost=True, grad_norms=[0.37, math.inf]),
+        "no groups, always in warm-up": dict(before=3.03, end=5.49, G=1.0, lost=False,
+            grad_norms=[0.36, 29, 33, 5, 23, 100, 7.1, 7.8, 11, 48, 7.4, 5.1, 14, 7.3, 6.8, 4.1,
+            2.4, 2.4, 3, 1.5]),
+        "4 groups": dict(before=2.63, end=3.35, G=71.0, lost=False, grad_norms=[0.57, 12, 6.4, 3.9,
+            3.9, 8.5, 5.5, 2.2, 1.5, 1.1, 1, 0.83, 0.45, 0.94, 0.61, 0.32, 0.55, 0.54, 0.69, 0.22]),
+    },
+    1: {
+        "no groups": dict(before=3.08, end=math.nan, G=math.inf, lost=True, first=[5, 3, 3, 4],
+            grad_norms=[0.4, 0.12, 0.71, 7.6, 1.6, 6.3e+09, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.08, end=math.nan, G=math.inf,
+            lost=True, grad_norms=[0.4, 0.12, 0.71, 7.6, 1.7, 1.2e+15, math.inf]),
+        "no groups, always in warm-up": dict(before=3.08, end=4.48, G=1.0, lost=False,
+            grad_norms=[0.39, 4.4, 8.8, 13, 17, 8.6, 5.6, 9, 2.9, 2.6, 3.4, 2, 1.1, 1.7, 0.62, 0.66,
+            1.1, 1.2, 0.51, 0.78]),
+        "4 groups": dict(before=2.65, end=3.24, G=13.0, lost=False, grad_norms=[0.47, 6.4, 3.6, 3.1,
+            4.7, 1.5, 1.3, 1.2, 1.1, 2.1, 1.1, 1.3, 0.72, 0.46, 0.86, 0.61, 0.37, 0.3, 0.52, 0.31]),
+    },
+    2: {
+        "no groups": dict(before=3.08, end=math.nan, G=math.inf, lost=True, first=[1, 1, 1, None],
+            grad_norms=[0.62, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.08, end=math.nan, G=math.inf,
+            lost=True, grad_norms=[0.62, math.inf]),
+        "no groups, always in warm-up": dict(before=3.08, end=5.06, G=1.0, lost=False,
+            grad_norms=[0.41, 2.6, 4.8, 4.3, 340, 20, 21, 16, 8.5, 5.1, 12, 3.9, 3.2, 2.6, 3.2, 2.2,
+            2.4, 2.3, 2.2, 1.9]),
+        "4 groups": dict(before=2.6, end=3.24, G=61.0, lost=False, grad_norms=[1.5, 7, 11, 3.2, 2.4,
+            4.8, 3.5, 5.1, 4.6, 1.7, 1.1, 0.79, 0.44, 0.55, 0.59, 0.37, 0.57, 0.75, 0.37, 0.42]),
+    },
+    3: {
+        "no groups": dict(before=3.04, end=math.inf, G=math.inf, lost=True, first=[6, 6, 6, None],
+            grad_norms=[0.89, 0.11, 0.11, 0.27, 1.9, 0.64, math.inf]),
+        "no groups, G at most 10 in nu's update": dict(before=3.04, end=math.inf, G=math.inf,
+            lost=True, grad_norms=[0.89, 0.11, 0.11, 0.27, 1.9, 0.64, math.inf]),
+        "no groups, always in warm-up": dict(before=3.04, end=5.59, G=1.0, lost=False,
+            grad_norms=[1.2, 8, 14, 4.6, 3.1, 1.9, 2, 2.1, 3.5, 8.1, 1000, 270, 34, 55, 150, 130,
+            130, 97, 250, 180]),
+        "4 groups": dict(before=2.56, end=3.2, G=120.0, lost=False, grad_norms=[0.74, 13, 12, 7,
+            3.3, 3.3, 2.7, 3.2, 11, 4.7, 2, 1.2, 0.78, 0.82, 0.77, 0.51, 0.52, 0.42, 0.83, 0.71]),
+    },
 }
 
 

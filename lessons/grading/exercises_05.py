@@ -1,7 +1,7 @@
 """
-Lesson 5, from nGPT to anGPT: factors that stand in for norms, and what is left of them.
+Lesson 5, from nGPT to anGPT: factors that replace norms, and what is left of them.
 
-Numbers and equations are those of the anGPT paper. See grader.py for the form.
+Numbers and equations are those of the anGPT paper. grader.py describes the form of this file.
 """
 import math
 from functools import partial
@@ -31,15 +31,15 @@ def projected_norms(W, X):
 
 
 PROJECTION = Exercise(reference=projected_norms, inputs=projection_inputs, misconceptions={
-    "You normalized the columns of W. A row is what one output takes its inner product with.":
+    "You normalized the columns of W. Each output is the inner product of x with a row.":
         lambda W, X: (unit_rows(X) @ unit_rows(W.T)).norm(dim=-1),
-    "The rows of X keep the lengths they came with: they are to be unit vectors too.":
+    "You did not normalize the rows of X. They should be unit vectors, too.":
         lambda W, X: (X @ unit_rows(W).T).norm(dim=-1),
-    "X is normalized, W is not: its rows are to be unit vectors as well.":
+    "You normalized X but not W: its rows should be unit vectors, too.":
         lambda W, X: (unit_rows(X) @ W.T).norm(dim=-1),
-    "You divided W by one number, its norm as a whole. Each row has a length of its own.":
+    "You divided W by one number, its norm as a whole. Divide each row by its own length.":
         lambda W, X: (unit_rows(X) @ (W / W.norm()).T).norm(dim=-1),
-    "Nothing is normalized: both have rows that are to be unit vectors.":
+    "You normalized nothing: the rows of both should be unit vectors.":
         lambda W, X: (X @ W.T).norm(dim=-1),
 })
 
@@ -66,17 +66,17 @@ def linear_factors(d, n_head, mlp_ratio):
 LINEAR_PARTS = ("nu_qkv", "nu_p", "nu_uz", "nu_d")
 LINEAR = Exercise(
     reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions={
-    "All four are upside down: these are the expected norms, nu is what brings them back to 1.":
+    "All four are upside down: these are the expected norms, and nu brings them back to 1.":
         lambda right: [1 / nu for nu in right],
-    "For attention you took a map from d to d. q, k and v belong to one head each: count the "
-    "entries of one.":
+    "For attention you took a map from d to d. But each head has its own q, k and v: count the "
+    "entries of one of them.":
         lambda nu_uz, nu_d: [1.0, 1.0, nu_uz, nu_d],
     "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit "
     "vectors side by side?":
         lambda nu_qkv, nu_uz, nu_d: [nu_qkv, 1.0, nu_uz, nu_d],
-    "W_uz has twice as many rows as u has entries: u and z are two vectors, each of unit length.":
+    "You counted u and z as one vector. They are two, each of unit length.":
         lambda nu_qkv, nu_p, nu_uz, nu_d: [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d],
-    "E||Wx||^2 = r/d is the expected square. nu belongs to the length: the roots are missing.":
+    "E||Wx||^2 = r/d is the expected square. nu belongs to the length, so take the root.":
         lambda right: [nu ** 2 for nu in right],
 })
 
@@ -96,20 +96,20 @@ def nu_residual(alpha):
 
 
 def printed_nu(alpha):
-    """The expected squared norm, as the paper prints it."""
+    """Return the expected squared norm, which the paper prints."""
     return 1 - 2 * alpha + 2 * alpha ** 2
 
 
 RESIDUAL = Exercise(reference=nu_residual, inputs=residual_inputs, misconceptions={
-    "This is the paper's printed line, the expected squared norm. What has to stand before a "
-    "vector to undo it?":
+    "This is the paper's printed line, the expected squared norm. Which factor on a vector brings "
+    "its length back to 1?":
         printed_nu,
-    "1 - alpha and alpha add up to 1, but h and y stand at right angles: the sum is "
-    "shorter than 1.":
+    "1 - alpha and alpha add up to 1, but h and y are at right angles: their sum is shorter "
+    "than 1.":
         torch.ones_like,
-    "You divide by the expected squared norm; a vector is divided by its norm.":
+    "You divide by the expected squared norm. A vector is divided by its norm.":
         lambda alpha: 1 / printed_nu(alpha),
-    "This undoes the factor 1 - alpha on h. The other part, alpha y, has a length too.":
+    "This only undoes the factor 1 - alpha on h. The other part, alpha y, has a length, too.":
         lambda alpha: 1 / (1 - alpha),
     "This belongs to h + alpha y. The step is h + alpha (y - h): h keeps 1 - alpha of itself.":
         lambda alpha: (1 + alpha ** 2) ** -0.5,
@@ -155,13 +155,13 @@ def last_nu_missing(alpha, nu, steps):
 STREAM = Exercise(reference=stream_norms, inputs=stream_inputs, misconceptions={
     "You added lengths. Independent directions are orthogonal: their squares add.":
         lengths_added,
-    "Only what is left of the old h is counted; the branch adds alpha of a unit vector.":
+    "You count only what is left of the old h. The branch adds alpha times a unit vector.":
         lambda alpha, nu, steps: powers(nu * (1 - alpha), steps),
-    "The factor nu stands around the whole sum, the last step's too: h is measured after it.":
+    "The factor nu is missing in the last step: h is measured after it.":
         last_nu_missing,
-    "1 - 2a + 2a^2 is for an h of length 1. Here h has the length n_k that the step before left.":
+    "1 - 2a + 2a^2 holds for an h of length 1. Here h has the length n_k that the last step left.":
         lambda alpha, nu, steps: powers(nu * math.sqrt(printed_nu(alpha)), steps),
-    "You multiply the square by nu: a factor nu on h is nu^2 on its square.":
+    "You multiply the square by nu. A factor nu on h is a factor nu^2 on its square.":
         lambda alpha, nu, steps: stream_norms(alpha, nu ** 0.5, steps),
 })
 
@@ -194,17 +194,17 @@ def by_deviation(sigma):
 
 
 GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions={
-    "sigma is the standard deviation; you used it as the variance.":
+    "You used sigma as the variance. It is the standard deviation.":
         lambda sigma: nu_gate(sigma ** 0.5),
-    "You squared the mean: what is wanted is the mean of the square, which is larger.":
+    "You squared the mean. Take the mean of the square, which is larger.":
         lambda sigma: 1 / abs(mean_of(silu, sigma)),
     "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t).":
         lambda sigma: mean_square(torch.sigmoid, sigma) ** -0.5,
-    "You took the standard deviation, which leaves the mean out. A length counts the mean too.":
+    "You took the standard deviation, which ignores the mean. The mean is part of a length, too.":
         by_deviation,
-    "You average sizes, E|f|. A length is made of squares: the root of E[f^2], which is larger.":
+    "You average absolute values. A length is made of squares: take the root of E[f^2].":
         lambda sigma: 1 / mean_of(lambda t: silu(t).abs(), sigma),
-    "2 / sigma is for small sigma, where SiLU is the straight line t / 2. It bends.":
+    "2 / sigma holds for small sigma, where SiLU is the straight line t / 2. Here it bends.":
         lambda sigma: 2 / sigma,
 })
 
@@ -227,17 +227,17 @@ def mixed_norms(A):
 
 
 MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
-    "These are sums of weights, always 1: that would be the length if all values were "
-    "the same vector.":
+    "You add the weights, which always gives 1. That would be the length if all values were the "
+    "same vector.":
         lambda A: A.sum(-1),
-    "You counted the tokens with any weight at all. That is right only when the "
-    "weights are equal.":
+    "You counted the tokens that have any weight at all. That is right only where the weights are "
+    "equal.":
         lambda A: (A > 0).sum(-1) ** -0.5,
-    "You summed over the queries. An output is a row of A times the values.":
+    "You summed over the queries. An output is made with one row of A, so sum over a row.":
         lambda A: mixed_norms(A.mT),
-    "This is the factor that would bring the output back to length 1. Its length is asked for.":
+    "This is the factor that would bring the output back to length 1. Return its length.":
         lambda right: 1 / right,
-    "That is right where all S weights are equal; yours does not look at the weights.":
+    "That is right where all S weights are equal, but yours does not depend on the weights.":
         lambda A: torch.full(A.shape[:-1], A.shape[-1] ** -0.5),
 })
 
@@ -259,30 +259,42 @@ def places(*names):
 
 
 PLACES_ABOUT = {
-    0: "q: rope keeps its length's factor, and then comes unit(q).",
-    1: "k: rope turns it, and then comes unit(k).",
-    2: "v: A (c v) = c A v, W_p (c x) = c W_p x. What comes next?",
-    3: "p: W_p's output goes into the residual step. What is the first thing that happens to it there?",
-    4: "u: it enters the gated product linearly. Follow the product to the next norm.",
+    0: "q: rope only turns q, and then comes unit(q). What does that leave of a factor?",
+    1: "k: rope only turns k, and then comes unit(k). What does that leave of a factor?",
+    2: "v: A (c v) = c A v and W_p (c x) = c W_p x. Which operation comes next?",
+    3: "p: W_p's output enters the residual step. What is the first thing that happens to it there?",
+    4: "u: the gated product is linear in u. Follow the product to the next norm.",
     5: "z: does SiLU(c z) equal c SiLU(z)?",
-    6: "acf: it stands in front of the product, W_d is linear. What comes next?",
-    7: "d: W_d's output goes into the residual step. What is the first thing that happens to it there?",
-    8: "residual: h after the step is read by the next one as it is. Is there a norm on h itself?",
+    6: "acf: it multiplies the whole product, and W_d is linear. Which operation comes next?",
+    7: "d: W_d's output enters the residual step. What is the first thing that happens to it there?",
+    8: "residual: the next step reads h as it is. Is there a norm on h itself?",
 }
 
 COUNTED = Exercise(
     reference=places("z", "residual"), inputs=place_inputs, about=PLACES_ABOUT, misconceptions={
-    "q and k: a norm follows at once (Table 1), and g sets their scale. What is left of a factor "
-    "before a norm?":
+    "q and k: a norm follows at once (Table 1), and g sets their scale. What does a norm leave of a "
+    "factor in front of it?":
         places("q", "k", "z", "residual"),
     "u: the product u * SiLU(z) is linear in u. Where does the factor go from there?":
         places("u", "z", "residual"),
-    "The MLP's output ends in norm(h_m). Which factors can be pulled out in front of the "
-    "whole of W_d (...)?":
+    "The MLP's output enters norm(h_m). Which factors can be pulled out in front of all of "
+    "W_d (...)?":
         places("u", "z", "acf", "d", "residual"),
-    "Not all of them: what does a norm leave of a factor in front of it?":
+    "u and acf: the gated product is linear in u, and acf multiplies all of it. W_d is linear, too. "
+    "Which operation comes next?":
+        places("u", "z", "acf", "residual"),
+    "acf and d: follow W_d's input and output. W_d is linear. Which operation comes next?":
+        places("z", "acf", "d", "residual"),
+    "p and d: both branches end in the residual step. What is the first thing that happens to them "
+    "there?":
+        places("p", "z", "d", "residual"),
+    "v and p: A (c v) = c A v and W_p (c x) = c W_p x. Which operation comes next?":
+        places("v", "p", "z", "residual"),
+    "z and residual: does SiLU(c z) equal c SiLU(z)? And is there a norm on h itself, after a step?":
+        places(),
+    "You say that all of them matter. What does a norm leave of a factor in front of it?":
         places(*PLACES),
-    "One constant sits inside a function f with f(c z) different from c f(z).":
+    "You found one of two. Another factor is inside a function f for which f(c z) is not c f(z).":
         places("residual"),
 })
 
@@ -299,7 +311,7 @@ def fold_inputs(generator):
 
 
 def times(w_up, u=1.0, z=1.0):
-    """w_up with the rows that make u times u, and those that make z times z."""
+    """Return w_up with its rows for u multiplied by the number u, and those for z by z."""
     half = len(w_up) // 2
     factors = w_up.new_ones(2 * half, 1)
     factors[:half] = u
@@ -320,18 +332,18 @@ def qkv_and_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
 
 
 FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions={
-    "You divide. The constants are set to 1, so the weights have to take them over: multiply.":
+    "You divide. The constants become 1, so the weights must take them over: multiply.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
-    "u's rows come first in W_uz, then z's; the gate's argument is z.":
+    "You changed u's rows. They come first in w_up, then z's, and the gate's argument is z.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz * sqrt_d)),
-    "The output is right, but u's rows need not change: norm(h_m) undoes a factor on u.":
+    "Your output is right, but u's rows need no change: norm(h_m) undoes a factor on u.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)),
-    "You scaled all of W_uz. The rows of u need nothing: norm(h_m) undoes a factor on u.":
+    "You scaled all of w_up. The rows of u need no change: norm(h_m) undoes a factor on u.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
-    "The output is right, but w_qkv need not change: which norms follow q, k and v "
+    "Your output is right, but w_qkv needs no change: which norms follow q, k and v "
     "(exercise 5.7)?":
         qkv_too,
-    "The output is right, but q, k, v and u need not change: a norm undoes each of these factors "
+    "Your output is right, but q, k, v and u need no change: a norm undoes each of these factors "
     "(exercise 5.7).":
         qkv_and_u_too,
 })
@@ -355,22 +367,20 @@ def bound_rows(W):
 
 
 BOUND = Exercise(reference=bound_rows, inputs=bound_inputs, misconceptions={
-    "This is nGPT's constraint: short rows are stretched. A bound leaves them alone.":
+    "This is nGPT's constraint, which stretches short rows. A bound leaves them alone.":
         unit_rows,
-    "You bounded the columns. In y = W x a row is one neuron's weights.":
+    "You bounded the columns. In y = W x the weights of one neuron are a row.":
         lambda W: bound_rows(W.T).T,
     "You divide by the squared length: a row of length 5 gets length 0.2.":
         lambda W: W / W.square().sum(-1, keepdim=True).clamp(min=1),
-    "You divide by the sum of the entries' sizes. A length is the root of the sum of "
-    "their squares.":
+    "You divide by the sum of absolute values. A length is the root of the sum of squares.":
         lambda W: W / W.abs().sum(-1, keepdim=True).clamp(min=1),
-    "You divide all rows by the length of the longest, and so shorten some that may stay. Each "
-    "row has its own.":
+    "You divide all rows by the length of the longest one, and so shorten some that should stay. "
+    "Divide each row by its own length.":
         lambda W: W / W.norm(dim=-1).max().clamp(min=1),
     "You bounded the matrix as a whole. Each row has a bound of its own.":
         lambda W: W / W.norm().clamp(min=1),
-    "The other way round: long rows stay, short ones are stretched. Which lengths may "
-    "be divided by?":
+    "It is the other way round: yours leaves long rows alone and stretches short ones.":
         lambda W: W / W.norm(dim=-1, keepdim=True).clamp(max=1),
     "You bounded each entry. A row of entries below 1 can be much longer than 1.":
         lambda W: W.clamp(-1, 1),
@@ -416,16 +426,15 @@ def of_any_model(printed, digit, counted, layers):
 
 EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
-    "Rounding moves a number by at most half of its last digit, not by a whole one.":
+    "Rounding changes a number by at most half a unit of its last digit, not by a whole one.":
         lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
-    "This is what at least one model allows. The same number of extras has to fit all "
-    "models at once.":
+    "This is what at least one model allows. The same e must fit all models at once.":
         of_any_model,
-    "Your sign is reversed: what we did not count is the printed number less ours.":
+    "Your sign is reversed: what we did not count is the printed number minus ours.":
         lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),
-    "You cut the interval off at 0. It is asked for as it is, even where it begins below 0.":
+    "You cut the interval off at 0. Return it as it is, even where it begins below 0.":
         lambda lowest, highest: (lowest.clamp(min=0), highest),
-    "You sorted the two. When no e fits, lowest comes out above highest: that is the finding.":
+    "You sorted the two. Where no e fits, lowest comes out above highest: that is the finding.":
         lambda right: tuple(sorted(right)),
 })
 
@@ -469,69 +478,84 @@ def angpt_mlp(h, p, factor, silu_of_u):
 
 def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=False, norm_h=False,
                 norm_h_a=True, norm_h_m=True, absolute=True, nu=nu_residual, norm_after_step=False,
-                parallel=False, **of_attention):
-    """norm_h: the branches read a normalized h; parallel: the MLP reads the h that attention reads."""
+                parallel=False, old_in_step="", exchanged=False, **of_attention):
+    """Return the next h, or a wrong one.
+
+    norm_h: the branches read a normalized h. parallel: the MLP reads the h that attention reads.
+    old_in_step: where the MLP's step has the h from before attention, "everywhere" or in the
+    "difference" h_m - h. exchanged: each step takes the other one's alpha.
+    """
     def read(h):
         return unit_rows(h) if norm_h else h
 
-    def step(h, y, alpha, norm):
+    def step(h, y, alpha, norm, subtracted):
         if norm:
             y = unit_rows(y)
         if absolute:
             alpha = alpha.abs()
-        h = nu(alpha) * (h + alpha * (y - h))
+        h = nu(alpha) * (h + alpha * (y - subtracted))
         return unit_rows(h) if norm_after_step else h
 
+    alpha_a, alpha_m = p["alpha_a"], p["alpha_m"]
+    if exchanged:
+        alpha_a, alpha_m = alpha_m, alpha_a
+
     y = angpt_attention(read(h), p, n_head, cos, sin, **of_attention)
-    after = step(h, y, p["alpha_a"], norm_h_a)
+    after = step(h, y, alpha_a, norm_h_a, h)
 
     factor = nu_uz
     if sqrt_d:
         factor = factor * h.shape[-1] ** 0.5
     y = angpt_mlp(read(h if parallel else after), p, factor, silu_of_u)
-    return step(after, y, p["alpha_m"], norm_h_m)
+    start = h if old_in_step == "everywhere" else after
+    subtracted = h if old_in_step else after
+    return step(start, y, alpha_m, norm_h_m, subtracted)
 
 
 BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
-    "A token attends to later ones: the mask is missing.":
+    "The mask is missing: a token attends to later ones.":
         partial(angpt_block, hidden_from=NO_TOKEN),
-    "The scores are divided by sqrt(d_k) as well: g, which starts at sqrt(d_k), is "
-    "the whole factor.":
+    "You also divide the scores by sqrt(d_k). g, which starts at sqrt(d_k), is the whole factor.":
         partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
-    "g multiplies q and k both, so that it counts twice. q alone has it.":
+    "You multiply both q and k by g, so that it counts twice. Multiply q only.":
         partial(angpt_block, scale=lambda g, d_k: g * g),
-    "The gate's argument lacks nu_uz: of the constants that one counts (5.7).":
+    "The gate's argument lacks nu_uz, the one constant that matters (5.7).":
         partial(angpt_block, nu_uz=1.0),
     "The gate's argument lacks sqrt(d).":
         partial(angpt_block, sqrt_d=False),
-    "The heads are put side by side in the wrong order: before (B, T, d), H and T have to "
-    "change places again.":
+    "You put the heads side by side in the wrong order: transpose H and T back before you make "
+    "(B, T, d).":
         partial(angpt_block, merged=heads_one_by_one),
-    "You normalize h before a branch, as Pre-LN does. anGPT's four norms stand on q, "
-    "k, h_a and h_m.":
+    "You normalize h before a branch, as Pre-LN does. anGPT normalizes q, k, h_a and h_m.":
         partial(angpt_block, norm_h=True),
-    "The MLP's output goes into its step without its norm.":
+    "The MLP's output enters its step without a norm.":
         partial(angpt_block, norm_h_m=False),
-    "Attention's output goes into its step without its norm.":
+    "Attention's output enters its step without a norm.":
         partial(angpt_block, norm_h_a=False),
-    "A head has d_k neighbouring channels of q, k and v; yours has every n_head-th one.":
+    "A head takes d_k neighbouring channels of q, k and v. Yours takes every n_head-th one.":
         partial(angpt_block, cut=every_nth_channel),
-    "nu(alpha) is missing: h becomes shorter with each step.":
+    "nu(alpha) is missing, so h becomes shorter with each step.":
         partial(angpt_block, nu=lambda alpha: 1.0),
     "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3.":
         partial(angpt_block, nu=printed_nu),
-    "You normalize h after a step, as nGPT does. anGPT has nu(alpha) there.":
+    "You normalize h after a step, as nGPT does. anGPT only multiplies by nu(alpha).":
         partial(angpt_block, norm_after_step=True),
-    "A negative alpha walks away: the model takes its absolute value.":
+    "You use alpha with its sign. The model takes its absolute value.":
         partial(angpt_block, absolute=False),
-    "SiLU is applied to u. The first 4d rows of w_up are u's.":
+    "You apply SiLU to u. The first 4d rows of w_up belong to u, the others to z.":
         partial(angpt_block, silu_of_u=True),
-    "The MLP reads the h from before attention's step. It comes after it.":
+    "The MLP reads the h from before attention's step. It should read the h after it.":
         partial(angpt_block, parallel=True),
+    "The MLP's step starts from the h before attention's step, so attention's result is lost.":
+        partial(angpt_block, old_in_step="everywhere"),
+    "In the MLP's step, the h that you subtract from h_m is the one from before attention's step.":
+        partial(angpt_block, old_in_step="difference"),
+    "You exchanged alpha_a and alpha_m.":
+        partial(angpt_block, exchanged=True),
 })
 
 
-# What holds of every right answer: said where none of the known mistakes fits ---------------------
+# Properties of every right answer. The grader uses them where no known mistake fits. --------------
 
 
 def root_of_equal(y, A):
@@ -542,109 +566,119 @@ def root_of_equal(y, A):
 
 PROPERTIES = {
     "5.1": {
-        "There is one length for each row of X.":
+        "The answer has one length for each row of X.":
             lambda y, X: y.shape == X.shape[:1],
         "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). "
         "Some of yours are.":
             lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
-        "With one row in each, the length is the size of one cosine. Yours is another number.":
+        "With one row in each, the length is the absolute value of one cosine. Yours is not.":
             lambda y, right, W: len(W) > 1 or near(y, right),
-        "With one row in each yours is right: over which axis is the length taken?":
+        "With one row in each, yours is right. Over which axis do you take the length?":
             never},
     "5.2": {
-        "With one head, q, k, v and W_p go from d channels to d: nothing is to be "
-        "undone in attention.":
+        "With one head, q, k, v and W_p map d channels to d, so both factors of attention are 1.":
             lambda y, n_head: n_head > 1 or near(y[0], 1) and near(y[1], 1),
-        "With an MLP as wide as the stream, u, z and the way back have d channels: nothing is to "
-        "be undone there.":
+        "With an MLP as wide as the stream, all its maps go from d channels to d, so both its "
+        "factors are 1.":
             lambda y, mlp_ratio: mlp_ratio > 1 or near(y[2], 1) and near(y[3], 1),
-        "nu_qkv and nu_p: one goes to d/H channels a head, the other back from H such vectors. "
-        "Together they change nothing; yours do.":
+        "nu_qkv and nu_p: one map goes to d/H channels per head, the other back from H such "
+        "vectors. The product of the two factors is 1; yours is not.":
             lambda y: near(y[0] * y[1], 1),
-        "nu_uz and nu_d: one widens, the other narrows by as much. Together they change "
-        "nothing; yours do.":
+        "nu_uz and nu_d: one map widens, the other narrows by as much. The product of the two "
+        "factors is 1; yours is not.":
             lambda y: near(y[2] * y[3], 1),
-        "A map from n to r channels gives the length sqrt(r/n) on average: which n and r here?":
+        "A map from n to r channels gives a length of sqrt(r/n) on average. What are n and r "
+        "here?":
             never},
     "5.3": {
-        "Each channel has a nu of its own, as it has an alpha.":
+        "Each channel has its own nu, as it has its own alpha.":
             lambda y, alpha: y.shape == alpha.shape,
-        "With no step, or one that goes the whole way, h is a unit vector already: nothing "
-        "is to be undone.":
+        "With no step, or one that goes the whole way, h is already a unit vector, so nu is 1.":
             lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":
             lambda y, alpha: not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1),
-        "Two squares add up, that of what is left of h and that of what comes in.":
+        "Two squares add up: that of the part left of h and that of the part that comes in.":
             never},
     "5.4": {
-        "There is a length for the start, and one behind each step.":
+        "Return a length for the start, and one after each step.":
             lambda y, steps: y.numel() == steps + 1,
-        "The first length is that of the start, 1.":
+        "The first length is that of the start: it should be 1.":
             lambda y: near(y.flatten()[0], 1),
-        "n_1: two sides at right angles, 1 - alpha and alpha long, and then the factor. "
-        "Yours is another.":
+        "n_1 belongs to two sides at right angles, 1 - alpha and alpha long, times the factor. "
+        "Yours is a different number.":
             lambda y, right: len(right) == 1 or near(y[1], right[1]),
-        "n_1 is right. For n_2 the side along h is as long as what n_1 leaves of it.":
+        "Your n_1 is right. For n_2 the side along h is (1 - alpha) n_1 long.":
             never},
     "5.5": {
-        "SiLU(t) is about t / 2 for small t, and t or 0 for large ones: nu times sigma lies "
-        "between sqrt(2) and 2. Yours does not. Has your t the deviation sigma, and if it is on a "
-        "grid, does that reach several sigma?":
+        "SiLU(t) is about t / 2 for small t, and t or 0 for large ones, so nu times sigma lies "
+        "between sqrt(2) and 2. Yours does not. Does your t have the standard deviation sigma? If "
+        "you use a grid, does it reach several sigma?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
         "Yours is smaller.":
             lambda y, sigma: sigma > 0.6 or y * sigma > 1.7,
-        "Is your grid wide enough, and fine enough, and weighted with the normal's density? Or, "
-        "of random numbers, have you a million?":
+        "Is your grid wide and fine enough, and weighted with the normal density? Or do you have "
+        "enough random numbers, a million?":
             never},
     "5.6": {
-        "There is one length for each row of A.":
+        "The answer has one length for each row of A.":
             lambda y, A: y.shape == A.shape[:-1],
         "A mean of unit vectors is not longer than 1. Yours is.":
             lambda y: y.max() < 1.001,
-        "With all weight on one token its vector comes out as it is: length 1.":
+        "With all weight on one token, its vector comes out unchanged, with length 1.":
             lambda y, right: not near(right, 1) or near(y, 1),
-        "Equal weights on S tokens give the length 1 / sqrt(S). Yours is another.":
+        "Equal weights on S tokens give the length 1 / sqrt(S). Yours is a different number.":
             root_of_equal,
-        "Weights that are not equal: the squares of which vectors add up?":
+        "Where the weights differ: of which vectors do the squared lengths add up?":
             never},
     "5.8": {
-        "w_qkv: which norms follow q, k and v? See what 5.7 says of them.":
+        "w_qkv: which norms follow q, k and v? Look at what 5.7 says about them.":
             lambda y, w_qkv: near(y[0], w_qkv),
-        "The first half of w_up is u's. Is there a factor on u that counts in 5.7?":
+        "The first half of w_up belongs to u. Does a factor on u matter in 5.7?":
             lambda y, w_up: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
-        "The rows of z: all of what stands with z in SiLU's argument, and nothing else.":
+        "The rows of z take over everything that multiplies z in SiLU's argument, and nothing "
+        "else.":
             never},
     "5.9": {
         "Some of your rows are longer than 1.":
             lambda y: (y.norm(dim=-1) <= 1.001).all(),
         "Rows shorter than 1 should stay as they are.":
             lambda y, W: W.norm(dim=-1).max() > 1 or near(y, W),
-        "What is too long should come out with the length 1, and with the direction it had.":
+        "A row longer than 1 should come out with length 1 and with its old direction.":
             never},
     "5.10": {
-        "Two numbers are asked for: one interval for all models together.":
+        "Return two numbers: one interval for all models together.":
             lambda y: y[0].numel() == 1,
-        "With one model the interval, over all layers, is as wide as one unit of the last "
-        "digit. Yours is not.":
+        "With one model, the width of the interval times the number of layers is one unit of the "
+        "last digit. Yours is not.":
             lambda y, digit, layers: len(layers) > 1 or near((y[1] - y[0]) * layers, digit),
-        "With one model the middle of the interval, over all layers, is what was printed less "
-        "what was counted.":
+        "With one model, the middle of the interval times the number of layers is what was printed "
+        "minus what was counted. Yours is not.":
             lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], right[0] + right[1]),
-        "With one model yours is right. Which e lie in the intervals of all of them?":
+        "With one model yours is right. With several, which e lie in the intervals of all?":
             never},
     "5.11": {
-        "With alpha_a of 0, where attention's step goes nowhere, yours is off: look at the MLP, "
-        "u, z and its factor, SiLU and w_down, and at its norm and its step.":
+        "With alpha_a = 0, where attention's step changes nothing, yours is off: look at u, z and "
+        "its factor, SiLU, w_down, and the MLP's norm and step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
-        "The MLP is right. With alpha_m of 0, where attention is alone, yours is off: look at q, "
-        "k and v, rope, the norms and g, the mask, w_o, and at attention's norm and step.":
+        "With alpha_a = 0 yours is right. With alpha_m = 0, where the MLP's step changes nothing, "
+        "yours is off: look at q, k and v, rope, the norms and g, the mask, w_o, attention's norm "
+        "and step, and at the h from which the MLP's step starts.":
             lambda y, right, h, p: p["alpha_m"].any() or h.shape[1] == 1 or near(y, right, 1e-4),
-        "Attention alone is right, and so is the MLP alone: does each step take its own alpha, "
-        "and its own nu(alpha)?":
+        "With either alpha = 0 yours is right. Does each step take its own alpha and its own "
+        "nu(alpha), and does the MLP use the h after attention's step everywhere?":
             never},
 }
+
+
+# Validation losses that the notebook shows beside those of seed 1337. They were run once.
+LADDER_OF_SEEDS_1_AND_2 = {
+    "ngpt": (3.067, 3.053),
+    "ngpt_corrected": (2.687, 2.638),
+    "ngpt_fast": (2.589, 2.621),
+    "ngpt_corrected_fast": (2.607, 2.628),
+    "ngpt_bounded_fast": ()}
 
 
 EXERCISES = {
