@@ -44,8 +44,8 @@ def standardize(x, eps, correction=0):
 def drift_inputs(generator):
     yield "no block at all", 0, 1.5, 1.2, 0.0, 1.0
     yield "one block", 1, 1.5, 1.2, 0.0, 1.0
-    yield "five blocks of the essay's", 5, 1.5, 1.2, 0.0, 1.0
-    yield "a start at mean 2 and variance 3", 4, -0.5, 0.9, 2.0, 3.0
+    yield "five of the essay's blocks", 5, 1.5, 1.2, 0.0, 1.0
+    yield "mean 2 and variance 3 at first", 4, -0.5, 0.9, 2.0, 3.0
     yield "blocks that only shift", 12, 1.0, 1.0, 0.0, 1.0
 
 
