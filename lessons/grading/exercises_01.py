@@ -1,9 +1,9 @@
 """
-Lesson 1, LayerNorm and RMSNorm: what both do forward and backward, and what becomes of a stream.
+The exercises of lesson 1: LayerNorm and RMSNorm, forward and backward, and the residual stream.
 
-See grader.py for the form. A keyword of a reference is a step of it, or something that can go wrong
-with it: functools.partial makes the wrong answer. The references are written out in elementary
-operations, so that they check torch's and model.py's forms from outside.
+grader.py explains the form. A keyword argument of a reference is one of its steps, or something
+that can go wrong in it; functools.partial sets it to make a wrong answer. The references use only
+elementary operations, so that they check torch's and model.py's versions independently.
 """
 import math
 from functools import partial
@@ -16,7 +16,8 @@ from pieces import never, randn64
 
 
 def root_of(square, eps, eps_at="inside", power=0.5):
-    """eps_at: inside the root, behind it, nowhere, or the least that is taken."""
+    """Return the root of `square`, with eps added inside the root, added behind it, left out, or
+    taken as the smallest value that is allowed ("least")."""
     if eps_at == "inside":
         return (square + eps) ** power
     if eps_at == "behind":
@@ -31,7 +32,7 @@ def centred(x):
 
 
 def standardize(x, eps, correction=0):
-    """(x - mean) / sqrt(variance + eps) over the last axis, and that root."""
+    """Return (x - mean) / sqrt(variance + eps) along the last axis, and that root."""
     n = x.shape[-1]
     variance = centred(x).square().sum(-1, keepdim=True) / (n - correction)
     root = root_of(variance, eps)
@@ -43,8 +44,8 @@ def standardize(x, eps, correction=0):
 def drift_inputs(generator):
     yield "no block at all", 0, 1.5, 1.2, 0.0, 1.0
     yield "one block", 1, 1.5, 1.2, 0.0, 1.0
-    yield "five blocks of the essay's", 5, 1.5, 1.2, 0.0, 1.0
-    yield "a start at mean 2 and variance 3", 4, -0.5, 0.9, 2.0, 3.0
+    yield "five of the essay's blocks", 5, 1.5, 1.2, 0.0, 1.0
+    yield "mean 2 and variance 3 at first", 4, -0.5, 0.9, 2.0, 3.0
     yield "blocks that only shift", 12, 1.0, 1.0, 0.0, 1.0
 
 
@@ -75,18 +76,18 @@ def values_stretched(blocks, shift, scale, mean, right):
 
 
 DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"), misconceptions={
-    "The factor is the variance's. You took it for a factor of the values: then the variance gets "
-    "its square.":
+    "scale multiplies the variance. You multiply the values by it, and that multiplies the "
+    "variance by scale^2.":
         scale_of_values,
-    "One block too many: after no block nothing has happened yet.":
+    "Yours is one block ahead: after 0 blocks nothing has happened yet.":
         one_block_more,
-    "One block too few: after one block mean and variance have changed already.":
+    "Yours is one block behind: after 1 block mean and variance have already changed.":
         one_block_short,
-    "You multiply the variance by the number of blocks. Each block multiplies by scale once "
-    "more.":
+    "You multiply the variance by the number of blocks. Instead, each block multiplies it by scale "
+    "once more.":
         times_the_blocks,
-    "In yours the values themselves are stretched, mean and all. In this picture the mean is only "
-    "shifted.":
+    "In yours each block stretches the values, and so it stretches the mean, too. Here the mean is "
+    "only shifted.":
         values_stretched,
 })
 
@@ -114,34 +115,34 @@ def layer_norm(x, eps, *, axis=-1, correction=0, eps_at="inside", power=0.5):
 
 
 def by_mean_of_squares(x, eps):
-    """The variance as a difference of two large numbers."""
+    """Normalize with the variance computed as a difference of two large numbers."""
     mean = x.mean(-1, keepdim=True)
     variance = x.square().mean(-1, keepdim=True) - mean.square()
     return (x - mean) / root_of(variance, eps)
 
 
 LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
-    "You divide the squares by n - 1, the sample variance (torch.var's default). LayerNorm "
-    "divides them by n.":
+    "You divide the sum of the squares by n - 1: that is the sample variance, torch.var's default. "
+    "LayerNorm divides by n.":
         partial(layer_norm, correction=1),
-    "Your eps is outside the root. It belongs to the variance, before the root is taken.":
+    "You add eps outside the root. Add it to the variance, before you take the root.":
         partial(layer_norm, eps_at="behind"),
-    "You normalized along the first axis. Every row is normalized on its own: look at dim.":
+    "You normalize along the first axis. Each row should be normalized on its own: look at dim.":
         partial(layer_norm, axis=0),
-    "Your eps is missing: equal entries give 0/0 then.":
+    "eps is missing: without it, equal entries give 0/0.":
         partial(layer_norm, eps_at="nowhere"),
-    "You took mean and variance of the whole tensor. Every row has its own: give dim.":
+    "You take the mean and the variance of the whole tensor. Each row has its own: set dim.":
         partial(layer_norm, axis=None),
     "You divide by the variance. LayerNorm divides by its root.":
         partial(layer_norm, power=1.0),
-    "You normalized along axis 1, the last one of a matrix. Is it the last one of a batch of "
-    "matrices?":
+    "You normalize along axis 1. That is the last axis of a matrix. Is it the last axis of a batch "
+    "of matrices?":
         partial(layer_norm, axis=1),
-    "You take the larger of the variance and eps. eps is added to the variance, however large "
-    "that is.":
+    "You take the larger of the variance and eps. eps is always added to the variance, however "
+    "large the variance is.":
         partial(layer_norm, eps_at="least"),
-    "E[x^2] - mean^2 is the variance on paper. In float32 two numbers near 10^8 have lost the "
-    "digits of their difference: subtract the mean first, then square.":
+    "On paper E[x^2] - mean^2 is the variance. But in float32 two numbers near 10^8 no longer hold "
+    "the digits of their difference: subtract the mean first, then square.":
         by_mean_of_squares,
 }, without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm",
             "batch_norm"))
@@ -150,11 +151,11 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
 # 1.3  The largest entry ---------------------------------------------------------------------------
 
 def count_inputs(generator):
-    yield "n = 1", 1
     yield "n = 2", 2
     yield "n = 5", 5
     yield "n = 64", 64
     yield "n = 768", 768
+    yield "n = 1", 1                        # last: n = 1 would be a poor first example of an error
 
 
 def largest(n):
@@ -162,18 +163,19 @@ def largest(n):
 
 
 LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misconceptions={
-    "sqrt(n) would need all other entries to be zero. But the entries have to add up to zero too, "
-    "so the others cannot be.":
+    "sqrt(n) would need all other entries to be zero. But the entries add up to zero, so the "
+    "others cannot all be zero.":
         lambda n: math.sqrt(n),
-    "You used the sample variance. With the population variance, the squares of the result add up "
+    "You used the sample variance. With the population variance, the squares of the outputs add up "
     "to n.":
         lambda n: (n - 1) / math.sqrt(n),
-    "Variance 1 does not mean that no entry is above 1: one may be far out if the others are "
+    "Variance 1 does not mean that no entry is above 1: one entry can be far out if the others are "
     "close together.":
         lambda: 1,
-    "That is the largest square of an entry: a root is missing.":
+    "That is the square of the largest entry: a root is missing.":
         lambda n: n - 1,
-    "When the variance is small, so is every x - mean: try one entry away from equal others.":
+    "When the variance is small, every x - mean is small, too. Try one entry apart from equal "
+    "others.":
         lambda: math.inf,
 })
 
@@ -181,7 +183,7 @@ LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misco
 # 1.4  RMSNorm -------------------------------------------------------------------------------------
 
 def rms_norm(x, eps, *, axis=-1, of=torch.mean, centred=False, eps_at="inside", power=0.5):
-    """centred: whether the squares are those of x - mean."""
+    """Return x over its root mean square. centred=True takes the squares of x - mean instead."""
     squares = x * x
     if centred:
         squares = (x - x.mean(-1, keepdim=True)).square()
@@ -189,24 +191,24 @@ def rms_norm(x, eps, *, axis=-1, of=torch.mean, centred=False, eps_at="inside", 
 
 
 RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
-    "You divide by the length, so the result has length 1. RMSNorm takes the mean square: length "
-    "sqrt(n).":
+    "You divide by the length, so your result has length 1. RMSNorm divides by the root of the "
+    "*mean* square, so its result has length sqrt(n).":
         partial(rms_norm, of=torch.sum),
     "That is LayerNorm. RMSNorm subtracts nothing.":
         layer_norm,
-    "You divide by the root of the variance, which has the mean taken out. RMSNorm knows no "
-    "mean.":
+    "You divide by the root of the variance, from which the mean has been removed. RMSNorm never "
+    "computes a mean of x.":
         partial(rms_norm, centred=True),
-    "Your eps is outside the root. It belongs to the mean square, before the root is taken.":
+    "You add eps outside the root. Add it to the mean square, before you take the root.":
         partial(rms_norm, eps_at="behind"),
-    "Your eps is missing: a row of zeros gives 0/0 then.":
+    "eps is missing: without it, a row of zeros gives 0/0.":
         partial(rms_norm, eps_at="nowhere"),
-    "You took the mean square of the whole tensor. Every row has its own: give dim.":
+    "You take the mean square of the whole tensor. Each row has its own: set dim.":
         partial(rms_norm, axis=None),
     "You divide by the mean square. RMSNorm divides by its root.":
         partial(rms_norm, power=1.0),
-    "You take the larger of the mean square and eps. eps is added to the mean square, however "
-    "large that is.":
+    "You take the larger of the mean square and eps. eps is always added to the mean square, "
+    "however large the mean square is.":
         partial(rms_norm, eps_at="least"),
 }, without=("rms_norm", "RMSNorm"))
 
@@ -214,7 +216,7 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
 # 1.5  The essay's blocks with RMSNorm between them ------------------------------------------------
 
 def normed(mean, variance):
-    """Mean and variance of what RMSNorm gives."""
+    """Return mean and variance after RMSNorm."""
     square = mean * mean + variance
     return mean / math.sqrt(square), variance / square
 
@@ -253,19 +255,18 @@ def norm_at_the_end(blocks, shift, scale, mean, variance):
 
 RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "variance"),
                      misconceptions={
-    "You divide by the root of the variance. That is the root mean square only when the mean is "
-    "0.":
+    "You divide by the root of the variance. That is the root mean square only if the mean is 0.":
         partial(rms_drift, norm=by_deviation),
-    "When values are divided by r, their variance is divided by r squared.":
+    "You divide the variance by r, too. Dividing values by r divides their variance by r squared.":
         partial(rms_drift, norm=both_by_root),
-    "You changed the mean first and then used the new one for the variance. Both need the same "
-    "mean square.":
+    "You normalize the mean first and then use the new mean to normalize the variance. Both need "
+    "the same mean square.":
         partial(rms_drift, norm=mean_first),
-    "The norm comes after the block, on what the block gives.":
+    "You normalize before each block. The norm comes after the block, on its output.":
         norm_before_block,
-    "You normalized once, at the end. The norm acts after every block.":
+    "You normalize once, at the end. The norm acts after every block.":
         norm_at_the_end,
-    "That is what LayerNorm leaves. RMSNorm does not subtract the mean.":
+    "Mean 0 and variance 1 is what LayerNorm gives. RMSNorm does not subtract the mean.":
         lambda: (0.0, 1.0),
 })
 
@@ -274,30 +275,30 @@ RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "v
 
 WRITERS_ABOUT = {
     "wte.weight":
-        "The stream begins with something. wte gives a vector for each token: where does it go?",
+        "wte gives a vector for each token. Where in GPT.forward does that vector go?",
     "wpe.weight":
-        "Learned positions: look at what GPT.forward does with wpe before the first block.",
+        "wpe holds learned positions. What does GPT.forward do with them before the first block?",
     "blocks.0.norm1.weight":
         "norm1: read the line in PreNormBlock that uses it. Is its output added to h?",
     "blocks.0.w_qkv.weight":
-        "w_qkv gives queries, keys and values. What becomes of them before anything is added?",
+        "w_qkv gives queries, keys and values. What happens to them before anything is added?",
     "blocks.0.w_o.weight":
         "w_o is the last map of the attention branch. What happens to its output?",
     "blocks.0.w_o.bias":
-        "A bias goes where the output of its map goes: follow w_o's.",
+        "The bias of w_o is part of w_o's output. What happens to that output?",
     "blocks.5.norm2.bias":
-        "norm2's bias is part of what norm2 gives. Is that added to h, or read by w_up?",
+        "The bias of norm2 is part of norm2's output. Is that added to h, or does w_up read it?",
     "blocks.5.w_up.weight":
-        "w_up gives the MLP's hidden units, more than there are channels. Can they be added?",
+        "w_up gives the MLP's hidden units, more than there are channels. Can they be added to h?",
     "blocks.5.w_down.weight":
         "w_down is the last map of the MLP. What happens to its output?",
     "blocks.11.w_down.bias":
-        "w_down's bias goes where w_down's output goes.",
+        "The bias of w_down is part of w_down's output. What happens to that output?",
     "norm_f.weight":
-        "norm_f stands behind the last block. What reads its output?",
+        "norm_f comes after the last block. What reads its output?",
     "lm_head.weight":
-        "lm_head gives a number for each token of the vocabulary: are those channels of the "
-        "stream?",
+        "lm_head gives one number for each token of the vocabulary. Are those channels of the "
+        "residual stream?",
 }
 
 
@@ -307,7 +308,7 @@ def parameter_names(generator):
 
 
 def writers(*modules):
-    """The answer that says yes to the parameters of these modules."""
+    """Return the answer that says True for the parameters of these modules."""
     def writes_to_stream(name):
         return name.split(".")[-2] in modules
     return writes_to_stream
@@ -315,17 +316,18 @@ def writers(*modules):
 
 WRITERS = Exercise(reference=writers("wte", "wpe", "w_o", "w_down"), inputs=parameter_names,
                    about=WRITERS_ABOUT, misconceptions={
-    "The stream begins somewhere: what is h before the first block?":
+    "You leave out what h is before the first block. Where does that come from?":
         writers("w_o", "w_down"),
-    "The embeddings begin the stream, but every block adds to it twice.":
+    "The residual stream begins with the embeddings, as you say. But every block adds to it twice.":
         writers("wte", "wpe"),
-    "What a norm gives goes into a branch (norm_f's into the head). h itself goes on without it.":
+    "You count the norms. The output of a norm goes into a branch (norm_f's into the head), and h "
+    "itself continues without it.":
         writers("wte", "wpe", "w_o", "w_down", "norm1", "norm2", "norm_f"),
-    "Those are the matrices that read the stream. Asked for are those whose output is added to "
-    "it, and what it begins with.":
+    "Those are the matrices that read the residual stream. The question is which ones write to it: "
+    "what h is before the first block, and what is added to h.":
         writers("w_qkv", "w_up", "lm_head"),
-    "You take all of a block's parameters for writers. Only what the last map of a branch gives "
-    "is added to h; what comes before it stays inside the branch.":
+    "You count all parameters of a block. Only the output of a branch's last map is added to h; "
+    "what comes before it stays inside the branch.":
         writers("wte", "wpe", "norm1", "w_qkv", "w_o", "norm2", "w_up", "w_down"),
 })
 
@@ -339,21 +341,21 @@ def jacobian_inputs(generator):
     yield "equal entries", torch.full((4,), 3.0, dtype=torch.float64), 1e-2
     yield "one entry", torch.ones(1, dtype=torch.float64), 1e-2
     yield "a large eps", randn64(generator, 5), 1.0
-    # no step of a difference quotient is small here
+    # For these entries no step of a difference quotient is small enough.
     yield "entries near 0.000001", 1e-6 * randn64(generator, 5), 1e-14
 
 
 def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, y_over_root=True,
-             over_root=True):
-    """mean_part, y_part: the factors of what comes from the mean and from the root."""
+             over_root=True, product=torch.outer, identity=torch.eye):
+    """mean_part and y_part multiply what comes from the mean and from the root."""
     n = len(x)
     y, root = norm(x, eps)
-    from_root = torch.outer(y, y)
+    from_root = product(y, y)
     if not y_over_root:
         from_root = from_root * root ** 2
     if y_over_n:
         from_root = from_root / n
-    J = torch.eye(n, dtype=x.dtype) - mean_part / n - y_part * from_root
+    J = identity(n, dtype=x.dtype) - mean_part / n - y_part * from_root
     if over_root:
         J = J / root
     return J
@@ -374,25 +376,33 @@ def y_without_eps(x, eps):
 JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
     "You treat the root s as a constant, but s depends on every entry of x.":
         partial(jacobian, y_part=0),
-    "You treat the mean as a constant, but it too changes when one entry of x does.":
+    "You treat the mean as a constant, but it changes, too, when one entry of x changes.":
         partial(jacobian, mean_part=0),
+    "You have 1 where the identity matrix belongs: the 1 comes from the derivative of x[i] with "
+    "respect to x[j], and that is 0 for i != j.":
+        partial(jacobian, identity=torch.ones),
+    "y @ y is a single number, and so is y @ y.T for a vector y. The last term needs a matrix with "
+    "y_i y_j in row i, column j.":
+        partial(jacobian, product=torch.dot),
+    "y * y multiplies entry by entry and gives a vector. The last term needs a matrix with y_i "
+    "y_j in row i, column j.":
+        partial(jacobian, product=torch.mul),
     "s is the root of a mean over n entries: its derivative carries a 1/n.":
         partial(jacobian, y_over_n=False),
-    "In the last term stands x - mean where y = (x - mean)/s belongs, twice.":
+    "Your last term has x - mean twice, where y = (x - mean)/s belongs.":
         partial(jacobian, y_over_root=False),
-    "The division by s itself is missing: y is (x - mean) over s.":
+    "A division by s is missing: y is x - mean over s, so its derivative has a 1/s.":
         partial(jacobian, over_root=False),
-    "Your s has the sample variance, torch.var's default. LayerNorm's divides by n.":
+    "Your s uses the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(jacobian, norm=partial(standardize, correction=1)),
-    "That is RMSNorm's Jacobian: LayerNorm subtracts the mean first.":
+    "That is RMSNorm's Jacobian. LayerNorm subtracts the mean first.":
         partial(jacobian, norm=rms_and_root, mean_part=0),
-    "Your diagonal is right. But every entry of y depends on every entry of x, through mean and "
-    "s.":
+    "Your diagonal is right, and everything else is 0. But every entry of y depends on every "
+    "entry of x, through the mean and through s.":
         lambda right: right.diagonal().diag(),
-    "That is the diagonal. All n x n derivatives are asked for, and the others are not 0.":
+    "That is the diagonal. Return all n x n derivatives; the others are not 0.":
         lambda right: right.diagonal(),
-    "The y of your last term was divided by a root without eps. It is LayerNorm's output, eps and "
-    "all.":
+    "In your last term y was divided by a root without eps. Use LayerNorm's output, with eps.":
         y_without_eps,
 }, without=AUTOGRAD)
 
@@ -417,7 +427,7 @@ def backward_inputs(generator):
 
 def layer_norm_backward(g, x, weight, eps, *, correction=0, use_weight=True, mean_part=1,
                         root_part=1, row=torch.mean):
-    """mean_part, root_part: the factors of what goes through the mean and through the root."""
+    """mean_part and root_part multiply what passes through the mean and through the root."""
     y, root = standardize(x, eps, correction)
     u = g
     if use_weight:
@@ -439,22 +449,25 @@ BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
         partial(layer_norm_backward, root_part=0),
     "You treat the mean as a constant, but it depends on x: a row mean is missing.":
         partial(layer_norm_backward, mean_part=0),
-    "On its way to x the gradient passes the gain: multiply g by weight first.":
+    "On its way back to x the gradient passes through the gain: multiply g by weight first.":
         partial(layer_norm_backward, use_weight=False),
     "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it "
-    "comes first: the two row means are of g times weight.":
+    "comes first: take the two row means of g times weight.":
         weight_at_the_end,
-    "The gain is multiplied with the normalized x: its gradient sums g * y, not g * x.":
+    "The gain multiplies the normalized x, so its gradient is a sum of g * y, not of g * x.":
         lambda dx, g, x, dbias: (dx, (g * x).sum(0), dbias),
-    "The gain is multiplied with y, not with x - mean: its gradient sums g * y.":
+    "The gain multiplies y, not x - mean, so its gradient is a sum of g * y.":
         lambda dx, g, x, dbias: (dx, (g * centred(x)).sum(0), dbias),
     "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(layer_norm_backward, correction=1),
-    "dx has two means over the row. You took sums: a 1/n is missing in both.":
+    "dx has two means over the row. You take sums: a 1/n is missing in both.":
         partial(layer_norm_backward, row=torch.sum),
-    "dweight: you sum g weight y. The output is linear in the gain, so its gradient has no gain "
-    "in it.":
+    "dweight: you sum g * weight * y. The output is linear in the gain, so the gain's gradient "
+    "does not contain the gain.":
         lambda dx, dweight, weight, dbias: (dx, weight * dweight, dbias),
+    "dweight and dbias have one axis too many, of length 1. Their shape should be (n,): sum over "
+    "the rows without keepdim.":
+        lambda dx, dweight, dbias: (dx, dweight[None], dbias[None]),
 }, without=AUTOGRAD + ("native_layer_norm_backward", "eye"))
 
 
@@ -499,23 +512,24 @@ def residuals(h, branch, norm, *, pre=pre_ln, post=post_ln):
 
 RESIDUALS = Exercise(reference=residuals, inputs=residual_inputs, parts=("Pre-LN", "Post-LN"),
                      misconceptions={
-    "Pre-LN adds to h itself, never to norm(h); else the stream would be normalized before every "
-    "branch.":
+    "Pre-LN adds the branch to h itself. You add it to norm(h), which would normalize h itself "
+    "before every branch.":
         partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(norm(h))),
-    "In Post-LN the norm comes after the addition, on the sum.":
+    "Your Post-LN normalizes the branch's output. The norm comes after the addition, on the sum.":
         partial(residuals, post=lambda h, branch, norm: h + norm(branch(h))),
-    "Post-LN has one norm a branch, after the sum; the branch is given h as it is.":
+    "Your Post-LN has two norms. It has one per branch, after the sum; the branch is given h as it "
+    "is.":
         partial(residuals, post=lambda h, branch, norm: norm(h + branch(norm(h)))),
-    "Your Post-LN starts from what Pre-LN has made of h. Both start from the same h: is h written "
-    "over?":
+    "Your Post-LN starts from the result of Pre-LN. Both should start from the same h: do you "
+    "overwrite h?":
         lambda right, branch, norm: (right[0], post_ln(right[0], branch, norm)),
-    "In Pre-LN the branch is given norm(h), and h goes on as it is. You have it the other way "
+    "In Pre-LN the branch is given norm(h), and h itself is added. You have it the other way "
     "round.":
         partial(residuals, pre=lambda h, branch, norm: norm(h) + branch(h)),
 })
 
 
-# 1.10  How long the stream gets -------------------------------------------------------------------
+# 1.10  How long the residual stream gets ---------------------------------------------------------
 
 def length_inputs(generator):
     yield "1 contribution", 1
@@ -531,19 +545,19 @@ def stream_norms(count):
 
 STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("rule a", "rule b"),
                         misconceptions={
-    "Those are the expected squares: is the root at the end missing? (Or did you add lengths? Of "
-    "independent vectors it is the squares that add up, on average.)":
+    "Those are the expected squares: is the root at the end missing? (Or did you add lengths? For "
+    "independent vectors the squares add up, on average.)":
         lambda count: (count, 2 ** (count - 1)),
-    "The first is the expected square: its root is missing.":
+    "The first number is the expected square: its root is missing.":
         lambda count, right: (count, right[1]),
-    "In the second you let contribution l + 1 have length sqrt(l). That is the stream's length "
-    "under the first rule; under the second the stream is longer by then.":
+    "For the second number you give contribution l + 1 the length sqrt(l). That is the length of "
+    "the sum under rule a; under rule b the sum is longer by then.":
         lambda count, right: (right[0], math.sqrt(1 + count * (count - 1) / 2)),
-    "Under the second rule the contributions are not of length 1: each doubles the stream's "
-    "expected square.":
+    "Under rule b the later contributions do not have length 1: each is as long as the sum so "
+    "far, and so doubles the expected square.":
         lambda right: (right[0], right[0]),
-    "The second is the expected square, without its root. Independent directions add squares, not "
-    "lengths.":
+    "The second number is the expected square: its root is missing. (Or did you add lengths? For "
+    "independent directions the squares add up.)":
         lambda count, right: (right[0], 2 ** (count - 1)),
 })
 
@@ -552,7 +566,7 @@ STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("ru
 
 def skip_inputs(generator):
     yield "different branches", torch.tensor([0.1, 2.0, 0.5, 0.8], dtype=torch.float64)
-    yield "three sublayers of equal branch and stream", torch.ones(3, dtype=torch.float64)
+    yield "three sublayers with branches as long as h", torch.ones(3, dtype=torch.float64)
     yield "branches that give nothing", torch.zeros(5, dtype=torch.float64)
     yield "a single sublayer", torch.tensor([3.0], dtype=torch.float64)
 
@@ -583,25 +597,108 @@ def product_for_each(factors):
 
 SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions={
     "The gradient comes from the last sublayer: entry i has the factors of sublayer i and of all "
-    "later ones.":
+    "later ones. You multiply from the front.":
         partial(skip_gain, passed=forwards),
-    "Entry i is the gradient at the input of sublayer i: sublayer i's own factor belongs to it.":
+    "Entry i is for the input of sublayer i, so sublayer i's own factor belongs to it. Yours "
+    "leaves it out.":
         partial(skip_gain, passed=of_later_ones),
-    "1 + r would be the length of the sum if branch and stream pointed the same way. Here the "
-    "squares add.":
+    "1 + r would be the length of the sum if h and f(h) pointed the same way. They are "
+    "independent, so their squares add up.":
         partial(skip_gain, factors=lambda r: 1 / (1 + r)),
-    "Under the root stands 1 + r. The stream's square is 1, the branch's is r^2.":
+    "You have 1 + r under the root. The squared length of h is 1, and that of the branch is r^2.":
         partial(skip_gain, factors=lambda r: 1 / (1 + r).sqrt()),
-    "Those are the sublayers' own factors. On its way to the input of sublayer i the gradient "
-    "passes more.":
+    "Those are the factors of the single sublayers. On its way to the input of sublayer i the "
+    "gradient passes through more of them.":
         own_factors,
-    "You give the product of all factors for each. At the input of a late sublayer the gradient "
-    "has passed few.":
+    "You return the product of all factors for every sublayer. At the input of a late sublayer the "
+    "gradient has passed through only a few.":
         partial(skip_gain, passed=product_for_each),
 })
 
 
-# What holds of every right answer: said where none of the known mistakes fits ---------------------
+# 1.12  A LayerNorm GPT as an RMSNorm GPT ---------------------------------------------------------
+
+def weight_inputs(generator):
+    def matrix(*shape):
+        return randn64(generator, *shape) + 0.5
+
+    def gain():
+        return 1 + 0.5 * randn64(generator, 4)
+
+    yield "wte.weight", "wte.weight", matrix(7, 4), None
+    yield "wpe.weight", "wpe.weight", matrix(5, 4), None
+    yield "blocks.0.norm1.weight", "blocks.0.norm1.weight", gain(), None
+    yield "blocks.0.w_qkv.weight", "blocks.0.w_qkv.weight", matrix(12, 4), gain()
+    yield "blocks.0.w_o.weight", "blocks.0.w_o.weight", matrix(4, 4), None
+    yield "blocks.0.w_o.bias", "blocks.0.w_o.bias", matrix(4), None
+    yield "blocks.1.norm2.weight", "blocks.1.norm2.weight", gain(), None
+    yield "blocks.1.w_up.weight", "blocks.1.w_up.weight", matrix(16, 4), gain()
+    yield "blocks.1.w_down.weight", "blocks.1.w_down.weight", matrix(4, 16), None
+    yield "norm_f.weight", "norm_f.weight", gain(), None
+    yield "lm_head.weight", "lm_head.weight", matrix(7, 4), gain()
+
+
+def minus_mean(x, axis):
+    return x - x.mean(axis, keepdim=True)
+
+
+def times_gain(weight, gain):
+    return weight * gain
+
+
+def for_rms(name, weight, gain, *, table_axis=1, matrix_axis=0, tables=("wte", "wpe"), norms=True,
+            bias=True, reader=times_gain, centre=minus_mean):
+    """table_axis and matrix_axis: where the mean is taken; tables: those that are centred."""
+    module, kind = name.split(".")[-2:]
+    if "norm" in module:
+        return torch.ones_like(weight) if norms else weight
+    if module in ("wte", "wpe"):
+        return centre(weight, table_axis) if module in tables else weight
+    if kind == "bias":
+        return centre(weight, 0) if bias else weight
+    if module in ("w_o", "w_down"):
+        return centre(weight, matrix_axis)
+    return reader(weight, gain)
+
+
+def mean_of_all(x, axis):
+    return x - x.mean()
+
+
+FOR_RMS = Exercise(reference=for_rms, inputs=weight_inputs, misconceptions={
+    "w_o and w_down: you take the mean out of each row. Their output is a sum of columns, so each "
+    "column needs mean 0.":
+        partial(for_rms, matrix_axis=1),
+    "wte and wpe: you take the mean out of each column. A token or a position writes one row, so "
+    "each row needs mean 0.":
+        partial(for_rms, table_axis=0),
+    "You subtract one mean from the whole tensor. Each vector that is written needs mean 0 on its "
+    "own.":
+        partial(for_rms, centre=mean_of_all),
+    "You leave the gains in the norms. They have moved into the matrices, and the new norms have "
+    "none: what is a gain that changes nothing?":
+        partial(for_rms, norms=False),
+    "The gain multiplies what the matrix reads. You divide by it.":
+        partial(for_rms, reader=lambda weight, gain: weight / gain),
+    "The matrices behind a norm have lost its gain: the new norms do not multiply by it any more.":
+        partial(for_rms, reader=lambda weight, gain: weight),
+    "You take the mean out of the matrices behind a norm, too. That changes no logit, but it is "
+    "not needed: only what is added to h gets mean 0.":
+        partial(for_rms, reader=lambda weight, gain: minus_mean(weight * gain, 1)),
+    "You take the mean out of each column of the matrices behind a norm, too. Nothing adds their "
+    "output to h, and this changes the logits.":
+        partial(for_rms, reader=lambda weight, gain: minus_mean(weight * gain, 0)),
+    "h begins with the embeddings: what wte and wpe write needs mean 0, too.":
+        partial(for_rms, tables=()),
+    "Learned positions are part of h: what wpe writes needs mean 0, too.":
+        partial(for_rms, tables=("wte",)),
+    "A bias of w_o or w_down is added to h: it needs mean 0, too.":
+        partial(for_rms, bias=False),
+})
+
+
+# Properties of every right answer. The first that does not hold is named if no known mistake fits.
+
 
 
 def start_without_blocks(y, blocks, shift, scale, mean, variance):
@@ -609,12 +706,12 @@ def start_without_blocks(y, blocks, shift, scale, mean, variance):
 
 
 def is_wide(x, eps):
-    """Whether eps counts little beside the variance of each row."""
+    """Return whether eps is small against the variance of each row."""
     return x.shape[-1] > 1 and x.var(-1).min() > 1000 * eps
 
 
 def square_with_balance(y, n):
-    """The entry's square and those of the n - 1 equal ones that bring the sum to 0."""
+    """Return the entry's square plus those of the n - 1 equal entries that bring the sum to 0."""
     return y * y * n / (n - 1)
 
 
@@ -629,83 +726,110 @@ def square_of_one(y, x, eps):
     return eps_counts or near(y.square().mean(-1), 1)
 
 
+def written(y, name):
+    """Return the vectors that a writer adds to h, as rows; None if it is not a writer."""
+    module = name.split(".")[-2]
+    if module in ("wte", "wpe"):
+        return y
+    return y.T if module in ("w_o", "w_down") else None
+
+
+def writes_mean_0(y, name):
+    vectors = written(y, name)
+    return vectors is None or near(vectors.mean(-1), 0)
+
+
+def loses_only_the_mean(y, name, weight):
+    vectors = written(y - weight, name)
+    return vectors is None or near(vectors, vectors.mean(-1, keepdim=True))
+
+
+def has_an_axis_too_many(y, x, weight):
+    return len(x) > 1 and any(part.dim() == 2 and part.numel() == weight.numel() for part in y[1:])
+
+
 PROPERTIES = {
     "1.1": {
-        "After no block at all nothing has happened: mean and variance are those of the start.":
+        "After 0 blocks nothing has happened: return the mean and the variance that you were "
+        "given.":
             start_without_blocks,
-        "Blocks that only shift leave the variance as it is. Yours changes.":
+        "With scale = 1 the blocks only shift, and the variance stays as it is. Yours changes.":
             lambda y, scale, variance: scale != 1 or near(y[1], variance),
-        "In yours the mean is not only shifted by each block. Is it multiplied? The factor is "
-        "the variance's alone.":
+        "Your mean is not the first mean plus one shift per block.":
             lambda y, blocks, shift, mean: near(y[0], mean + blocks * shift),
-        "Every block multiplies the variance that it is given. Five do so five times; yours has "
-        "grown by less.":
-            lambda y, blocks, variance: blocks != 5 or y[1] > 2 * variance},
+        "Your mean is right. Each block multiplies the variance that it is given by scale: how "
+        "often does that happen in all?":
+            never},
     "1.2": {
         "The entries of each row should add up to 0. Yours do not.":
             lambda y: near(y.mean(-1), 0),
-        "The mean square of each row should come out as 1, eps apart. Yours does not.":
+        "The mean square of each row should be 1, apart from eps. Yours is not.":
             lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1)},
     "1.3": {
-        "Yours is too large: its square, and those of the entries that balance it, add up to more "
+        "Yours is too large: its square, plus the squares of the entries that balance it, is more "
         "than n.":
             lambda y, n: n == 1 or square_with_balance(y, n) <= n + 0.01,
-        "Take one entry away from equal others: it comes out larger than what you give.":
+        "Take one entry apart from equal others: its output is larger than yours.":
             lambda y, n: n == 1 or square_with_balance(y, n) >= n - 0.01,
-        "A single channel minus its mean is 0.":
+        "For n = 1 the only entry minus its mean is 0.":
             lambda y, n: n != 1 or near(y, 0)},
     "1.4": {
-        "A row should only be stretched. Yours points elsewhere: something is subtracted, or "
-        "entries have factors of their own.":
+        "Each row should only be stretched. Yours points in another direction: do you subtract "
+        "something, or do entries have factors of their own?":
             only_stretched,
-        "The mean square of each row should come out as 1, eps apart. Yours does not.":
+        "The mean square of each row should be 1, apart from eps. Yours is not.":
             square_of_one},
     "1.5": {
-        "With no block there is no norm either.":
+        "With 0 blocks there is no norm either: return the mean and the variance that you were "
+        "given.":
             start_without_blocks,
-        "What leaves RMSNorm has mean square 1; mean^2 + variance of yours is not 1.":
+        "The output of RMSNorm has mean square 1. In yours mean^2 + variance is not 1.":
             lambda y, blocks: blocks == 0 or near(y[0] ** 2 + y[1], 1),
-        "Write down mean and variance behind the first norm. The second block begins there.":
+        "Write down mean and variance after the first norm. The second block is given these.":
             never},
     "1.7": {
-        "A constant added to x changes nothing, so each row of J sums to 0. Yours do not: look "
-        "at what the mean brings in, and its sign.":
+        "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not: look "
+        "at the term that comes from the mean, and at its sign.":
             lambda y: near(y.sum(-1), 0),
         "J is symmetric; yours is not.":
             lambda y: near(y, y.T),
-        "To stretch x around its mean changes nothing, eps apart: J times (x - mean) should be "
-        "0. Yours is not: look at the term with y twice, its factors and its sign.":
+        "Stretching x around its mean changes nothing, apart from eps, so J times (x - mean) "
+        "should be 0. Yours is not: look at the term that contains y twice, its factors and its "
+        "sign.":
             lambda y, x, eps: x.var() < 1000 * eps or near(y @ (x - x.mean()), 0),
-        "Two things to compare: the diagonal, entry by entry, and whether s divides every term.":
+        "Compare two things: the diagonal, entry by entry, and whether s divides every term.":
             never},
     "1.8": {
-        "dweight and dbias have an entry for each channel: which axis counts the rows?":
+        "dweight and dbias should have shape (n,). One of yours has two axes: is a keepdim=True "
+        "too much?":
+            lambda y, x, weight: not has_an_axis_too_many(y, x, weight),
+        "dweight and dbias have one entry per channel: along which axis do you sum over the rows?":
             lambda y, weight: y[1].shape == y[2].shape == weight.shape,
-        "dx: a constant added to a row of x changes nothing, so each row of dx sums to 0. Yours "
-        "do not: look at the plain row mean, its sign, and whether g has passed the gain in it.":
+        "dx: adding a constant to a row of x changes nothing, so each row of dx sums to 0. Yours "
+        "do not: look at the plain row mean, its sign, and whether g is multiplied by weight in "
+        "it.":
             lambda y: near(y[0].sum(-1), 0),
-        "dx: to stretch a row around its mean changes nothing, eps apart, so dx times (x - mean) "
-        "sums to 0. Yours does not: look at the term with y twice: is it y, has g passed the "
-        "gain in it, and which sign?":
+        "dx: stretching a row around its mean changes nothing, apart from eps, so dx times (x - "
+        "mean) sums to 0. Yours does not: look at the term that contains y twice. Is it y, is g "
+        "multiplied by weight in it, and is its sign right?":
             lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centred(x)).mean(-1), 0, 0.01),
-        "dx: its rows point where they should, but are too long or too short: how often do you "
-        "divide by s?":
+        "dx: its rows have the right direction but the wrong length: how often do you divide by s?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
-        "dx: has g passed the gain, on its way to x, before the two row means are taken of it?":
+        "dx: is g multiplied by weight before the two row means are taken?":
             lambda y, right: near(y[0], right[0]),
-        "dbias: the bias is added to each row, behind the gain. What does each row send?":
+        "dbias: the bias is added to each row, after the gain. What does each row contribute?":
             lambda y, g: near(y[2], g.sum(0)),
-        "dweight: with one row, dweight over dbias is what the gain multiplies, which has mean 0. "
-        "Yours has not.":
+        "dweight: with one row, dweight / dbias is what the gain multiplies, and that has mean 0. "
+        "Yours does not.":
             lambda y, x: len(x) > 1 or near((y[1] / y[2]).mean(), 0)},
     "1.9": {
-        "With a branch that gives zeros, Pre-LN leaves h as it is.":
+        "With a branch that returns zeros, Pre-LN leaves h as it is. Yours does not.":
             lambda y, h, branch: branch(h).any() or near(y[0], h),
-        "What Post-LN gives has just left a norm, so that another norm changes nothing. In yours "
-        "it does.":
+        "The result of Post-LN comes out of a norm, so applying the norm once more changes "
+        "nothing. In yours it does.":
             lambda y, norm: near(norm(y[1]), y[1]),
-        "Pre-LN: take h away from yours. What is left should be what the branch makes of a "
-        "normalized h.":
+        "Pre-LN: subtract h from yours. The rest should be the branch of a normalized h, and is "
+        "not.":
             lambda y, h, branch, norm: near(y[0] - h, branch(norm(h)))},
     "1.10": {
         "A single contribution has length 1 under both rules.":
@@ -715,21 +839,31 @@ PROPERTIES = {
             lambda y, count: count != 2 or near(y[0], math.sqrt(2)) and near(y[1], math.sqrt(2)),
         "Rule a: the square of the length grows by 1 with each contribution.":
             lambda y, count: near(y[0] ** 2, count),
-        "Rule b: what does the third contribution do to the square?":
+        "Rule b: what does the third contribution do to the squared length?":
             lambda y, count: count != 3 or near(y[1] ** 2, 4)},
     "1.11": {
-        "Branches that give nothing leave the gradient as it is.":
+        "Branches of length 0 leave the gradient as it is. In yours they do not.":
             lambda y, r: r.any() or near(y, 1),
-        "The earlier a sublayer, the more factors below 1: yours do not fall towards the front.":
+        "The earlier a sublayer, the more factors below 1 it collects. Yours do not fall towards "
+        "the front.":
             lambda y: (y.diff() > -1e-6).all(),
-        "The last entry has one factor, 1 over the length of stream and branch at right angles. "
-        "Yours is another.":
+        "The last entry has one factor: 1 over the length of h + f(h) for directions at right "
+        "angles. Yours is different.":
             lambda y, r: near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
-        "A norm of a sum makes the gradient on the skip path smaller, never larger.":
+        "A norm after the sum makes the gradient on the skip path smaller, never larger.":
             lambda y: y.max() <= 1.001,
-        "Entry 0 has one factor more than entry 1: sublayer 0's. In yours they differ by "
+        "Entry 0 has one factor more than entry 1: that of sublayer 0. In yours the two differ by "
         "something else.":
             lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)},
+    "1.12": {
+        "What wte, wpe, w_o and w_down write to h should have mean 0. Yours does not "
+        "everywhere: along which axis is a vector that is written?":
+            writes_mean_0,
+        "wte, wpe, w_o and w_down should lose their means and nothing else. In yours something "
+        "else changes, too.":
+            loses_only_the_mean,
+        "Norms without gain have gains of 1.":
+            lambda y, name: "norm" not in name or near(y, 1)},
 }
 
 
@@ -745,6 +879,7 @@ EXERCISES = {
     "1.9": RESIDUALS,
     "1.10": STREAM_NORMS,
     "1.11": SKIP_GAIN,
+    "1.12": FOR_RMS,
 }
 
 for number, known in PROPERTIES.items():
