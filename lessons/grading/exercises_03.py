@@ -79,6 +79,8 @@ HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
     "Your gammas multiply along the axis of tokens, because broadcasting lines up the last axes "
     "first. Which axis counts the heads?":
         lambda y, gamma, w_o: side_by_side(y * gamma[:, None]) @ w_o.T,
+    "You divide by gamma; the outputs of the heads should be multiplied by it.":
+        lambda y, gamma, w_o: head_scale(y, 1 / gamma, w_o),
     "The heads are joined and multiplied by w_o, but not scaled: gamma is missing.":
         lambda y, w_o: side_by_side(y) @ w_o.T,
     "The heads are scaled and joined, but not multiplied by w_o.":
@@ -124,6 +126,16 @@ def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
+def over_everything(a):
+    variance = a.var(correction=0)
+    return (a - a.mean()) / (variance + 1e-5).sqrt()
+
+
+def without_root(a):
+    variance = a.var(-1, keepdim=True, correction=0)
+    return (a - a.mean(-1, keepdim=True)) / (variance + 1e-5)
+
+
 def quick_gelu(u):
     return u * torch.sigmoid(1.702 * u)
 
@@ -155,6 +167,12 @@ FFN = Exercise(                                             # both forms of GELU
         partial(ffn_branch, norm=partial(standard, eps=1e-6)),
     "You add eps to the standard deviation. It is added to the variance, inside the root.":
         partial(ffn_branch, norm=eps_behind_root),
+    "You take one mean and one variance over all tokens. In a LayerNorm every token has its own.":
+        partial(ffn_branch, norm=over_everything),
+    "You divide by the variance. A LayerNorm divides by its root.":
+        partial(ffn_branch, norm=without_root),
+    "You have exchanged gamma and beta: gamma multiplies, beta is added.":
+        lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, beta, gamma),
     "You use ReLU; the task asks for GELU.":
         partial(ffn_branch, act=torch.relu),
     "You use SiLU; the task asks for GELU.":
@@ -208,7 +226,8 @@ ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconcept
     "You also count ResScale's d numbers per layer. ResScale is optional and not one of the three "
     "operations.":
         lambda layers, d, heads, bias: added(layers, d, heads + d, bias),
-    "One of the two added LayerNorms is missing, the one of width d.":
+    "The widths of your two added LayerNorms sum to 4d (or one is missing). How wide is the one "
+    "after attention, and how wide the one in the hidden layer?":
         partial(added, norms=(4,)),
     "8d is the width of SwiGLU's first matrix. The hidden layer here has 4d entries.":
         partial(added, norms=(1, 8)),
@@ -358,6 +377,11 @@ def last_lambda_alone(h, branches, lambdas):
     return lambdas[-1] * before + branches[-1]
 
 
+def stream_of_each_layer(h, branches, lambdas):
+    layers = range(1, len(branches) + 1)
+    return [stream(h, branches[:layer], lambdas[:layer]) for layer in layers]
+
+
 STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
     "You scale the branch: that is LayerScale (9.1). ResScale's lambda multiplies the residual "
     "stream instead.":
@@ -378,6 +402,8 @@ STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
         lambda h, branches, lambdas: lambdas[-1] * h + branches[-1],
     "You apply only the last layer's lambda. Each layer has its own.":
         last_lambda_alone,
+    "You return the stream after every layer. The task asks only for the one after the last layer.":
+        stream_of_each_layer,
     "You only add the branches: the lambdas are missing.":
         lambda h, branches: h + branches.sum(0),
 })
@@ -437,6 +463,9 @@ TABLE = Exercise(reference=read_table, inputs=table_inputs, parts=TABLE_PARTS, m
         lambda right: (right[0], right[1], right[1] - 1),
     "The third: you have exchanged baseline and NormFormer.":
         lambda right: (right[0], right[1], 1 / (1 + right[2]) - 1),
+    "The third: you take the difference of the hours per step. \"How much longer\" asks for that "
+    "difference as a fraction of the baseline's hours per step.":
+        lambda right, base_hours, base_steps: (*right[:2], right[2] * base_hours / base_steps),
     "You assume that a step of both models takes equally long. Use the hours.":
         lambda right: (right[0], right[0], 0.0),
     "The third: you divide the difference by NormFormer's step. \"Longer than the baseline's\" "
@@ -512,6 +541,11 @@ def without_embedding(s, right):
     return std, s / std
 
 
+def with_std_as_variance(s, layers, d):
+    std = stream_share(math.sqrt(s), layers, d)[0]
+    return std, s / std
+
+
 def summed(s, layers, d):
     std = s + layers * (1 + math.sqrt(ffn_variance(layers, d)))
     return std, s / std
@@ -527,6 +561,8 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
         partial(stream_share, ffn=lambda layers, d: 0.0),
     "The embedding itself is part of h: its variance, s^2, is missing in your sum.":
         without_embedding,
+    "The embedding's part of your variance is s. But s is a standard deviation; variances add up.":
+        with_std_as_variance,
     "You add standard deviations. For independent vectors the variances add up.":
         summed,
     "W_2 sums over d entries in your answer. How many entries has the hidden layer?":
@@ -673,10 +709,24 @@ def post_ln(h, attention, p):
     return block(a, attention, p, attn=lambda y, p: 0.0)
 
 
+def second_sum_from_input(h, attention, p):
+    return block(h, attention, p, last=lambda a, m, p: p["resid_scale"] * h + m)
+
+
 def parallel(h, attention, p):
     a = block(h, attention, p, last=lambda a, m, p: a)
     m = block(h, attention, p, attn=lambda y, p: 0.0, last=lambda a, m, p: m)
     return scaled_residual(a, m, p)
+
+
+def block_with_eps(h, attention, p, *, eps):
+    def norm(x, name):
+        return standard(x, eps=eps) * p[name]
+
+    return block(h, attention, p, first=lambda h, p: norm(h, "norm1"),
+                 attn=lambda y, p: norm(y @ p["w_o"].T, "norm_attn"),
+                 second=lambda a, p: norm(a, "norm2"),
+                 hidden=lambda u, p: norm(gelu(u), "norm_ffn"))
 
 
 BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions={
@@ -745,6 +795,14 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
         partial(block, joined=heads_in_turns),
     "You multiply by w_o instead of its transpose: it is stored as (out, in).":
         partial(block, attn=lambda y, p: standard(y @ p["w_o"]) * p["norm_attn"]),
+    "eps is missing in your LayerNorms. It matters where the matrices are small.":
+        partial(block_with_eps, eps=0),
+    "The eps of your LayerNorms is smaller than 1e-5. It matters where the matrices are small.":
+        partial(block_with_eps, eps=1e-6),
+    "The eps of your LayerNorms is larger than 1e-5.":
+        partial(block_with_eps, eps=1e-2),
+    "The second sum adds to the block's input h. It should add to the result of the first sum.":
+        second_sum_from_input,
     "Attention's output is not multiplied by w_o.":
         partial(block, attn=lambda y, p: standard(y) * p["norm_attn"]),
 })
@@ -839,6 +897,9 @@ PROPERTIES = {
             lambda y, s, layers: y[0] ** 2 >= s ** 2 + layers,
         "The FFN branches add something, too. In yours they add nothing.":
             lambda y, s, layers: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
+        "Your variance is too large: an FFN branch adds less here than an attention branch, so each "
+        "layer adds less than 2.":
+            lambda y, s, layers: y[0] ** 2 < s ** 2 + 2 * layers,
         "Your variance exceeds that of the embedding and the attention branches, as it should, but "
         "by the wrong amount. Check the variance of the FFN branch: how many products W_2 adds "
         "up, how its entries are initialized, and how often it is added.":
