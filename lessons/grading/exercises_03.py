@@ -1,10 +1,10 @@
 """
 Lesson 3, NormFormer: three more norms, what they do to gradients, and how large an embedding is.
 
-Section, table and figure numbers are those of NormFormer (Shleifer, Weston and Ott 2021). See
-grader.py for the form. A keyword of a reference is a step of it, or something that can go wrong
-with it: functools.partial makes the wrong answer. The references use nothing of model.py; where it
-has the same thing, the notebook compares the two.
+Section, table and figure numbers are those of NormFormer (Shleifer, Weston and Ott 2021).
+grader.py explains the form of an exercise. A keyword argument of a reference is one of its steps,
+or something that can go wrong in it, so that functools.partial makes the wrong answer. The
+references use nothing of model.py; the notebook compares the two where model.py has the same thing.
 """
 import math
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 
 from answers import near
 from grader import AUTOGRAD, Exercise
-from pieces import heads_one_by_one, never, randn, same, side_by_side
+from pieces import heads_one_by_one, never, randn, same, side_by_side, silu
 
 
 gelu = partial(torch.nn.functional.gelu, approximate="tanh")
@@ -61,24 +61,30 @@ def behind_w_o(y, gamma, w_o):
 
 
 HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
-    "You scale what comes out of W_o: there every channel is a mixture of all heads, and no "
-    "head's own any more.":
+    "You scale the output of W_o. There every channel is a mixture of all heads; none belongs to "
+    "one head any more.":
         behind_w_o,
-    "Your gammas go round channel by channel. A head's channels are neighbours and share one "
-    "number.":
+    "You repeat the gammas in the order 0, 1, ..., H - 1, 0, 1, .... The channels of one head are "
+    "neighbours and share one gamma.":
         channels_in_turns,
-    "The scaling is right. But (B, H, T, d_k) cannot be read as (B, T, d) without moving an "
-    "axis.":
+    "The scaling is right. But reshaping (B, H, T, d_k) to (B, T, d) directly mixes up heads and "
+    "tokens: move an axis first.":
         partial(head_scale, joined=heads_one_by_one),
-    "The scaling is right. But in your joined vector the heads take turns, a channel each: which "
-    "axis goes last?":
+    "The scaling is right. But in your joined vector the heads are interleaved channel by channel. "
+    "Which axis has to come last before you merge?":
         partial(head_scale, joined=heads_in_turns),
-    "torch stores a linear map as (out, in): look at what multiplies w_o, its rows or its "
-    "columns.":
+    "torch stores a linear map as (out, in). Should your vectors meet the rows of w_o or its "
+    "columns?":
         lambda y, gamma, w_o: head_scale(y, gamma, w_o.T),
-    "Your gammas met the token axis (broadcasting lines up the last axes first). Which axis "
-    "counts the heads?":
+    "Your gammas multiply along the axis of tokens, because broadcasting lines up the last axes "
+    "first. Which axis counts the heads?":
         lambda y, gamma, w_o: side_by_side(y * gamma[:, None]) @ w_o.T,
+    "You divide by gamma; the outputs of the heads should be multiplied by it.":
+        lambda y, gamma, w_o: head_scale(y, 1 / gamma, w_o),
+    "The heads are joined and multiplied by w_o, but not scaled: gamma is missing.":
+        lambda y, w_o: side_by_side(y) @ w_o.T,
+    "The heads are scaled and joined, but not multiplied by w_o.":
+        lambda y, gamma: side_by_side(y * gamma[:, None, None]),
 })
 
 
@@ -120,6 +126,20 @@ def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
+def over_everything(a):
+    variance = a.var(correction=0)
+    return (a - a.mean()) / (variance + 1e-5).sqrt()
+
+
+def without_root(a):
+    variance = a.var(-1, keepdim=True, correction=0)
+    return (a - a.mean(-1, keepdim=True)) / (variance + 1e-5)
+
+
+def quick_gelu(u):
+    return u * torch.sigmoid(1.702 * u)
+
+
 def eps_behind_root(a):
     deviation = a.std(-1, keepdim=True, correction=0)
     return (a - a.mean(-1, keepdim=True)) / (deviation + 1e-5)
@@ -127,28 +147,47 @@ def eps_behind_root(a):
 
 FFN = Exercise(                                             # both forms of GELU pass
     reference=ffn_branch, inputs=ffn_inputs, tolerance=5e-3, misconceptions={
-    "Your LayerNorm stands behind W_2 (CogView, 9.1), where gamma fits only if f = d.":
+    "Your LayerNorm stands after W_2, as in CogView (9.1). There gamma fits only if f = d.":
         all_behind_w_down,
-    "You normalize what goes into the activation; section 2.1 writes LN around sigma.":
+    "You normalize the input of the activation. The task puts the LayerNorm after GELU.":
         norm_before_gelu,
-    "That is RMSNorm: after GELU the mean is far from 0, and LayerNorm takes it off.":
+    "You do not subtract the mean: that is RMSNorm. After GELU the mean is far from 0.":
         partial(ffn_branch, norm=rms),
-    "Nearly: LayerNorm's variance divides by f, not by f - 1.":
+    "Almost: the variance of a LayerNorm divides by f, not by f - 1.":
         partial(ffn_branch, norm=partial(standard, correction=1)),
-    "You take statistics over the tokens: that is BatchNorm. Every token has its own here.":
+    "You take mean and variance over the tokens, as BatchNorm does. In a LayerNorm every token has "
+    "its own mean and variance.":
         partial(ffn_branch, norm=partial(standard, dim=0)),
-    "The branch alone is asked for; x is LN(h) already, and what the residual adds is h.":
+    "You add x. The task asks for the branch alone; the residual sum comes later (and adds h, not "
+    "the normalized x).":
         lambda x, right: x + right,
-    "eps is missing: it counts where the hidden layer is small.":
+    "eps is missing. It matters where the hidden layer is small.":
         partial(ffn_branch, norm=partial(standard, eps=0)),
-    "Your eps is smaller than the one that is asked for.":
+    "Your eps is smaller than 1e-5.":
         partial(ffn_branch, norm=partial(standard, eps=1e-6)),
-    "Your eps stands behind the root. It belongs to the variance.":
+    "You add eps to the standard deviation. It is added to the variance, inside the root.":
         partial(ffn_branch, norm=eps_behind_root),
-    "That is ReLU; the paper's sigma is GELU.":
+    "You take one mean and one variance over all tokens. In a LayerNorm every token has its own.":
+        partial(ffn_branch, norm=over_everything),
+    "You divide by the variance. A LayerNorm divides by its root.":
+        partial(ffn_branch, norm=without_root),
+    "You have exchanged gamma and beta: gamma multiplies, beta is added.":
+        lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, beta, gamma),
+    "You use ReLU; the task asks for GELU.":
         partial(ffn_branch, act=torch.relu),
+    "You use SiLU; the task asks for GELU.":
+        partial(ffn_branch, act=silu),
+    "You use z sigmoid(1.702 z), a rough approximation of GELU. Take `gelu` from the setup cell, "
+    "or torch's.":
+        partial(ffn_branch, act=quick_gelu),
     "The activation is missing.":
         partial(ffn_branch, act=same),
+    "The LayerNorm is missing: gamma and beta act on the output of GELU directly.":
+        partial(ffn_branch, norm=same),
+    "gamma is missing.":
+        lambda x, w_up, w_down, beta: ffn_branch(x, w_up, w_down, torch.ones(len(beta)), beta),
+    "beta is missing.":
+        lambda x, w_up, w_down, gamma: ffn_branch(x, w_up, w_down, gamma, torch.zeros(len(gamma))),
 })
 
 
@@ -168,30 +207,31 @@ def added(layers, d, heads, bias, *, norms=(1, 4)):
 
 
 ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconceptions={
-    "A LayerNorm with bias has two vectors, not one: beta is forgotten.":
+    "A LayerNorm with bias has two vectors: you forgot the shift.":
         lambda layers, d, heads: added(layers, d, heads, False),
-    "You count beta always; without bias a LayerNorm has only its gain.":
+    "You always count the shift. Without bias a LayerNorm has only its gain.":
         lambda layers, d, heads: added(layers, d, heads, True),
-    "The second LayerNorm stands in the hidden layer. How wide is it there?":
+    "The second LayerNorm stands in the hidden layer. How wide is the hidden layer?":
         partial(added, norms=(1, 1)),
-    "Two of the three operations are there; HeadScale has parameters too.":
+    "You count both LayerNorms correctly, but HeadScale has parameters, too.":
         lambda layers, d, bias: added(layers, d, 0, bias),
-    "HeadScale has one number for a head, not one for a channel.":
+    "HeadScale has one number per head, not one per channel.":
         lambda layers, d, bias: added(layers, d, d, bias),
-    "d / H is how many channels a head has. How many numbers does HeadScale need?":
+    "d / H is the number of channels of one head. How many numbers does HeadScale have?":
         lambda layers, d, heads, bias: added(layers, d, d // heads, bias),
-    "norm1 and norm2 are in Pre-LN already: count only what NormFormer adds.":
+    "Pre-LN has norm1 and norm2 already. Count only what NormFormer adds.":
         partial(added, norms=(1, 4, 1, 1)),
-    "You give HeadScale a shift too. It only multiplies; `bias` is about the LayerNorms.":
+    "You give HeadScale a shift, too. It only multiplies; `bias` concerns the LayerNorms.":
         lambda layers, d, heads, bias: added(layers, d, heads * (1 + bias), bias),
-    "You count ResScale's d numbers a layer as well; it is an option, none of the three "
+    "You also count ResScale's d numbers per layer. ResScale is optional and not one of the three "
     "operations.":
         lambda layers, d, heads, bias: added(layers, d, heads + d, bias),
-    "One LayerNorm of the two is missing, the one of width d.":
+    "The widths of your two added LayerNorms sum to 4d (or one is missing). How wide is the one "
+    "after attention, and how wide the one in the hidden layer?":
         partial(added, norms=(4,)),
-    "8d would be what SwiGLU's first matrix gives; here the hidden layer has 4d.":
+    "8d is the width of SwiGLU's first matrix. The hidden layer here has 4d entries.":
         partial(added, norms=(1, 8)),
-    "HeadScale has one number for each head, not d for each.":
+    "HeadScale has one number for each head, not d numbers for each head.":
         lambda layers, d, heads, bias: added(layers, d, heads * d, bias),
 })
 
@@ -231,32 +271,37 @@ def relu_alone(activation, qk_norm):
 
 
 ABOUT = {
-    "norm1": "norm1's gain reaches q and k too, not only v. What do larger scores do to a softmax, "
-             "and what if q and k are made unit vectors?",
-    "W_v": "W_v: attention's output is linear in v. Follow the factor on from there.",
-    "head_scale": "HeadScale: ratios between heads stay, but here *all* its entries are doubled.",
-    "W_o": "W_o: what comes right behind it?",
-    "norm_attn": "norm_attn: its gain acts after its own division. What follows it?",
-    "norm2": "norm2: a factor passes through the activation only if f(c x) is a power of c times "
-             "f(x), for c > 0.",
-    "W_up": "W_up: a factor in front of the activation is to come out of it as a factor. Does it, "
-            "with this one?",
-    "norm_ffn": "norm_ffn: its gain acts after its own division. What follows it?",
-    "W_down": "W_down: you may have CogView's block in mind. What follows W_2 in NormFormer's?",
+    "norm1": "norm1: its gain acts on q and k as well as on v. What do larger scores do to a "
+             "softmax, and what if q and k are made unit vectors?",
+    "W_v": "W_v: the output of attention is linear in v. Follow the factor from there.",
+    "head_scale": "HeadScale: *all* its entries are doubled, so the ratios between heads stay the "
+                  "same. What comes after W_o?",
+    "W_o": "W_o: what comes directly after it?",
+    "norm_attn": "norm_attn: its gain acts after its own division. Is there another norm before "
+                 "the sum?",
+    "norm2": "norm2: a factor c passes through an activation f only if f(c x) is a multiple of "
+             "f(x), with the same factor for all x.",
+    "W_up": "W_up: it stands in front of the activation. Does a factor in front of this activation "
+            "come out as a factor?",
+    "norm_ffn": "norm_ffn: its gain acts after its own division. Is there another norm before the "
+                "sum?",
+    "W_down": "W_down: is there a norm between W_2 and the sum? (There is one in CogView's block.)",
 }
 BY_PLACE = dict(enumerate(ABOUT.values()))
 UNDONE = Exercise(reference=undone, inputs=undone_inputs, about=BY_PLACE, misconceptions={
-    "You say that no scale is undone. Follow W_o's: where does its output go next?":
+    "You say that every doubling changes the output. Follow W_o: where does its output go next?":
         lambda: [False] * 9,
-    "You say that all are undone. Some stand after the last norm of their branch.":
+    "You say that no doubling changes the output. But some scales stand after the last norm of "
+    "their branch.":
         lambda: [True] * 9,
-    "norm2 and W_up: you let a factor through every activation. Try GELU at 1 and at 2.":
+    "norm2 and W_up: in your answer a factor passes through every activation. Compare GELU(1) and "
+    "GELU(2).":
         partial(undone, norm2=True, W_up=True),
-    "norm2 and W_up: there are activations through which a positive factor passes. Is one of them "
-    "here?":
+    "norm2 and W_up: in your answer no activation passes a factor on. Is there one among the four "
+    "with f(2 x) a multiple of f(x)?":
         partial(undone, norm2=False, W_up=False),
-    "relu2: twice the input makes four times the output. Is a factor of four harder to undo than "
-    "one of two?":
+    "relu2: twice the input makes four times the output. Does a norm remove a factor of four as "
+    "well as one of two?":
         relu_alone,
 })
 
@@ -285,15 +330,16 @@ def ffn_gradients(xhat, gamma, w_down, g):
 
 GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
                      parts=("dw_down", "dgamma", "dxhat"), misconceptions={
-    "dw_down: what does w_down multiply, xhat, or what the norm gives out?":
+    "dw_down: what does w_down multiply, xhat or the output of the norm, gain included?":
         lambda xhat, g, dgamma, dxhat: (g.T @ xhat, dgamma, dxhat),
-    "dgamma: the gradient that comes from above, g, is not in it.":
+    "dgamma: your result does not depend on g, the gradient that backpropagation passes in.":
         lambda dw_down, xhat, dxhat: (dw_down, xhat.sum(0), dxhat),
-    "dgamma: gamma's derivative has no gamma in it, since the output is linear in gamma.":
+    "dgamma: the output is linear in gamma, so its derivative does not contain gamma.":
         lambda dw_down, gamma, dgamma, dxhat: (dw_down, gamma * dgamma, dxhat),
-    "dgamma: that is beta's gradient. gamma multiplies something; where is it?":
+    "dgamma: that is the gradient of a shift. gamma multiplies something; your result does not "
+    "contain it.":
         lambda dw_down, g, w_down, dxhat: (dw_down, (g @ w_down).sum(0), dxhat),
-    "dxhat: between xhat and w_down stands gamma.":
+    "dxhat: gamma stands between xhat and w_down, so it has to be in the gradient.":
         lambda dw_down, dgamma, g, w_down: (dw_down, dgamma, g @ w_down),
 }, without=AUTOGRAD)
 
@@ -331,27 +377,35 @@ def last_lambda_alone(h, branches, lambdas):
     return lambdas[-1] * before + branches[-1]
 
 
+def stream_of_each_layer(h, branches, lambdas):
+    layers = range(1, len(branches) + 1)
+    return [stream(h, branches[:layer], lambdas[:layer]) for layer in layers]
+
+
 STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
-    "You scale what the layer adds: that is LayerScale (9.1). ResScale's lambda stands at the "
-    "residual's input.":
+    "You scale the branch: that is LayerScale (9.1). ResScale's lambda multiplies the residual "
+    "stream instead.":
         partial(stream, step=lambda h, branch, scale: h + scale * branch),
-    "Your lambda scales the whole sum; the branch is added as it is.":
+    "Your lambda scales the whole sum. The branch should be added unscaled.":
         partial(stream, step=lambda h, branch, scale: scale * (h + branch)),
-    "You scale only the embedding. A branch's output is in the residual of all later layers, and "
-    "is scaled there.":
+    "You scale only h0. The output of a branch is part of the stream in all later layers, and is "
+    "scaled there.":
         lambda h, branches, lambdas: lambdas.prod(0) * h + branches.sum(0),
-    "lambda multiplies the residual; you divide by it.":
+    "You divide the stream by lambda; it should be multiplied.":
         partial(stream, step=lambda h, branch, scale: h / scale + branch),
-    "The lambdas are applied in the opposite order of the layers.":
+    "You use the lambdas in the wrong order: the last layer's in the first layer, and so on.":
         lambda h, branches, lambdas: stream(h, branches, lambdas.flip(0)),
-    "One number for all channels: section 6.1 tried a scalar. lambda_resid has one for each "
-    "channel.":
+    "You use one number for all channels of a layer. lambda_resid has one number per channel.":
         partial(stream, step=lambda h, branch, scale: scale.mean() * h + branch),
-    "Each layer of yours starts from h0 again, so only the last one counts. It is to read what "
-    "the one before left.":
+    "Each of your layers starts from h0 again, so only the last one counts. A layer should "
+    "continue with the stream that the previous layer left.":
         lambda h, branches, lambdas: lambdas[-1] * h + branches[-1],
-    "You apply the last layer's lambda alone; each layer has its own.":
+    "You apply only the last layer's lambda. Each layer has its own.":
         last_lambda_alone,
+    "You return the stream after every layer. The task asks only for the one after the last layer.":
+        stream_of_each_layer,
+    "You only add the branches: the lambdas are missing.":
+        lambda h, branches: h + branches.sum(0),
 })
 
 
@@ -372,16 +426,18 @@ def equal_time(n, slow):
 
 
 TIME = Exercise(reference=equal_time, inputs=time_inputs, parts=("steps", "fewer"), misconceptions={
-    "That gives both the same steps, so NormFormer more time. The paper compares at equal time.":
+    "With your answer both make equally many steps, so the slower model gets more time. Compare at "
+    "equal time.":
         lambda n: (n, 0.0),
-    "6% longer a step is not 6% fewer steps: try the case in which a step takes twice as long.":
+    "Steps that take 6% longer are not 6% fewer steps. Try the case in which a step takes twice as "
+    "long.":
         lambda n, slow: (n * (1 - slow), slow),
-    "Slower steps, and more of them in the same time?":
+    "You return more steps than the baseline makes, although each step is slower.":
         lambda n, slow: (n * (1 + slow), slow),
-    "The steps are right. The second number is how many fewer they are, as a share of the "
+    "The steps are right. The second number is how many fewer they are, as a fraction of the "
     "baseline's.":
         lambda slow, steps: (steps, slow),
-    "slowdown is a share already: 0.06 stands for 6%.":
+    "slowdown is a fraction already: 0.06 means 6%. Do not divide it by 100.":
         lambda n, slow: equal_time(n, slow / 100),
 })
 
@@ -400,29 +456,32 @@ def read_table(base_steps, steps, base_hours, hours):
     return steps / base_steps, hours / base_hours, longer
 
 
-TABLE = Exercise(reference=read_table, inputs=table_inputs,
-                 parts=("share of the steps", "share of the time", "longer"), misconceptions={
-    "The third: hours over hours compares runs of different lengths. How long does one step "
+TABLE_PARTS = ("fraction of the steps", "fraction of the hours", "longer")
+TABLE = Exercise(reference=read_table, inputs=table_inputs, parts=TABLE_PARTS, misconceptions={
+    "The third: the ratio of the hours compares runs of different lengths. How long does one step "
     "take?":
         lambda right: (right[0], right[1], right[1] - 1),
-    "The third has baseline and NormFormer exchanged: its sign says that a step got shorter.":
+    "The third: you have exchanged baseline and NormFormer.":
         lambda right: (right[0], right[1], 1 / (1 + right[2]) - 1),
-    "A step of NormFormer's takes longer: the share of the time is another one.":
+    "The third: you take the difference of the hours per step. \"How much longer\" asks for that "
+    "difference as a fraction of the baseline's hours per step.":
+        lambda right, base_hours, base_steps: (*right[:2], right[2] * base_hours / base_steps),
+    "You assume that a step of both models takes equally long. Use the hours.":
         lambda right: (right[0], right[0], 0.0),
-    "The third: longer than what? You divide by NormFormer's own step; the baseline's is the "
-    "measure.":
+    "The third: you divide the difference by NormFormer's step. \"Longer than the baseline's\" "
+    "means to divide by the baseline's.":
         lambda right: (right[0], right[1], 1 - 1 / (1 + right[2])),
-    "Those are gains in speed, in how much more is done per step or hour; a share is what is "
-    "needed over what was.":
+    "Your first two numbers say how much faster NormFormer is. The task asks for what it needs, "
+    "divided by what the baseline needs.":
         lambda right: (1 / right[0] - 1, 1 / right[1] - 1, right[2]),
 })
 
 
 # 3.9 ----------------------------------------------------------------------------------------------
 
-SLOPES = {"Fig. 5": 5e-5, "9.1": 0.1 / 1000}            # how much each step adds to the rate
+SLOPES = {"Fig. 5": 5e-5, "9.1": 0.1 / 1000}            # how much the learning rate grows per step
 OTHER = {"Fig. 5": "9.1", "9.1": "Fig. 5"}
-NUMBERS = {"Fig. 5": 5e-5, "9.1": 0.1}                 # in the texts
+NUMBERS = {"Fig. 5": 5e-5, "9.1": 0.1}                 # as the paper's text has them
 
 
 def rate_inputs(generator):
@@ -434,24 +493,26 @@ def rate_inputs(generator):
 
 
 def death(test, step, *, first=0):
-    """first: the step at rate 0."""
+    """first: the step at which the learning rate is 0."""
     rate = (step - first) * SLOPES[test]
     return rate, rate / SLOPES[OTHER[test]] + first
 
 
 DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
-                 parts=("rate", "step in the other test"), misconceptions={
-    "The rate is right. The steeper test gets there in fewer steps; yours takes more.":
+                 parts=("learning rate", "step in the other test"), misconceptions={
+    "The learning rate is right. In which of the two tests does it grow faster? That test needs "
+    "fewer steps.":
         lambda step, right: (right[0], step * step / right[1]),
-    "That number describes the test, not the step at which it ended. What is the rate at that "
-    "step?":
+    "Your first number describes the test and does not depend on the step. What is the learning "
+    "rate at that step?":
         lambda test, right: (NUMBERS[test], right[1]),
-    "You have the two tests' slopes exchanged.":
+    "You have exchanged the slopes of the two tests.":
         lambda test, step: death(OTHER[test], step),
-    "You count the steps from 1, at rate 0. At step n the rate has grown n times, in both tests.":
+    "You count the steps from 1. The learning rate is 0 at step 0, so at step n it has grown n "
+    "times.":
         partial(death, first=1),
-    "The second number is to be a step of the other test, not a rate.":
-        lambda rate: (rate, rate),
+    "Your second number is a learning rate. The task asks for a step of the other test.":
+        lambda right: (right[0], right[0]),
 })
 
 
@@ -465,18 +526,23 @@ def embedding_inputs(generator):
 
 
 def ffn_variance(layers, d):
-    """W_2 starts with a deviation of 0.02 / sqrt(2 layers) and sums over 4d entries."""
+    """W_2's entries have standard deviation 0.02 / sqrt(2 layers), and it sums over 4d of them."""
     return 4 * d * 0.02 ** 2 / (2 * layers)
 
 
 def stream_share(s, layers, d, *, ffn=ffn_variance, times=1):
-    """ffn: the variance that a feed-forward branch adds, where attention's adds 1."""
+    """ffn: the variance that a feed-forward branch adds; an attention branch adds 1."""
     std = math.sqrt(s ** 2 + times * layers * (1 + ffn(layers, d)))
     return std, s / std
 
 
-def without_embedding(s, size):
-    std = math.sqrt(size ** 2 - s ** 2)
+def without_embedding(s, right):
+    std = math.sqrt(right[0] ** 2 - s ** 2)
+    return std, s / std
+
+
+def with_std_as_variance(s, layers, d):
+    std = stream_share(math.sqrt(s), layers, d)[0]
     return std, s / std
 
 
@@ -486,23 +552,36 @@ def summed(s, layers, d):
 
 
 EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=1e-4,
-                     parts=("size", "cosine"), misconceptions={
-    "The feed-forward branch ends in W_2, not in a norm. How large is W_2 times a vector of f "
-    "entries of variance 1?":
+                     parts=("standard deviation", "cosine"), misconceptions={
+    "You let the FFN branch add a variance of 1. It ends in W_2, not in a norm: how large is W_2 "
+    "times a vector of f entries of variance 1?":
         partial(stream_share, ffn=lambda layers, d: 1.0),
-    "Only attention's branches are counted, or W_2 as if it read one entry. The feed-forward ones "
-    "are small here, but not nothing.":
+    "You count the attention branches, but the FFN branches are missing (or W_2 reads only one "
+    "entry). They are small here, but not zero.":
         partial(stream_share, ffn=lambda layers, d: 0.0),
-    "The embedding itself is missing in your whole: its variance, s^2, counts as well.":
+    "The embedding itself is part of h: its variance, s^2, is missing in your sum.":
         without_embedding,
-    "You add standard deviations. For independent vectors it is the variances that add up.":
+    "The embedding's part of your variance is s. But s is a standard deviation; variances add up.":
+        with_std_as_variance,
+    "You add standard deviations. For independent vectors the variances add up.":
         summed,
-    "W_2 sums over the hidden layer's entries. How many are they?":
+    "W_2 sums over d entries in your answer. How many entries has the hidden layer?":
         partial(stream_share, ffn=lambda layers, d: ffn_variance(layers, d) / 4),
-    "The feed-forward branch: 0.02 / sqrt(2L) is a standard deviation; you add variances.":
+    "In the FFN branch you use 0.02 / sqrt(2L) as a variance. It is a standard deviation.":
         partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 / math.sqrt(2 * layers)),
-    "Every layer has two branches, but you count each of them twice.":
+    "You count each of a layer's two branches twice.":
         partial(stream_share, times=2),
+    "You forget that w_down is initialized with a smaller standard deviation than the other "
+    "matrices.":
+        partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2),
+    "The standard deviation is right. The cosine is a ratio of standard deviations, not of "
+    "variances.":
+        lambda s, right: (right[0], (s / right[0]) ** 2),
+    "The cosine is right. The first number should be a standard deviation, and yours is the "
+    "variance.":
+        lambda right: (right[0] ** 2, right[1]),
+    "You count one layer only. Each of the layers adds its two branches.":
+        lambda s, layers, d: stream_share(s, 1, d, ffn=lambda _, d: ffn_variance(layers, d)),
 })
 
 
@@ -529,7 +608,7 @@ def block_tensors(generator, d, heads):
 
 
 def mean_so_far(w_v, heads):
-    """In place of attention: v's mean over all tokens so far, cut into heads (B, H, T, d_k)."""
+    """A stand-in for attention: the mean of v over all tokens so far, as heads (B, H, T, d_k)."""
     def attention(x):
         count = torch.arange(1, x.shape[1] + 1)[:, None]
         v = (x @ w_v).cumsum(1) / count
@@ -580,19 +659,20 @@ def scaled_residual(a, m, p):
     return p["resid_scale"] * a + m
 
 
-def block(h, attention, p, *, first=norm1, attn=behind_attention, around=lambda h, x, p: h,
-          second=norm2, hidden=hidden_layer, norm_behind=same, last=scaled_residual, **instead):
-    """instead: what is taken for tensors of p."""
+def block(h, attention, p, *, first=norm1, joined=side_by_side, attn=behind_attention,
+          around=lambda h, x, p: h, second=norm2, hidden=hidden_layer, norm_behind=same,
+          last=scaled_residual, **instead):
+    """instead: tensors that replace those of p."""
     p = {**p, **instead}
     x = first(h, p)
-    y = side_by_side(attention(x) * p["head_scale"][:, None, None])
+    y = joined(attention(x) * p["head_scale"][:, None, None])
     a = around(h, x, p) + attn(y, p)
     u = second(a, p) @ p["w_up"].T
     m = norm_behind(hidden(u, p) @ p["w_down"].T)
     return last(a, m, p)
 
 
-ONE = torch.ones(1)                                         # for a gain that is missing
+ONE = torch.ones(1)                                         # in place of a missing gain
 
 
 def norm_before_activation(u, p):
@@ -629,68 +709,106 @@ def post_ln(h, attention, p):
     return block(a, attention, p, attn=lambda y, p: 0.0)
 
 
+def second_sum_from_input(h, attention, p):
+    return block(h, attention, p, last=lambda a, m, p: p["resid_scale"] * h + m)
+
+
 def parallel(h, attention, p):
     a = block(h, attention, p, last=lambda a, m, p: a)
     m = block(h, attention, p, attn=lambda y, p: 0.0, last=lambda a, m, p: m)
     return scaled_residual(a, m, p)
 
 
+def block_with_eps(h, attention, p, *, eps):
+    def norm(x, name):
+        return standard(x, eps=eps) * p[name]
+
+    return block(h, attention, p, first=lambda h, p: norm(h, "norm1"),
+                 attn=lambda y, p: norm(y @ p["w_o"].T, "norm_attn"),
+                 second=lambda a, p: norm(a, "norm2"),
+                 hidden=lambda u, p: norm(gelu(u), "norm_ffn"))
+
+
 BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions={
     "HeadScale is missing.":
         partial(block, head_scale=ONE),
-    "The LayerNorm behind attention is missing.":
+    "The LayerNorm after attention is missing.":
         partial(block, attn=lambda y, p: y @ p["w_o"].T),
-    "The LayerNorm in the feed-forward branch is missing.":
+    "The LayerNorm in the FFN branch is missing.":
         partial(block, hidden=lambda u, p: gelu(u)),
-    "The feed-forward norm stands behind w_down (CogView).":
+    "Your FFN has its LayerNorm after w_down, as in CogView. It belongs between GELU and w_down, "
+    "and its gain with it.":
         partial(block, hidden=lambda u, p: gelu(u), norm_behind=standard),
-    "lambda_resid is missing.":
+    "resid_scale is missing.":
         partial(block, resid_scale=ONE),
-    "norm_ffn stands in front of the activation in your block; section 2.1 writes LN around "
-    "sigma.":
+    "In your block norm_ffn stands before GELU. It belongs after it.":
         partial(block, hidden=norm_before_activation),
-    "Your second residual adds to what norm2 gives out; norm2 is for the branch alone.":
+    "Your second sum adds to the output of norm2. norm2 is for the branch alone; the stream goes "
+    "around it.":
         partial(block, last=residual_of_norm2),
-    "lambda_resid scales the branch in your block (LayerScale).":
+    "In your block resid_scale multiplies the branch (LayerScale). It should multiply the stream.":
         partial(block, last=layer_scale),
-    "lambda_resid scales the whole output of your block.":
+    "In your block resid_scale multiplies the whole output. It should multiply only the stream "
+    "that enters the second sum.":
         partial(block, last=scaled_sum),
-    "Your first residual adds to the normalized h; the stream itself goes round the branch.":
+    "Your first sum adds to the normalized h. The stream itself goes around the branch.":
         partial(block, around=lambda h, x, p: x),
-    "lambda_resid stands at the first residual; section 3 puts it at the second.":
+    "In your block resid_scale acts at the first sum. It belongs to the second one.":
         partial(block, around=scaled_stream, last=plain_sum),
-    "Your attention norm stands before w_o. Section 2.1 puts LN around all of HeadScaleMHA, W_o "
-    "included.":
+    "In your block norm_attn stands before w_o. It belongs after it.":
         partial(block, attn=norm_before_w_o),
-    "norm_attn's gain is missing.":
+    "The gain of norm_attn is missing.":
         partial(block, norm_attn=ONE),
-    "The first residual is missing.":
+    "The first sum is missing: nothing adds h to what attention returns.":
         partial(block, around=lambda h, x, p: 0.0),
-    "norm1 and norm2 are exchanged: norm1 stands before attention, norm2 before the feed-forward "
-    "part.":
+    "You have exchanged the gains of norm1 and norm2. norm1 comes before attention, norm2 before "
+    "the FFN.":
         lambda h, attention, p: block(h, attention, p, norm1=p["norm2"], norm2=p["norm1"]),
-    "norm_attn stands behind the sum in your block, as in Post-LN; it belongs to the branch.":
+    "In your block norm_attn comes after the sum, as in Post-LN. It belongs to the branch.":
         post_ln,
-    "That is ReLU; use gelu.":
+    "You use ReLU; use gelu.":
         partial(block, hidden=lambda u, p: standard(torch.relu(u)) * p["norm_ffn"]),
-    "norm_ffn's gain is missing.":
+    "You use SiLU; use gelu.":
+        partial(block, hidden=lambda u, p: standard(silu(u)) * p["norm_ffn"]),
+    "The activation is missing.":
+        partial(block, hidden=lambda u, p: standard(u) * p["norm_ffn"]),
+    "The gain of norm_ffn is missing.":
         partial(block, norm_ffn=ONE),
-    "norm1 is missing: attention reads the stream as it is.":
+    "norm1 is missing: attention reads the stream without any norm.":
         partial(block, first=lambda h, p: h),
-    "norm1's gain is missing.":
+    "The gain of norm1 is missing.":
         partial(block, norm1=ONE),
-    "norm2 is missing: w_up reads the stream as it is.":
+    "norm2 is missing: w_up reads the stream without any norm.":
         partial(block, second=lambda a, p: a),
-    "norm2's gain is missing.":
+    "The gain of norm2 is missing.":
         partial(block, norm2=ONE),
-    "lambda_resid stands at both residuals in your block; section 3 has it at the second alone.":
+    "In your block resid_scale acts at both sums. It belongs only to the second one.":
         partial(block, around=scaled_stream),
-    "Both your branches read the block's input; the second one reads what the first has changed.":
+    "Both your branches read the block's input. The second branch should read the stream after the "
+    "first sum.":
         parallel,
+    "You join the heads by reshaping (B, H, T, d_k) directly, which mixes up heads and tokens. "
+    "Swap these two axes first.":
+        partial(block, joined=heads_one_by_one),
+    "In your joined vector the heads are interleaved channel by channel. They should stand side by "
+    "side.":
+        partial(block, joined=heads_in_turns),
+    "You multiply by w_o instead of its transpose: it is stored as (out, in).":
+        partial(block, attn=lambda y, p: standard(y @ p["w_o"]) * p["norm_attn"]),
+    "eps is missing in your LayerNorms. It matters where the matrices are small.":
+        partial(block_with_eps, eps=0),
+    "The eps of your LayerNorms is smaller than 1e-5. It matters where the matrices are small.":
+        partial(block_with_eps, eps=1e-6),
+    "The eps of your LayerNorms is larger than 1e-5.":
+        partial(block_with_eps, eps=1e-2),
+    "The second sum adds to the block's input h. It should add to the result of the first sum.":
+        second_sum_from_input,
+    "Attention's output is not multiplied by w_o.":
+        partial(block, attn=lambda y, p: standard(y) * p["norm_attn"]),
 })
 
 
-# What holds of every right answer: said where none of the known mistakes fits ---------------------
+# What holds for every right answer: said if no known mistake fits -------------------------------
 
 
 def multiple_of_layers(y, layers):
@@ -700,91 +818,101 @@ def multiple_of_layers(y, layers):
 
 PROPERTIES = {
     "3.1": {
-        "Even with all gammas 1, where nothing is scaled, yours is off: look at how the heads "
-        "are joined, at w_o, and whether gamma, as it is, is the factor.":
+        "Even with all gammas 1, where nothing is scaled, yours is wrong. Check how you join the "
+        "heads and how you multiply by w_o; and gamma itself is the factor, not 1 + gamma or the "
+        "like.":
             lambda y, right, gamma: not (gamma == 1).all() or near(y, right),
-        "With all gammas 1 yours is right. Which channels, and where, does each gamma meet, and "
-        "as it is?":
+        "With all gammas 1 yours is right. Which channels should each gamma multiply, and do you "
+        "use it unchanged?":
             never},
     "3.2": {
-        "Look at your hidden layer between norm and gamma: has each token mean 0 and mean square "
-        "1 there? Then gamma multiplies, beta is added, and w_down comes last.":
+        "Check the four steps one at a time, and their order: w_up, GELU, LayerNorm over the "
+        "hidden layer (gain gamma, shift beta), w_down.":
             never},
     "3.3": {
-        "Yours is no multiple of the number of layers: what stands only once in the model?":
+        "Your number is not a multiple of the number of layers, but every layer adds equally many "
+        "parameters, and nothing is added outside of the layers.":
             multiple_of_layers,
-        "Even without bias yours is off: for one layer, write down how many numbers each of the "
-        "three has.":
+        "Even without bias yours is wrong. For one layer, write down how many numbers each of the "
+        "three operations has.":
             lambda y, right, bias: bias or near(y, right),
-        "Without bias yours is right. Which of the three get a shift, and how wide?":
+        "Without bias yours is right. Which of the three operations have a shift, and how wide is "
+        "it?":
             never},
     "3.5": {
-        "dw_down has to have w_down's shape.":
+        "dw_down must have the shape of w_down.":
             lambda y, w_down: y[0].shape == w_down.shape,
-        "dgamma has to have gamma's shape: which axis is summed?":
+        "dgamma must have the shape of gamma: over which axis do you have to sum?":
             lambda y, gamma: y[1].shape == gamma.shape,
-        "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum "
-        "as g * output. It does not: where does gamma stand, and how often?":
+        "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum as "
+        "g * output. Yours does not: which vectors does w_down read?":
             lambda y, right, w_down: near((y[0] * w_down).sum(), (right[0] * w_down).sum()),
-        "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as g * "
-        "output. It does not.":
+        "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as "
+        "g * output. Yours does not.":
             lambda y, right, gamma: near((y[1] * gamma).sum(), (right[1] * gamma).sum()),
-        "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as g * "
-        "output. It does not: where does gamma stand?":
+        "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as "
+        "g * output. Yours does not: what stands between xhat and the output?":
             lambda y, right, xhat: near((y[2] * xhat).sum(), (right[2] * xhat).sum())},
     "3.6": {
-        "With lambda 0 in the last layer only that layer's branch is left. In yours there is "
-        "something else.":
+        "If lambda is 0 in the last layer, only that layer's branch remains. In yours something "
+        "else remains, too.":
             lambda y, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
-        "With all lambdas 1 the stream is a plain sum of its start and all branches. Yours is "
-        "not.":
+        "If all lambdas are 1, the result is the sum of h0 and all branches. Yours is not.":
             lambda y, right, lambdas: not (lambdas == 1).all() or near(y, right),
-        "Even with one layer yours is off.":
+        "Even with one layer yours is wrong.":
             lambda y, right, lambdas: len(lambdas) > 1 or near(y, right),
-        "With one layer yours is right. What does the second one read?":
+        "With one layer yours is right. What does the second layer read?":
             never},
     "3.7": {
-        "Your steps, each so much longer, do not take as long as the baseline's.":
+        "Your number of steps, each longer by the fraction slowdown, does not take as long as the "
+        "baseline's steps.":
             lambda y, n, slow: near(y[0] * (1 + slow), n, 1e-5),
-        "Your second number does not fit your first: how many of the baseline's steps are "
-        "missing, as a share?":
+        "Your second number does not fit your first one: what fraction of the baseline's steps is "
+        "missing?":
             lambda y, n: near(y[1], 1 - y[0] / n, 1e-5)},
     "3.8": {
-        "Half the steps are a share of 0.5.":
+        "First number: half the steps are a fraction of 0.5, and in yours they are not.":
             lambda y, right: not near(right[0], 0.5) or near(y[0], 0.5),
-        "Half the time is a share of 0.5.":
+        "Second number: half the hours are a fraction of 0.5, and in yours they are not.":
             lambda y, right: not near(right[1], 0.5) or near(y[1], 0.5),
-        "The third: half the steps in half the time, so a step takes as long as before.":
+        "Third number: with half the steps in half the time, a step takes as long as before.":
             lambda y, right: not near(right[2], 0) or near(y[2], 0),
-        "The third: half the steps in the same time. How much longer does one take?":
+        "Third number: with half the steps in the same time, a step takes 100% longer.":
             lambda y, right: not near(right[2], 1) or near(y[2], 1)},
     "3.9": {
-        "9.1: the rate goes from 0 to 0.1 in 1,000 steps. Yours is another.":
+        "9.1: there the learning rate grows from 0 to 0.1 in 1,000 steps. Your learning rate does "
+        "not fit that.":
             lambda y, right, test: test != "9.1" or near(y[0], right[0], 1e-6),
-        "Fig. 5: each step adds what its caption says. Yours adds something else.":
+        "Fig. 5: there the learning rate grows by 5e-5 per step. Your learning rate does not fit "
+        "that.":
             lambda y, right, test: test != "Fig. 5" or near(y[0], right[0], 1e-6),
-        "At your second number, the other test has another rate than this one at `step`.":
+        "Your second number is not the step at which the other test reaches this learning rate.":
             lambda y, right: near(y[1], right[1], 1e-6)},
     "3.10": {
-        "Your two numbers do not fit: the cosine is the embedding's deviation over the whole "
-        "one's.":
+        "Your two numbers do not fit each other: the cosine is the embedding's standard deviation "
+        "divided by that of h.":
             lambda y, s: near(y[0] * y[1], s, 1e-4),
-        "Attention's branch alone adds a variance of 1 in each layer. Yours has less in all.":
+        "The attention branches alone add a variance of 1 per layer. Your variance is smaller than "
+        "that.":
             lambda y, s, layers: y[0] ** 2 >= s ** 2 + layers,
-        "The feed-forward branches add something too. In yours they add nothing.":
+        "The FFN branches add something, too. In yours they add nothing.":
             lambda y, s, layers: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
-        "Attention's part is there, and too much or too little from the feed-forward branch: its "
-        "width, the start of W_2, and how often it is added.":
+        "Your variance is too large: an FFN branch adds less here than an attention branch, so each "
+        "layer adds less than 2.":
+            lambda y, s, layers: y[0] ** 2 < s ** 2 + 2 * layers,
+        "Your variance exceeds that of the embedding and the attention branches, as it should, but "
+        "by the wrong amount. Check the variance of the FFN branch: how many products W_2 adds "
+        "up, how its entries are initialized, and how often it is added.":
             never},
     "3.11": {
-        "With w_o of zeros, where attention adds nothing, yours is off: look at norm2, the "
-        "feed-forward branch and resid_scale.":
+        "With w_o of zeros, where attention adds nothing, yours is wrong: check norm2, the FFN "
+        "branch and resid_scale.":
             lambda y, right, p: p["w_o"].any() or near(y, right, 5e-3),
-        "With w_down of zeros, where the feed-forward branch adds nothing, yours is off: look at "
-        "norm1, HeadScale, w_o, norm_attn and resid_scale.":
+        "With w_down of zeros, where the FFN branch adds nothing, yours is wrong: check norm1, "
+        "HeadScale, how the heads are joined, w_o, norm_attn and resid_scale.":
             lambda y, right, p: p["w_down"].any() or near(y, right, 5e-3),
-        "Each of the two branches alone is right. Does the second one read what the first has "
-        "made of the stream?":
+        "Each of the two branches alone is right. Does the second one read the stream after the "
+        "first sum?":
             never},
 }
 
