@@ -1414,7 +1414,8 @@ fast  no such option
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no complete dataset
 --data=FILE  data=FILE: no complete dataset
---resume=true  run: no run to resume here; leave out --resume, or set --resume=auto
+--resume=true  run: no run here yet; leave out --resume, or set --resume=auto
+--eval_only  run: no run here yet; give another --out_dir
 --device=mps  device=mps: torch cannot use it on this machine
 --init_from=nowhere  nowhere: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's
@@ -1854,7 +1855,7 @@ ARCHS["mine"] = Mine
     path.write_text("a typo, saved while the run continues")
     load_model(config.out_dir)
     del ARCHS["mine"]                              # as in another process
-    with pytest.raises(DataError, match="an arch of its own file; set --arch=FILE.py:mine"):
+    with pytest.raises(DataError, match="defined in a file of the user's; set --arch=FILE.py:mine"):
         load_model(config.out_dir)
     path.write_text(working)
     assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"

@@ -7,11 +7,11 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
 Results go to out/<arch>: ckpt.pt, log.jsonl and loss.png. An earlier run there moves to
-out/<arch>.1. An option that is not set comes from the checkpoint if there is one, else from the
+out/<arch>.1. An option that is not set comes from the checkpoint of a resumed run, else from the
 arch's recipe, else from the size preset, else from the defaults below.
 
-Reading order: options, dataset, device and ranks, model and optimizer, one optimizer step,
-evaluation, checkpoints, the log, and at the end train(), which puts them together.
+The file begins with the options and ends with run(), which puts all parts together and holds the
+training loop. You may read run() first.
 """
 import ast
 import contextlib
@@ -30,6 +30,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -38,9 +39,10 @@ from typing import Literal
 
 # torch reads these two variables when it is imported, so they have to be set before. This is why
 # sample.py, bench.py and the lessons import train.py before torch.
-# Threads that wait for work would otherwise spin and slow down whatever else runs on the machine.
+# OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# GCC 12 may compile bfloat16 code to NaN when it vectorizes straight-line code (SLP).
+# On a CPU torch.compile calls GCC, whose version 12 may compile bfloat16 code to NaN. The flag that
+# prevents this can only be passed as part of the machine's architecture.
 if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 
@@ -57,9 +59,10 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 
 # ---- Options -------------------------------------------------------------------------------------
 
-# Width, depth and heads are those of anGPT's Table F.1, the context is that of its section 5, and
-# rope_fraction that of its Table F.2. max_steps gives 20 tokens per parameter. The batch sizes are
-# ours: of 16 sequences the loss can still take all logits at once (GPT.most_logits_on_gpu).
+# Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025), the context
+# is that of its section 5, and rope_fraction that of its Table F.2. max_steps gives 20 tokens per
+# parameter. The batch sizes are ours: up to 16 sequences the logits fit in one piece (see
+# GPT.mean_loss), and with these a step needs at most 70 GB (python bench.py memory).
 LARGE = dict(block_size=2048, rope_fraction=0.5, vocab_size=50304, total_batch_size=524_288)
 SIZES = {
     "laptop": dict(max_steps=1600, batch_size=8, total_batch_size=2048),
@@ -72,7 +75,7 @@ SIZES = {
 }
 
 # What each family of archs trains with: the best values of a search at laptop size, where the width
-# is 128 (lessons/studies). NormFormer's embeddings start as large as what its LayerNorms write.
+# is 128 (lessons/studies). An arch of your own has the family of the block that it is made from.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)  # nGPT section 2.6, anGPT Table F.2
 RECIPES = {
@@ -88,8 +91,8 @@ RECIPES = {
 def recipe(arch, n_embd, tie, init_from):
     """Return the options that suit an arch of this width, as a dict."""
     options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
-    # A rough rule: at widths 64 to 256 the best learning rates were 0.7 to 3.8 times this
-    # (lessons/studies).
+    # Wider models need lower learning rates. This is a rough rule: at widths 64 to 256 the best
+    # learning rates were 0.7 to 3.8 times what it gives (lessons/studies).
     options["learning_rate"] *= math.sqrt(128 / n_embd)
     if init_from:
         # Trained weights would be damaged by the learning rate that suits random ones.
@@ -137,8 +140,8 @@ class TrainConfig(GPTConfig):
 
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
-    eval_tokens: int | None = None  # validation tokens in each (0.5% of the training tokens)
-    final_eval_tokens: int | None = None  # at the end and for eval_only (eval_tokens if set, or 1M)
+    eval_tokens: int | None = None  # tokens in each validation (0.5% of the training tokens)
+    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens if set, or 2**20)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -163,7 +166,8 @@ class TrainConfig(GPTConfig):
         check_choice("size", size, SIZES)
         preset = SIZES[size]
         so_far = {**defaults, **preset, **self.options}
-        arch_recipe = recipe(arch, so_far["n_embd"] or 1, so_far["tie"], so_far["init_from"])
+        width = max(1, so_far["n_embd"])  # check_ranges reports a width of 0
+        arch_recipe = recipe(arch, width, so_far["tie"], so_far["init_from"])
 
         # The order of precedence: each source of options wins over those to its left.
         values = {**defaults, **preset, **arch_recipe, **inherited, **options}
@@ -173,13 +177,14 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # If there is a checkpoint, the model's options are not complete before it is read.
-        if inherited or not (self.resumes or self.init_from):
+        # With a checkpoint the model's options are complete only once they are inherited from it.
+        needs_checkpoint = self.uses_own_checkpoint or self.init_from
+        if inherited or not needs_checkpoint:
             self.check_model()
 
     @property
-    def resumes(self):
-        """Whether the checkpoint in out_dir is continued, or evaluated."""
+    def uses_own_checkpoint(self):
+        """Whether the checkpoint in out_dir is read, to resume the run or to evaluate it."""
         if self.eval_only:
             return self.init_from is None
         if self.resume == "auto":
@@ -228,10 +233,10 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
 
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
     if "batch_size" not in c.options:
-        # The preset's batch size is only a wish: on many GPUs a process has fewer sequences.
+        # On many GPUs a process has fewer sequences than the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
-    if micro_batch_tokens == 0 or c.total_batch_size % micro_batch_tokens != 0:
+    if c.total_batch_size % micro_batch_tokens != 0:
         raise ConfigError(
             f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -247,6 +252,96 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
     return c
 
 
+# ---- Device and ranks ----------------------------------------------------------------------------
+
+def find_device(name):
+    """Return the torch.device that --device names. Raises DataError if it is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        # torchrun gives each of its processes a GPU of its own.
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        return torch.empty(0, device=name).device  # which fails if the device is not there
+    except Exception:
+        raise DataError(f"device={name}: torch cannot use it on this machine; --device=auto takes "
+                        "a GPU if there is one, else the CPU") from None
+
+
+@dataclass
+class Process:
+    """This process: its device and dtype, and its rank among the processes that train together."""
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    rank: int = 0
+    world_size: int = 1
+
+    def autocast(self):
+        # Autocast would cache a bfloat16 copy of lm_head. If the loss is computed in chunks, their
+        # gradients would be summed in this copy, in bfloat16, and lose precision.
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
+                              cache_enabled=False)
+
+    def sum(self, tensor):
+        """Return the sum of a tensor over all ranks."""
+        if self.world_size > 1:
+            tensor = tensor.to(self.device)
+            dist.all_reduce(tensor)
+        return tensor
+
+    def largest(self, number):
+        """Return the largest of the numbers that the ranks give."""
+        if self.world_size == 1:
+            return number
+        tensor = torch.tensor(number, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.item()
+
+    def barrier(self):
+        """Wait until all ranks are here."""
+        self.largest(0)
+
+    def check_agreement(self, description):
+        """Raise DataError if the ranks describe their files differently."""
+        if self.world_size > 1:
+            answers = [None] * self.world_size
+            dist.all_gather_object(answers, description)
+            check(len(set(answers)) == 1, "the processes see different files: "
+                  f"{' and '.join(sorted(set(answers)))}; several machines need a shared folder "
+                  "for --out_dir and --data")
+
+
+def set_up_process(config):
+    """Return the Process that torchrun's environment describes, and make its device fast."""
+    device = find_device(config.device)
+    on_gpu = device.type == "cuda"
+
+    dtype = config.dtype
+    if dtype == "auto":
+        # Does this chip have instructions for bfloat16?
+        if on_gpu:
+            is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            is_fast = torch.cpu._is_avx512_bf16_supported()
+        dtype = "bfloat16" if is_fast else "float32"
+
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # TF32
+    elif sys.platform == "linux":
+        # Let malloc keep freed memory instead of returning it to the system after every tensor,
+        # which saves 20 to 40% of a step.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 2 ** 25)      # M_MMAP_THRESHOLD: the highest value that glibc accepts
+        libc.mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD
+
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+    return Process(device, getattr(torch, dtype), rank, world_size)
+
+
 # ---- Dataset -------------------------------------------------------------------------------------
 
 class Tokens:
@@ -259,8 +354,9 @@ class Tokens:
         # vocab_size is not used; notebooks that were handed out earlier still pass it.
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
-        # FineWeb has more shards than a process may have open files, so that some are closed again.
+        # FineWeb has more shards than a process may have open files, so at most 128 are kept open.
         self.open_shard = functools.lru_cache(maxsize=128)(read_shard)
+        # The last token of a window's targets is the first one after the window.
         counts = [(len(read_shard(path)) - 1) // length for path in self.paths]
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
         self.starts = np.cumsum([0, *counts])
@@ -269,8 +365,8 @@ class Tokens:
               f"--block_size={length}; set a smaller one, or prepare more text")
 
     def window(self, i):
-        """Return window i and the token behind it: (length + 1,) int64."""
-        n = np.searchsorted(self.starts, i, side="right") - 1
+        """Return window i and the token after it: (length + 1,) int64."""
+        n = np.searchsorted(self.starts, i, side="right") - 1  # the last n with starts[n] <= i
         start = (i - self.starts[n]) * self.length
         shard = self.open_shard(self.paths[n])
         return shard[start:start + self.length + 1].astype(np.int64)
@@ -294,8 +390,9 @@ def open_dataset(config, process):
     dataset = SimpleNamespace(**read_meta(config.data))
     dataset.token_bytes = token_lengths(vars(dataset))  # (vocab_size,) bytes of each token's text
     dataset.vocab_size = len(dataset.token_bytes)
+    # The fingerprint tells datasets apart, so that no run is resumed with another one. Earlier
+    # versions of prepare.py did not write it.
     if not hasattr(dataset, "fingerprint"):
-        # Datasets that were prepared by an earlier version are told apart by their sizes.
         dataset.fingerprint = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
     dataset.train = Tokens(config.data, "train", config.block_size)
     dataset.val = Tokens(config.data, "val", config.block_size)
@@ -325,95 +422,6 @@ def batches(tokens, step, config, process):
     return micro_batches
 
 
-# ---- Device and ranks ----------------------------------------------------------------------------
-
-def find_device(name):
-    """Return the torch.device that --device names. Raises DataError if it is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        # torchrun gives each of its processes a GPU of its own.
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        return torch.empty(0, device=name).device
-    except Exception:
-        raise DataError(f"device={name}: torch cannot use it on this machine; --device=auto takes "
-                        "a GPU if there is one, else the CPU") from None
-
-
-@dataclass
-class Process:
-    """This process: its device and dtype, and its rank among the processes that train together."""
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    rank: int = 0
-    world_size: int = 1
-
-    def autocast(self):
-        # Autocast would keep a copy of lm_head in bfloat16, and all chunks of the loss would add up
-        # their gradients in it, in bfloat16.
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
-                              cache_enabled=False)
-
-    def sum(self, tensor):
-        """Return the sum of a tensor over all ranks."""
-        if self.world_size > 1:
-            tensor = tensor.to(self.device)
-            dist.all_reduce(tensor)
-        return tensor
-
-    def largest(self, number):
-        """Return the largest of the numbers that the ranks give."""
-        if self.world_size == 1:
-            return number
-        tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor.item()
-
-    def barrier(self):
-        """Wait until all ranks are here."""
-        self.largest(0)
-
-    def check_agreement(self, what):
-        """Raise DataError unless all ranks have read the same files, and therefore say the same."""
-        if self.world_size > 1:
-            answers = [None] * self.world_size
-            dist.all_gather_object(answers, what)
-            check(len(set(answers)) == 1, "the processes see different files: "
-                  f"{' and '.join(sorted(set(answers)))}; several machines need a shared folder "
-                  "for --out_dir and --data")
-
-
-def set_up_process(config):
-    """Return the Process that torchrun's environment describes, and make its device fast."""
-    device = find_device(config.device)
-    on_gpu = device.type == "cuda"
-
-    dtype = config.dtype
-    if dtype == "auto":
-        if on_gpu:
-            is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        else:
-            is_fast = torch.cpu._is_avx512_bf16_supported()
-        dtype = "bfloat16" if is_fast else "float32"
-
-    if on_gpu:
-        torch.cuda.set_device(device)
-        torch.set_float32_matmul_precision("high")  # TF32
-    elif sys.platform == "linux":
-        # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves 20 to 40% of a step.
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2 ** 25)      # M_MMAP_THRESHOLD: the most that glibc takes
-        libc.mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD
-
-    rank = int(os.environ.get("RANK", 0))
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if on_gpu else "gloo")
-    return Process(device, getattr(torch, dtype), rank, world_size)
-
-
 # ---- Model and optimizer -------------------------------------------------------------------------
 
 def make_model(config, device, state=None):
@@ -423,14 +431,18 @@ def make_model(config, device, state=None):
     if state:
         with explain_errors("the checkpoint's weights do not fit this model"):
             model.load_state_dict(state["model"])
-        if state.get("block_code") not in (None, block_code(model)):
+        saved_code = state.get("block_code")
+        if saved_code and saved_code != block_code(model):
             print(f"The code of {config.arch}'s block has changed since this checkpoint was saved.",
                   file=sys.stderr)
     return model.to(device)
 
 
 def block_code(model):
-    """Return the source of the classes that a model's blocks use, without comments, or None."""
+    """Return the source of the classes in a model's blocks, without comments, or None.
+
+    A checkpoint keeps it, so that a change of the equations does not go unnoticed.
+    """
     classes = set()
     for module in model.blocks.modules():
         for cls in type(module).__mro__:
@@ -452,22 +464,23 @@ def make_optimizer(model, config):
         dict(params=others, weight_decay=0.0),
     ]
     betas = (config.beta1, config.beta2)
+    # fused=True updates all parameters in one kernel.
     return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
 
 def compile_model(model, config, process):
-    """Compile the blocks and the loss if --compile asks for it. Return whether they are compiled.
+    """Have the blocks and the loss compiled at their first call, if --compile asks for it.
 
-    Raises DataError if compiling is asked for and does not work on this machine.
+    Return whether they will be. Raises DataError if --compile=true does not work on this machine.
     """
-    # torch.compile gives up on a function that was compiled too often, and the models that this
-    # process compiled earlier would count.
+    # torch.compile gives up on a function that it has compiled too often. Forget the models that
+    # this process has trained before.
     torch.compiler.reset()
     if config.compile == "false":
         return False
     if config.compile == "auto" and process.device.type != "cuda":
-        # Compiling takes about 15 s on a CPU and saves a third of every step, so "auto" waits for
-        # longer runs.
+        # Compiling takes about 15 s on a CPU and saves a third of every step. That pays from about
+        # a minute of training on, which is 2e12 parameters times tokens.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
         if work < 2e12 or process.device.type != "cpu" or not shutil.which("g++"):
@@ -477,7 +490,8 @@ def compile_model(model, config, process):
         torch.compile(torch.square)(torch.ones(8, device=process.device))
     except Exception as error:
         reason = f"torch.compile does not work on this machine ({type(error).__name__})"
-        check(config.compile == "auto", f"compile=true: {reason}; set --compile=false")
+        if config.compile == "true":
+            raise DataError(f"compile=true: {reason}; set --compile=false") from error
         print(f"{reason}; training without it", file=sys.stderr)
         return False
 
@@ -490,10 +504,11 @@ def compile_model(model, config, process):
 
 
 def sum_bucket(state, bucket):
-    """Sum a bucket of gradients over all ranks, where DistributedDataParallel would average it.
+    """Sum a bucket, which is a part of all gradients, over the ranks, and return a future of it.
 
-    PowerNorm needs the sum: its nu reads gradients during the backward pass, and these must not be
-    larger where there are more ranks (see PowerNorm.update_).
+    DistributedDataParallel would average. But optimizer_step has divided the loss by the number of
+    ranks already, because PowerNorm looks at gradients during the backward pass, and these must not
+    depend on the number of ranks.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda finished: finished.value()[0])
@@ -503,10 +518,15 @@ def distribute(model, process):
     """Return the model, inside DistributedDataParallel if there are several ranks."""
     if process.world_size == 1:
         return model
-    # torch.compile would cut a block into several graphs where a bucket of gradients ends.
+    # torch.compile would cut a block into several graphs, wherever a bucket of gradients ends.
     torch._dynamo.config.optimize_ddp = False
-    ddp_model = DistributedDataParallel(model, broadcast_buffers=False,
-                                        gradient_as_bucket_view=True)
+    # PowerNorm's buffers are the same on all ranks and need no broadcast. Gradients are stored in
+    # the buckets themselves, so that they are not copied.
+    with warnings.catch_warnings():
+        # torch 2.13 would rather have forward_sync_buffers, which torch 2.11 does not know.
+        warnings.simplefilter("ignore", FutureWarning)
+        ddp_model = DistributedDataParallel(model, broadcast_buffers=False,
+                                            gradient_as_bucket_view=True)
     ddp_model.register_comm_hook(None, sum_bucket)
     return ddp_model
 
@@ -532,19 +552,21 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     """Take one optimizer step with the micro-batches of all ranks, and return what it measured.
 
     `model` is a GPT, or a GPT inside DistributedDataParallel. The result has `lr`, and two tensors:
-    `grad_norm`, and `loss`, this rank's share of the mean loss, so that the sum over the ranks is
-    the mean. Reading a tensor makes the CPU wait for the GPU, so that is left to the caller.
+    `grad_norm`, and `loss`, the mean loss of this rank divided by the number of ranks. Reading a
+    tensor makes the CPU wait for the GPU, so that is left to the caller.
     """
     lr = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = lr
 
-    # Reseed every step, so that a resumed run draws the same dropout masks.
+    # Reseed every step, so that a resumed run draws the same dropout masks. (The hash of integers
+    # is the same in every process.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
     loss = 0.0
     for number, (x, y) in enumerate(micro_batches, 1):
-        # DistributedDataParallel sums gradients over the ranks only behind the last micro-batch.
+        # DistributedDataParallel sums the gradients over the ranks only after the last micro-batch.
+        # A GPT that is alone ignores this.
         model.require_backward_grad_sync = number == len(micro_batches)
         with process.autocast():
             _, micro_loss = model(x, y, loss_only=True)
@@ -557,10 +579,23 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     optimizer.step()
     optimizer.zero_grad()
 
-    # nGPT's and anGPT's constraint on the weights, and the statistics of PowerNorm.
+    # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
     gpt = model.module if isinstance(model, DistributedDataParallel) else model
     gpt.project_()
     return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
+
+
+def read_measurements(measured, step, process):
+    """Return the loss, gradient norm and learning rate of a step as numbers, the same on all ranks.
+
+    Raises Diverged if one of them is not finite.
+    """
+    loss = process.sum(measured["loss"].clone()).item()
+    grad_norm = measured["grad_norm"].item()
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
+                       "a lower --learning_rate may help")
+    return {"loss": loss, "grad_norm": grad_norm, "lr": measured["lr"]}
 
 
 # Dense bfloat16 operations per second, from NVIDIA's data sheets.
@@ -576,8 +611,8 @@ PEAK_FLOPS = {
 def flops_per_token(model):
     """Return the operations of a training step per token.
 
-    These are 6 per weight of a matrix, and 12 n_embd in each layer per position that attention
-    looks at, which is half of block_size on average.
+    Each weight of a matrix takes 2 in the forward and 4 in the backward pass. Attention takes
+    12 n_embd per layer and position that it looks at, which is half of block_size on average.
     """
     c = model.config
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
@@ -587,7 +622,7 @@ def flops_per_token(model):
 def utilization(model, tokens_per_s, process):
     """Return {"mfu": ...}, the model FLOPs utilization, or {} on a device whose peak is unknown.
 
-    It is the share of the peak of all GPUs that the model's own operations make up.
+    It is the operations per second that the model needs, divided by what all GPUs could do at most.
     """
     if process.device.type == "cuda" and process.dtype == torch.bfloat16:
         peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
@@ -603,7 +638,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     """Return val_loss (nats per token), val_bpb (bits per byte), val_error and val_tokens.
 
     The windows are spread evenly over the whole validation set, and are the same for every arch and
-    number of ranks. val_error is the standard error of val_loss, by how micro-batches differ.
+    number of ranks. val_error is the standard error of val_loss, estimated from the differences
+    between micro-batches; None if there is only one.
     """
     tokens = dataset.val
     n_windows = (eval_tokens or config.eval_tokens) // config.block_size
@@ -611,7 +647,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     windows = [i * tokens.windows // n_windows for i in range(n_windows)]
 
     on_gpu = process.device.type == "cuda"
-    # Validation is too short on a CPU to pay for compiling the model a second time, in eval mode.
+    # A compiled model would be compiled again for eval mode. On a CPU validation is too short for
+    # that to pay, so it runs as it is written ("eager").
     stance = "default" if on_gpu else "force_eager"
     n_batches = n_tokens = n_bytes = 0
     total_nats = total_squares = 0.0
@@ -621,11 +658,11 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     for start in range(process.rank * size, n_windows, process.world_size * size):
         x, y = tokens.batch(windows[start:start + size], "cpu")
         batch_tokens = y.numel()
-        n_bytes += int(dataset.token_bytes[y].sum())
+        n_bytes += int(dataset.token_bytes[y.numpy()].sum())
         if on_gpu and len(x) < size:
             # Fill up the last micro-batch, since another shape would have to be compiled. Targets
             # of -1 do not count.
-            missing = (0, 0, 0, size - len(x))
+            missing = (0, 0, 0, size - len(x))  # no columns, and rows at the end
             x = torch.nn.functional.pad(x, missing)
             y = torch.nn.functional.pad(y, missing, value=-1)
         with process.autocast(), torch.compiler.set_stance(stance):
@@ -643,7 +680,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     mean = total_nats / n_tokens
     error = None
     if n_batches > 1:
-        variance = abs(total_squares / n_tokens - mean ** 2)
+        variance = max(0.0, total_squares / n_tokens - mean ** 2)
         error = math.sqrt(variance / (n_batches - 1))
     return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
             "val_bpb": total_nats / math.log(2) / n_bytes}
@@ -660,15 +697,16 @@ def read_checkpoint(source):
     if path.is_dir():
         path /= "ckpt.pt"
     if not path.exists():
-        # Imported here, since few runs need it, and training works without the lessons folder.
+        # GPT-2's published weights, or none at all, which read_gpt2 reports. It is imported here
+        # because training works without the lessons folder.
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         arch = state["config"]["arch"]
-        state["model"]
-    # Early checkpoints name the arch's file as well, which is not run for that.
+        check("model" in state, f"{path}: a checkpoint without weights")
+    # The first checkpoints have FILE.py:NAME. No file is run because a checkpoint names it.
     state["config"]["arch"] = arch.split(":")[-1]
     return state
 
@@ -714,23 +752,25 @@ def with_checkpoint(config, state, resuming):
     """
     source = config.out_dir if resuming else config.init_from
     saved = state["config"]
-    check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: trained with an arch of "
-          f"its own file; set --arch=FILE.py:{saved['arch']}")
+    check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: its arch is defined in a "
+          f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
+    # These three do not change the weights.
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks"}
     if resuming:
         must_match |= {"block_size", "seed", "total_batch_size"}
-        # Options that were not set are derived again, as a longer run has other intervals. Earlier
-        # checkpoints call the options "given", and the first ones do not have them.
+        # Options that were not set are derived again, since a longer run has other intervals. (In
+        # earlier checkpoints "options" is called "given", or missing.)
         set_before = state.get("options", state.get("given", saved))
         for name in set_before:
             if name in TrainConfig.__dataclass_fields__ and name not in inherited:
                 inherited[name] = set_before[name]
-    completed = TrainConfig(inherited, **config.options | {"out_dir": config.out_dir})
+    completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     if resuming and "warmup_ratio" not in config.options:
-        # The warmup keeps its number of steps, so that a longer run has no second one.
+        # Keep the number of warmup steps. As a fraction it would grow with max_steps, and a longer
+        # run would be in its warmup again.
         warmup_steps = saved["warmup_ratio"] * saved["max_steps"]
         completed.warmup_ratio = warmup_steps / completed.max_steps
     for name in sorted(must_match):
@@ -784,7 +824,7 @@ def read_log(folder):
 
 
 def cut_log(folder, last_step):
-    """Drop the records behind a step: a run was killed after them, and resumes from that step."""
+    """Drop the records after a step: the run was killed later, but resumes from this step."""
     records = [record for record in read_log(folder) if record["step"] <= last_step]
     with atomic_write(folder / "log.jsonl") as file:
         for record in records:
@@ -793,7 +833,7 @@ def cut_log(folder, last_step):
 
 def append_log(folder, record):
     with open(folder / "log.jsonl", "a") as file:
-        file.write(json.dumps(record, default=float) + "\n")
+        file.write(json.dumps(record, default=float) + "\n")  # watch() may return tensors
 
 
 def draw_losses(folder):
@@ -808,8 +848,8 @@ def draw_losses(folder):
     records = [record for record in read_log(folder) if record["step"] > 0]
     draw("loss", "C0-", "training", [record for record in records if "loss" in record])
     validations = [record for record in records if "val_loss" in record]
-    # The last validation of a run may read more tokens, which makes it another measurement. Logs of
-    # earlier versions do not say how many there were.
+    # The last validation of a run may read more tokens, which makes it another measurement, so each
+    # number of tokens has a line of its own. (Logs of earlier versions lack it.)
     for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
         same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
         style = "C1o--" if len(same) > 1 else "C3*"
@@ -847,9 +887,10 @@ def progress_line(record, config, seconds_left=None):
 
 @contextlib.contextmanager
 def noted_signals():
-    """Yield a list that collects the signals to stop, so that a step can end and be saved.
+    """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
-    A second signal acts as usual, except under torchrun, which sends every signal twice.
+    The loop looks at the list once it has finished its step. A second signal of the same kind acts
+    as usual, except under torchrun, which sends every signal twice.
     """
     received = []
     handlers = {}
@@ -862,9 +903,12 @@ def noted_signals():
     # Only the main thread can handle signals. A run in another thread goes without.
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)  # Windows has no SIGHUP
-            # nohup has SIGHUP ignored, so that a run outlives its terminal.
-            if number and not (name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN):
+            if not hasattr(signal, name):
+                continue  # Windows has no SIGHUP
+            number = getattr(signal, name)
+            # nohup lets a run outlive its terminal by ignoring SIGHUP. Leave that as it is.
+            under_nohup = name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
+            if not under_nohup:
                 handlers[number] = signal.signal(number, note)
     try:
         yield received
@@ -899,12 +943,15 @@ def train(config, watch=None, say=print_line):
 
 def run(config, watch, say, signals):
     """Set up a run and train, step by step: what train() does while it holds the folder's lock."""
-    # Checkpoint: resume the run in out_dir, or start from the weights of another one
+    # Checkpoint: resume (or evaluate) the run in out_dir, or start from the weights of another one
     state = None
-    resuming = config.resumes
+    resuming = config.uses_own_checkpoint
     if resuming:
-        check(Path(config.out_dir, "ckpt.pt").exists(),
-              f"{config.out_dir}: no run to resume here; leave out --resume, or set --resume=auto")
+        hint = "give another --out_dir"
+        if not config.eval_only:
+            hint = "leave out --resume, or set --resume=auto"
+        is_there = Path(config.out_dir, "ckpt.pt").exists()
+        check(is_there, f"{config.out_dir}: no run here yet; {hint}")
         state = read_checkpoint(config.out_dir)
     elif config.init_from:
         state = read_checkpoint(config.init_from)
@@ -960,16 +1007,17 @@ def run(config, watch, say, signals):
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
         f"{epochs:.2g} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
     if is_compiled:
-        say("The first step compiles the model: about 20 seconds on a CPU, a minute on a GPU.")
+        say("First the model is compiled, which takes about 20 seconds on a CPU and one to two "
+            "minutes on a GPU.")
 
     step = first_step
     measured = None            # by the latest optimizer step
-    read_step = first_step     # the step whose measurements were read last
-    read_seconds = seconds     # and `seconds` at that step
+    read_step = first_step     # the step whose measurements were read last, and the seconds then
+    read_seconds = seconds
     stop_signal = 0
     started = time.perf_counter()
     while True:
-        # What is due? A resumed run did what is due at its first step before it stopped.
+        # What is due? After a resume nothing is: the run did all this before it stopped.
         last_step = step >= config.max_steps
         is_new = step > first_step or not resuming
         evaluating = is_new and (last_step or step % config.eval_interval == 0)
@@ -978,18 +1026,15 @@ def run(config, watch, say, signals):
         record = {"step": step, "tokens": step * config.total_batch_size}
 
         # Read what the latest step measured. The CPU waits for the GPU here, so this is done only
-        # when a record is due. No checkpoint is saved without it.
+        # when a record is due.
         reading = logging and measured is not None
         if reading:
-            loss = process.sum(measured["loss"]).item()
-            grad_norm = measured["grad_norm"].item()
-            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
-                               "a lower --learning_rate may help")
-            record |= {"loss": loss, "grad_norm": grad_norm, "lr": measured["lr"]}
+            record |= read_measurements(measured, step, process)
 
-        # Time
-        seconds += time.perf_counter() - started
+        # Time. Evaluating, logging and saving do not count.
+        now = time.perf_counter()
+        seconds += now - started
+        started = now
         record["seconds"] = seconds
         if reading:
             tokens_read = (step - read_step) * config.total_batch_size
@@ -1002,7 +1047,8 @@ def run(config, watch, say, signals):
         if evaluating:
             eval_tokens = config.final_eval_tokens if last_step else config.eval_tokens
             record |= evaluate(model, dataset, config, process, eval_tokens)
-            if step > 0 and not record["val_loss"] < 2 * math.log(config.vocab_size):
+            is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)  # False for NaN
+            if step > 0 and not is_sane:
                 raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is far "
                                "above that of guessing; a lower --learning_rate may help")
             if watch:
@@ -1013,7 +1059,7 @@ def run(config, watch, say, signals):
         if process.world_size == 1 or logging or step % 10 == 0:
             stop_signal = process.largest(signals[0] if signals else 0)
 
-        # Log and save, on the main process
+        # Log, on the main process
         if logging and main_process:
             append_log(folder, record)
             steps_timed = step - first_step - 1  # without the first one, which compiles
@@ -1024,7 +1070,12 @@ def run(config, watch, say, signals):
                 say(progress_line(record, config))
             if evaluating:
                 draw_losses(folder)
-        if (saving or stop_signal and is_new) and main_process:
+
+        # Save, on the main process
+        stopping = stop_signal and is_new
+        if stopping and not logging:
+            read_measurements(measured, step, process)  # raises Diverged, so that no NaN is saved
+        if (saving or stopping) and main_process:
             save_checkpoint(folder / "ckpt.pt", model, optimizer, step, seconds, config, dataset)
 
         # Stop
@@ -1037,10 +1088,11 @@ def run(config, watch, say, signals):
             raise SystemExit(128 + stop_signal)
         if last_step:
             return read_log(folder)
+        if logging:
+            started = time.perf_counter()
 
         # Take one optimizer step. To prepare the next batch meanwhile, in pinned memory, would save
         # less than 0.2% on an H100, so there is no prefetching.
-        started = time.perf_counter()
         micro_batches = batches(dataset.train, step, config, process)
         measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
         step += 1
@@ -1057,7 +1109,7 @@ def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
     train(config)
     if "RANK" in os.environ:
-        # torchrun: a thread of torch that is still running may crash the usual way out.
+        # Under torchrun a thread of torch may still be running, and would crash a normal exit.
         os._exit(0)
     if not config.eval_only:
         print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
