@@ -323,7 +323,7 @@ class Block(nn.Module):
     # Whether the weights have norms of 1, or at most 1. Then GPT initializes them at 1, calls
     # constrain_ after each optimizer step, and stores s_z, the scale of the logits, at `scale`.
     sphere = False
-    # On the sphere: the matrices whose columns are constrained. Of all others it is the rows.
+    # On the sphere: the matrices whose columns are constrained. In all others it is the rows.
     columns = ()
 
     def __init__(self, config):
@@ -340,7 +340,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer`, from 1 to n_layer. The six do not."""
+        """Change the initial weights of block number `layer` of n_layer. None of the six does."""
 
 
 class PreNormBlock(Block):
@@ -514,8 +514,8 @@ class GPT(nn.Module):
 
     Call project_() after each optimizer step.
     """
-    # The most logits that the loss takes at once: a quarter of a GB in float32 on a CPU, 4 GB in
-    # bfloat16 on a GPU.
+    # The most logits that the loss takes at once: a quarter of a GB in float32 on a CPU, and 4 GB
+    # in bfloat16 on a GPU, where compiled code needs no copy of them in float32.
     most_logits = 2 ** 26
     most_logits_on_gpu = 2 ** 31
 

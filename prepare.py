@@ -497,7 +497,10 @@ def cut(document, size, path):
 
 
 def read_files(paths, size, place=0):
-    """Yield (chunk, does it begin a document, place to resume from behind it), from a place on."""
+    """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
+
+    To resume from a place that was yielded continues with the next chunk.
+    """
     number = 0
     for path in paths:
         for document in open_documents(path):
@@ -512,7 +515,7 @@ def read_files(paths, size, place=0):
 # ---- Sources: FineWeb ----------------------------------------------------------------------------
 
 def stream_fineweb(subset, place):
-    """Yield (chunk, does it begin a document, place to resume from behind it), from a place on.
+    """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
     A place is the state of the stream before a row, and how many of the row's chunks are done.
     """
@@ -568,7 +571,7 @@ def describe(options, paths):
 
 
 def load_progress(folder, settings):
-    """Return the progress, or the meta.json, of the dataset in a folder, or a new one's progress.
+    """Return meta.json if the dataset in a folder is complete, else its progress, else a new one.
 
     Raises DataError if the folder holds a dataset that was made with other settings.
     """
@@ -599,10 +602,10 @@ def encode_chunks(tokenizer, chunks):
 
 
 def write_shards(folder, options, tokenizer, paths, progress):
-    """Write the shards that are missing, the one to validate on first. Raises DataError.
+    """Write the shards that are missing, the validation shard first. Raises DataError.
 
-    That one ends after val_tokens, or with the chunk at 5% of the text. The others have
-    shard_tokens, the last one fewer.
+    The validation shard ends after val_tokens, or with the chunk at 5% of the text. Training shards
+    have shard_tokens each, and the last one may be shorter.
     """
     n_train = options.tokens or sys.maxsize
     val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)

@@ -28,14 +28,14 @@ class SampleConfig:
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
     init_from: str | None = None  # instead: a .pt file, or GPT-2 (lessons/extras/gpt2.py)
     arch: str | None = None       # FILE.py:NAME, if the run's arch is a file's
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if torch sees it, else cpu
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
     # Text
     prompt: str = ""              # text to continue
     num_samples: int = 1          # samples per run
     max_new_tokens: int = 500     # most tokens per sample
     temperature: float = 0.8      # 0: the likeliest token; 1: as the model has learned
-    top_k: int | None = None      # sample among the k likeliest tokens (all)
+    top_k: int | None = None      # sample among the k likeliest tokens (no limit)
     seed: int = 1337              # seed of the first sample
 
     def __post_init__(self):
@@ -53,7 +53,7 @@ class SampleConfig:
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
     """Yield the text that follows a prompt as it is sampled, until an end-of-text token."""
     device = next(model.parameters()).device
-    # A prompt that was typed in another encoding than the shell's has characters that are none.
+    # If the shell's encoding is wrong, the prompt has characters that UTF-8 cannot encode.
     ids = encode(tokenizer, prompt.encode(errors="replace")).astype("int64")
     idx = torch.from_numpy(ids)[None].to(device)         # (1, T), end-of-text first
     generator = torch.Generator(device).manual_seed(seed)

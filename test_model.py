@@ -1347,7 +1347,9 @@ def test_a_preset_s_batch_size_shrinks_to_what_the_processes_can_share(
 def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
     c = resolve(TrainConfig(size="0.5b"))
     assert (c.eval_interval, c.checkpoint_interval) == (500, 1930)
-    assert (c.eval_tokens, c.final_eval_tokens) == (10_485_760, 1_048_576)
+    assert (c.eval_tokens, c.final_eval_tokens) == (10_485_760, 10_485_760)
+    c = resolve(TrainConfig())
+    assert (c.eval_tokens, c.final_eval_tokens) == (16_384, 1_048_576)
     c = resolve(TrainConfig(max_steps=100, eval_tokens=512))
     assert (c.eval_interval, c.checkpoint_interval) == (10, 10)
     assert (c.eval_tokens, c.final_eval_tokens) == (512, 512)

@@ -1,5 +1,5 @@
 """
-Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
+Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same code.
 
     python train.py --arch=ngpt                   # laptop size; makes data/stdlib if it is missing
     python train.py --arch=ngpt --resume=true     # resume; with a larger --max_steps, train further
@@ -7,8 +7,8 @@ Train a GPT: on a laptop in minutes, on eight GPUs for days, with the same code.
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
 Results go to out/<arch>: ckpt.pt, log.jsonl and loss.png. An earlier run there moves to
-out/<arch>.1. An option that is not set comes from the checkpoint of a resumed run, else from the
-arch's recipe, else from the size preset, else from the defaults below.
+out/<arch>.1. An option that is not set has the value that it had when a resumed run was started,
+else that of the arch's recipe, else that of the size preset, else the default below.
 
 The file begins with the options and ends with run(), which puts all parts together and holds the
 training loop. You may read run() first.
@@ -37,7 +37,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
-# torch reads these two variables when it is imported, so they have to be set before. This is why
+# These two variables are read when torch is imported, so they have to be set before. This is why
 # sample.py, bench.py and the lessons import train.py before torch.
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -61,16 +61,17 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025), the context
 # is that of its section 5, and rope_fraction that of its Table F.2. max_steps gives 20 tokens per
-# parameter. The batch sizes are ours: up to 16 sequences the logits fit in one piece (see
-# GPT.mean_loss), and with these a step needs at most 70 GB (python bench.py memory).
-LARGE = dict(block_size=2048, rope_fraction=0.5, vocab_size=50304, total_batch_size=524_288)
+# parameter. The batch sizes are ours: with up to 16 sequences the loss needs no chunks (see
+# GPT.mean_loss), and a compiled step needs at most 70 GB on one GPU (python bench.py memory).
+LARGE = dict(block_size=2048, rope_fraction=0.5, vocab_size=50304, batch_size=16,
+             total_batch_size=524_288)
 SIZES = {
     "laptop": dict(max_steps=1600, batch_size=8, total_batch_size=2048),
-    "32m": dict(LARGE, n_embd=256, n_layer=6, n_head=4, max_steps=1223, batch_size=16),
-    "62m": dict(LARGE, n_embd=384, n_layer=10, n_head=6, max_steps=2375, batch_size=16),
-    "125m": dict(LARGE, n_embd=512, n_layer=18, n_head=8, max_steps=4846, batch_size=16),
-    "250m": dict(LARGE, n_embd=768, n_layer=18, n_head=12, max_steps=9429, batch_size=16),
-    "0.5b": dict(LARGE, n_embd=1024, n_layer=24, n_head=16, max_steps=19292, batch_size=16),
+    "32m": dict(LARGE, n_embd=256, n_layer=6, n_head=4, max_steps=1223),
+    "62m": dict(LARGE, n_embd=384, n_layer=10, n_head=6, max_steps=2375),
+    "125m": dict(LARGE, n_embd=512, n_layer=18, n_head=8, max_steps=4846),
+    "250m": dict(LARGE, n_embd=768, n_layer=18, n_head=12, max_steps=9429),
+    "0.5b": dict(LARGE, n_embd=1024, n_layer=24, n_head=16, max_steps=19292),
     "1b": dict(LARGE, n_embd=1280, n_layer=36, n_head=20, max_steps=40917, batch_size=8),
 }
 
@@ -91,8 +92,8 @@ RECIPES = {
 def recipe(arch, n_embd, tie, init_from):
     """Return the options that suit an arch of this width, as a dict."""
     options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
-    # Wider models need lower learning rates. This is a rough rule: at widths 64 to 256 the best
-    # learning rates were 0.7 to 3.8 times what it gives (lessons/studies).
+    # Wider models need lower learning rates. This rule is only a start for a search of your own: at
+    # widths 64 to 256 the best learning rates were 0.7 to 3.8 times it (lessons/studies).
     options["learning_rate"] *= math.sqrt(128 / n_embd)
     if init_from:
         # Trained weights would be damaged by the learning rate that suits random ones.
@@ -105,7 +106,10 @@ def recipe(arch, n_embd, tie, init_from):
 
 @dataclass(init=False)
 class TrainConfig(GPTConfig):
-    """The options of a training run, complete except for what depends on the dataset.
+    """The options of a training run.
+
+    resolve() completes those that depend on the dataset and the number of processes. The
+    constructor is written by hand, because the default of one option may depend on another option.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value.
@@ -114,12 +118,12 @@ class TrainConfig(GPTConfig):
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
     init_from: str | None = None    # start from the weights of a run's folder, or of gpt2
-    resume: Literal["true", "false", "auto"] = "false"  # continue the run in out_dir; auto: if any
+    resume: Literal["true", "false", "auto"] = "false"  # resume the run in out_dir; auto: if any
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
     # Model
     vocab_size: int | None = None   # tokens in the vocabulary (by size, or the dataset's)
-    pn_warmup: int | None = None    # powernorm: steps that use the batch's statistics (the warmup)
+    pn_warmup: int | None = None    # powernorm: steps with the batch's statistics (warmup_ratio's)
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
@@ -141,12 +145,12 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens in each validation (0.5% of the training tokens)
-    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens if set, or 2**20)
+    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens if set, or >= 2**20)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
     # System
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: a GPU if there is one, else cpu
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where that is fast
     compile: Literal["auto", "true", "false"] = "auto"  # auto: on GPUs, and on CPUs in long runs
 
@@ -200,7 +204,7 @@ class TrainConfig(GPTConfig):
         check_at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "vocab_size",
                        "max_steps", "batch_size", "total_batch_size", "eval_tokens",
                        "final_eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
-        check_at_least(0, self, *self.__dataclass_fields__)
+        check_at_least(0, self, *self.__dataclass_fields__)  # all that are numbers
         for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
             self.check(name, getattr(self, name) <= 1, "a number from 0 to 1")
         for name in ("beta1", "beta2"):
@@ -222,9 +226,10 @@ def load_arch(arch):
 
 
 def resolve(config, dataset_vocab_size=257, world_size=1):
-    """Return a copy of config in which every None is replaced.
+    """Return a copy of config with the options that depend on the dataset and the processes.
 
-    Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
+    (bench.py has no dataset, but its models have the vocabulary of the default one.) Raises
+    ConfigError if the processes cannot share the batch, or the vocabulary is too small.
     """
     c = copy.copy(config)
     c.check_model()
@@ -233,7 +238,8 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
 
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
     if "batch_size" not in c.options:
-        # On many GPUs a process has fewer sequences than the preset's batch size.
+        # On many GPUs a process has fewer sequences than the preset's batch size. Take the largest
+        # batch size that divides both.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     if c.total_batch_size % micro_batch_tokens != 0:
@@ -242,8 +248,10 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
 
     training_tokens = c.max_steps * c.total_batch_size
-    c.final_eval_tokens = c.final_eval_tokens or c.eval_tokens or 1_048_576
-    c.eval_tokens = c.eval_tokens or min(10_485_760, max(4096, training_tokens // 200))
+    if c.eval_tokens is None:
+        c.eval_tokens = min(10_485_760, max(4096, training_tokens // 200))
+        c.final_eval_tokens = c.final_eval_tokens or max(1_048_576, c.eval_tokens)
+    c.final_eval_tokens = c.final_eval_tokens or c.eval_tokens
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
     # A checkpoint has 12 bytes per parameter and all ranks wait for it, so there are few.
     c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
@@ -285,7 +293,7 @@ class Process:
     def sum(self, tensor):
         """Return the sum of a tensor over all ranks."""
         if self.world_size > 1:
-            tensor = tensor.to(self.device)
+            tensor = tensor.to(self.device, copy=True)
             dist.all_reduce(tensor)
         return tensor
 
@@ -338,7 +346,8 @@ def set_up_process(config):
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if on_gpu else "gloo")
+        # While rank 0 saves to a slow disk, the others may have to wait for it for long.
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
     return Process(device, getattr(torch, dtype), rank, world_size)
 
 
@@ -374,12 +383,17 @@ class Tokens:
     def batch(self, indices, device):
         """Return the inputs and the targets of some windows, each (len(indices), length)."""
         rows = np.stack([self.window(i) for i in indices])  # (len(indices), length + 1)
-        rows = torch.from_numpy(rows).to(device)
+        rows = torch.from_numpy(rows)
+        if torch.device(device).type == "cuda":
+            # A copy from pinned memory does not make the CPU wait for the GPU.
+            rows = rows.pin_memory().to(device, non_blocking=True)
+        else:
+            rows = rows.to(device)
         return rows[:, :-1], rows[:, 1:]
 
 
 def open_dataset(config, process):
-    """Return the dataset in config.data: meta.json's entries, `train` and `val` Tokens, and more.
+    """Return the dataset in config.data: Tokens `train` and `val`, and what meta.json says.
 
     The default dataset is made if it is missing. Raises DataError if a file is missing or damaged.
     """
@@ -408,14 +422,16 @@ def epoch_order(seed, epoch, n_windows):
 def batches(tokens, step, config, process):
     """Return this rank's micro-batches (x, y) of a step, each tensor (batch_size, block_size).
 
-    The sequences of a step depend on the seed and the step alone, and each rank takes its share.
+    The sequences of a step depend on the dataset, the seed and the step, not on earlier steps or on
+    the number of ranks. Each rank takes its share of them.
     """
     sequences = config.total_batch_size // config.block_size
     first = step * sequences + process.rank
     indices = []
     for position in range(first, (step + 1) * sequences, process.world_size):
-        epoch, place = divmod(position, tokens.windows)
-        indices.append(epoch_order(config.seed, epoch, tokens.windows)[place])
+        epoch, index_in_epoch = divmod(position, tokens.windows)
+        order = epoch_order(config.seed, epoch, tokens.windows)
+        indices.append(order[index_in_epoch])
     micro_batches = []
     for start in range(0, len(indices), config.batch_size):
         micro_batches.append(tokens.batch(indices[start:start + config.batch_size], process.device))
@@ -464,7 +480,7 @@ def make_optimizer(model, config):
         dict(params=others, weight_decay=0.0),
     ]
     betas = (config.beta1, config.beta2)
-    # fused=True updates all parameters in one kernel.
+    # fused=True needs a few kernels for all parameters, instead of several for each.
     return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
 
@@ -479,7 +495,7 @@ def compile_model(model, config, process):
     if config.compile == "false":
         return False
     if config.compile == "auto" and process.device.type != "cuda":
-        # Compiling takes about 15 s on a CPU and saves a third of every step. That pays from about
+        # Compiling takes about 20 s on a CPU and saves a third of every step. That pays from about
         # a minute of training on, which is 2e12 parameters times tokens.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
@@ -504,11 +520,11 @@ def compile_model(model, config, process):
 
 
 def sum_bucket(state, bucket):
-    """Sum a bucket, which is a part of all gradients, over the ranks, and return a future of it.
+    """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
-    DistributedDataParallel would average. But optimizer_step has divided the loss by the number of
-    ranks already, because PowerNorm looks at gradients during the backward pass, and these must not
-    depend on the number of ranks.
+    DistributedDataParallel reduces gradients in buckets, and would average. But optimizer_step has
+    divided the loss by the number of ranks already, because PowerNorm looks at gradients during the
+    backward pass, and these must not depend on the number of ranks.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda finished: finished.value()[0])
@@ -520,10 +536,10 @@ def distribute(model, process):
         return model
     # torch.compile would cut a block into several graphs, wherever a bucket of gradients ends.
     torch._dynamo.config.optimize_ddp = False
-    # PowerNorm's buffers are the same on all ranks and need no broadcast. Gradients are stored in
-    # the buckets themselves, so that they are not copied.
+    # PowerNorm's buffers are the same on all ranks and need no broadcast. Gradients live in the
+    # buckets themselves, so that they are not copied.
     with warnings.catch_warnings():
-        # torch 2.13 would rather have forward_sync_buffers, which torch 2.11 does not know.
+        # torch 2.13 deprecates broadcast_buffers, but torch 2.11 does not have its replacement.
         warnings.simplefilter("ignore", FutureWarning)
         ddp_model = DistributedDataParallel(model, broadcast_buffers=False,
                                             gradient_as_bucket_view=True)
@@ -577,7 +593,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     max_norm = config.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    optimizer.zero_grad()
+    # Gradients that live in the buckets of DistributedDataParallel must stay there.
+    optimizer.zero_grad(set_to_none=process.world_size == 1)
 
     # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
     gpt = model.module if isinstance(model, DistributedDataParallel) else model
@@ -585,12 +602,12 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
 
 
-def read_measurements(measured, step, process):
+def check_measurements(measured, step, process):
     """Return the loss, gradient norm and learning rate of a step as numbers, the same on all ranks.
 
     Raises Diverged if one of them is not finite.
     """
-    loss = process.sum(measured["loss"].clone()).item()
+    loss = process.sum(measured["loss"]).item()
     grad_norm = measured["grad_norm"].item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
@@ -622,7 +639,7 @@ def flops_per_token(model):
 def utilization(model, tokens_per_s, process):
     """Return {"mfu": ...}, the model FLOPs utilization, or {} on a device whose peak is unknown.
 
-    It is the operations per second that the model needs, divided by what all GPUs could do at most.
+    That is the operations per second that the model needs, as a fraction of the GPUs' peak.
     """
     if process.device.type == "cuda" and process.dtype == torch.bfloat16:
         peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
@@ -706,7 +723,8 @@ def read_checkpoint(source):
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         arch = state["config"]["arch"]
         check("model" in state, f"{path}: a checkpoint without weights")
-    # The first checkpoints have FILE.py:NAME. No file is run because a checkpoint names it.
+    # The first checkpoints have FILE.py:NAME. Keep the name only, since loading a checkpoint must
+    # never run a file.
     state["config"]["arch"] = arch.split(":")[-1]
     return state
 
@@ -810,7 +828,7 @@ def open_folder(folder, say):
 
 
 def read_log(folder):
-    """Return the records of a run's log.jsonl, without a last line that a kill has cut off."""
+    """Return the records of a run's log.jsonl, up to a line that a kill has cut off."""
     records = []
     try:
         for line in Path(folder, "log.jsonl").open("rb"):
@@ -848,7 +866,7 @@ def draw_losses(folder):
     records = [record for record in read_log(folder) if record["step"] > 0]
     draw("loss", "C0-", "training", [record for record in records if "loss" in record])
     validations = [record for record in records if "val_loss" in record]
-    # The last validation of a run may read more tokens, which makes it another measurement, so each
+    # The last validation of a run reads more tokens, which makes it another measurement, so each
     # number of tokens has a line of its own. (Logs of earlier versions lack it.)
     for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
         same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
@@ -866,14 +884,15 @@ def as_clock(seconds):
     return str(timedelta(seconds=round(seconds)))
 
 
-def progress_line(record, config, seconds_left=None):
+def progress_line(record, config):
     """Return what a user wants to know of a record: how far, how good, how fast, how long still."""
     line = f"step {record['step']}/{config.max_steps}"
     if "loss" in record:
+        tokens_left = (config.max_steps - record["step"]) * config.total_batch_size
+        seconds_left = tokens_left / record["tokens_per_s"]
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
-    if "mfu" in record:
-        line += f"   {100 * record['mfu']:.1f}% MFU"
-    if seconds_left is not None:
+        if "mfu" in record:
+            line += f"   {100 * record['mfu']:.1f}% MFU"
         line += f"   {as_clock(seconds_left)} left"
     if "val_loss" in record:
         line += f"   val loss {record['val_loss']:.3f}"
@@ -883,6 +902,13 @@ def progress_line(record, config, seconds_left=None):
     return line
 
 
+def say_if_slow(seconds, n_steps, process, say):
+    """Say how long a run would take, if it is one for a GPU that was started on a CPU."""
+    if seconds > 60 and process.device.type == "cpu":
+        say(f"The first step took {as_clock(seconds)}, compiling included. With such steps the run "
+            f"would take {as_clock(seconds * n_steps)}; Ctrl-C stops it.")
+
+
 # ---- Training ------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
@@ -890,7 +916,7 @@ def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
     The loop looks at the list once it has finished its step. A second signal of the same kind acts
-    as usual, except under torchrun, which sends every signal twice.
+    as usual, except under torchrun, which may pass on a signal that was received already.
     """
     received = []
     handlers = {}
@@ -1012,8 +1038,8 @@ def run(config, watch, say, signals):
 
     step = first_step
     measured = None            # by the latest optimizer step
-    read_step = first_step     # the step whose measurements were read last, and the seconds then
-    read_seconds = seconds
+    read_step = first_step     # the step whose measurements were read last
+    read_seconds = seconds     # and `seconds` at that step
     stop_signal = 0
     started = time.perf_counter()
     while True:
@@ -1027,19 +1053,22 @@ def run(config, watch, say, signals):
 
         # Read what the latest step measured. The CPU waits for the GPU here, so this is done only
         # when a record is due.
-        reading = logging and measured is not None
-        if reading:
-            record |= read_measurements(measured, step, process)
+        if logging and measured:
+            record |= check_measurements(measured, step, process)
 
         # Time. Evaluating, logging and saving do not count.
         now = time.perf_counter()
         seconds += now - started
         started = now
         record["seconds"] = seconds
-        if reading:
+        if logging and measured:
             tokens_read = (step - read_step) * config.total_batch_size
             record["tokens_per_s"] = tokens_read / (seconds - read_seconds)
             record |= utilization(model, record["tokens_per_s"], process)
+        if step == first_step + 1:
+            say_if_slow(seconds - read_seconds, config.max_steps - first_step, process, say)
+        if (logging and measured) or step == first_step + 1:
+            # The first step compiles the model, and does not count for the speed of the next ones.
             read_step = step
             read_seconds = seconds
 
@@ -1052,35 +1081,28 @@ def run(config, watch, say, signals):
                 raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is far "
                                "above that of guessing; a lower --learning_rate may help")
             if watch:
-                record = (watch(model, optimizer, step) or {}) | record
+                record = (watch(model, optimizer, step) or {}) | record  # our own names win
 
-        # Was any rank told to stop? Asking makes the CPU wait for the GPU, too, so that several
-        # ranks do not ask at every step.
+        # Has any rank been told to stop? The ranks must answer together, which makes the CPU wait
+        # for the GPU. So several ranks ask only now and then: ten steps take at most 10 s.
         if process.world_size == 1 or logging or step % 10 == 0:
             stop_signal = process.largest(signals[0] if signals else 0)
-
-        # Log, on the main process
-        if logging and main_process:
-            append_log(folder, record)
-            steps_timed = step - first_step - 1  # without the first one, which compiles
-            if steps_timed > 0 and not last_step:
-                pace = (time.perf_counter() - first_step_ended) / steps_timed
-                say(progress_line(record, config, pace * (config.max_steps - step)))
-            else:
-                say(progress_line(record, config))
-            if evaluating:
-                draw_losses(folder)
-
-        # Save, on the main process
         stopping = stop_signal and is_new
         if stopping and not logging:
-            read_measurements(measured, step, process)  # raises Diverged, so that no NaN is saved
+            check_measurements(measured, step, process)  # so that no NaN is saved
+
+        # Log and save, on the main process
+        if logging and main_process:
+            append_log(folder, record)
+            say(progress_line(record, config))
         if (saving or stopping) and main_process:
             save_checkpoint(folder / "ckpt.pt", model, optimizer, step, seconds, config, dataset)
+        if evaluating and main_process:
+            draw_losses(folder)
 
         # Stop
         if stop_signal:
-            process.barrier()  # torchrun ends all ranks as soon as one has ended
+            process.barrier()  # torchrun ends all ranks as soon as one fails
             say(f"\nStopped and saved at step {step}. "
                 "To resume: the same command with --resume=true")
             if stop_signal == signal.SIGINT:
@@ -1091,18 +1113,11 @@ def run(config, watch, say, signals):
         if logging:
             started = time.perf_counter()
 
-        # Take one optimizer step. To prepare the next batch meanwhile, in pinned memory, would save
-        # less than 0.2% on an H100, so there is no prefetching.
+        # Take one optimizer step. Batches are prepared here and not in the background: on a GPU the
+        # CPU is ahead anyway, and a prefetching thread would save less than 1%.
         micro_batches = batches(dataset.train, step, config, process)
         measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
         step += 1
-        if step == first_step + 1:
-            first_step_ended = time.perf_counter()
-            first_seconds = first_step_ended - started
-            if first_seconds > 60:
-                all_seconds = first_seconds * (config.max_steps - first_step)
-                say(f"The first step took {as_clock(first_seconds)}, compiling included; if all "
-                    f"were as slow, the run would take {as_clock(all_seconds)}. Ctrl-C stops it.")
 
 
 def main(argv):
