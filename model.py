@@ -173,7 +173,7 @@ def gelu(x):
 
 
 def swiglu(x):
-    """Return u SiLU(z) for x = (u, z): from (..., 8d) to (..., 4d). (nGPT eq. 18, 19)"""
+    """Return u SiLU(z) for x = (u, z): from (..., 8d) to (..., 4d). (nGPT eq. 18)"""
     u, z = x.chunk(2, -1)
     return u * F.silu(z)
 

@@ -271,6 +271,7 @@ def lock_folder(folder, message, wait=False):
     If another process has locked it, wait for that process or raise DataError with the message.
     """
     folder = Path(folder).resolve()
+    check(folder.name, f"{folder}: give a folder in it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
@@ -496,14 +497,19 @@ def cut(document, size, path):
         raise DataError(NOT_TEXT.format(path, offset)) from error
 
 
-def read_files(paths, size, place=0):
+def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    To resume from a place that was yielded continues with the next chunk.
+    To resume from a place that was yielded continues with the next chunk. A document that has more
+    than 5% of the total bytes is cut finely, so that not much more than 5% is held out.
     """
     number = 0
     for path in paths:
         for document in open_documents(path):
+            n_bytes = document.seek(0, os.SEEK_END)
+            document.seek(0)
+            share = 20 if n_bytes <= total // 20 else 200
+            size = max(1, min(CHUNK_BYTES, total // share) // 2)
             begins = True
             for chunk in cut(document, size, path):
                 number += 1
@@ -611,9 +617,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
     val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
     val_bytes = math.inf
     if paths:
-        total = sum(len(chunk) for chunk, _, _ in read_files(paths, CHUNK_BYTES // 2))
-        size = min(CHUNK_BYTES, total // 20) // 2 or 1
-        chunks = read_files(paths, size, progress["place"] or 0)
+        total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
+        chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:
             val_bytes = total / 20
     else:

@@ -6,6 +6,7 @@
     python sample.py --out_dir=out/ngpt,out/angpt --prompt="$(cat story.txt)" --temperature=0.7
 """
 import codecs
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,7 +84,7 @@ def main(argv):
     folders = [config.init_from or config.out_dir]
     # A comma separates folders, unless it is in the name of one that exists.
     if not config.init_from and not Path(config.out_dir).exists():
-        folders = config.out_dir.split(",")
+        folders = [os.path.expanduser(folder) for folder in config.out_dir.split(",")]
     for folder in folders:
         model, tokenizer, state = load_model(folder, device, config.arch)
         for seed in range(config.seed, config.seed + config.num_samples):

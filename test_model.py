@@ -1,5 +1,6 @@
 """Every block against its formula written out, then all else: python -m pytest"""
 import argparse
+import contextlib
 import copy
 import gzip
 import hashlib
@@ -11,6 +12,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -1271,7 +1273,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def tiny(dataset, tmp_path, monkeypatch):
-    """Return a function that makes the TrainConfig of a tiny run in tmp_path/run, without a picture."""
+    """Return a function that makes the TrainConfig of a tiny run, without a picture."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
     places = dict(data=str(dataset), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
@@ -1353,6 +1355,7 @@ def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
     c = resolve(TrainConfig(max_steps=100, eval_tokens=512))
     assert (c.eval_interval, c.checkpoint_interval) == (10, 10)
     assert (c.eval_tokens, c.final_eval_tokens) == (512, 512)
+    assert resolve(TrainConfig(arch="powernorm", max_steps=100)).pn_warmup == 20
 
 def test_options_from_python_are_plain_and_checked(tiny, tmp_path):
     config = tiny(learning_rate=np.float64(1e-3), seed=np.int64(7), out_dir=tmp_path / "numpy",
@@ -1514,6 +1517,24 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     assert measured(3, 9)["val_loss"] > 1          # one window at least
     assert measured(3, 992) == measured(3, 9999)   # all there are
     assert model.training
+
+def test_validation_on_a_gpu_fills_up_the_last_micro_batch_and_does_not_count_that(
+        tiny, monkeypatch):
+    def same_shapes(self, idx, *rest, forward=GPT.forward, **options):
+        shapes.add(idx.shape)
+        return forward(self, idx, *rest, **options)
+
+    shapes = set()
+    data = train_py.open_dataset(tiny(), Process(CPU))
+    model = GPT(resolve(tiny()))
+    want = evaluate(model, data, tiny(batch_size=3), Process(CPU), 160)
+    monkeypatch.setattr(GPT, "forward", same_shapes)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *given, **options: self)
+    on_gpu = Process(SimpleNamespace(type="cuda"))
+    on_gpu.autocast = contextlib.nullcontext
+    got = evaluate(model, data, tiny(batch_size=3), on_gpu, 160)
+    assert got == pytest.approx(want, rel=1e-6)
+    assert shapes == {(3, 16)}                     # another one would be compiled, too
 
 # ---- A step
 
@@ -1703,6 +1724,36 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
 
+@pytest.mark.parametrize("factor, saved_step", [(1.0, 5), (math.nan, 3)])
+def test_a_signal_between_records_is_noticed_and_a_nan_is_not_saved(
+        tiny, tmp_path, monkeypatch, factor, saved_step):
+    def stop_at_4(tokens, step, *rest, batches=train_py.batches):
+        if step == 4:
+            signal.raise_signal(signal.SIGTERM)
+            monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * summed_loss(*given))
+        return batches(tokens, step, *rest)
+
+    summed_loss = GPT.summed_loss
+    rare = dict(log_interval=99, eval_interval=99, max_steps=9)
+    whole = tiny(**rare, out_dir=f"{tmp_path}/whole")
+    train(whole, say=None)
+    monkeypatch.setattr(train_py, "batches", stop_at_4)
+    with pytest.raises((SystemExit, Diverged)):
+        train(tiny(**rare), say=None)
+    monkeypatch.undo()
+    assert checkpoint(tiny())["step"] == saved_step
+    train(resumed(tiny()), say=None)
+    assert_same_state(weights(tiny()), weights(whole))
+
+def test_the_last_validation_reads_more_tokens(tiny):
+    log = train(tiny(eval_tokens=64, final_eval_tokens=320), say=None)
+    assert column(log, "val_tokens") == [(0, 64), (3, 64), (6, 320)]
+
+def test_the_default_dataset_is_made_if_it_is_missing(tiny, dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train_py, "prepare", lambda: shutil.copytree(dataset, "data/stdlib"))
+    assert train(tiny(data="data/stdlib", max_steps=1), say=None)[-1]["step"] == 1
+
 def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -1715,7 +1766,8 @@ def test_sighup_stays_ignored_under_nohup():
 
 def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(tmp_path):
     saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
-    torch.save({"config": saved, "model": {}}, tmp_path / "ckpt.pt")
+    whole = dict(config=saved, model={}, step=0, tokenizer="bytes")
+    torch.save(whole, tmp_path / "ckpt.pt")
     state = read_checkpoint(tmp_path)
     config = TrainConfig(resume=True)
     assert train_py.with_checkpoint(config, state, resuming=True).arch == "ngpt"
@@ -1733,8 +1785,11 @@ def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, comm
     lines = []
     assert train(resumed(config, max_steps=5), say=lines.append)[-1]["step"] == 8
     assert "already finished at step 8; a larger --max_steps trains further" in lines[-1]
+    train(resumed(config), say=lines.append)
+    assert "already finished at step 8" in lines[-1]
     assert checkpoint(config)["config"]["max_steps"] == 8
-    others = {"n_layer=3": "n_layer=2", "seed=3": "seed=1337", "arch=angpt": "arch=ngpt"}
+    others = {"size=32m": "size=laptop", "n_layer=3": "n_layer=2", "seed=3": "seed=1337",
+              "arch=angpt": "arch=ngpt"}
     for option, was in others.items():
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said
@@ -1743,7 +1798,8 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     log = train(tiny(resume="auto"), say=None)
     path = tmp_path / "run" / "log.jsonl"
     whole = path.read_bytes()
-    for end in (whole[:-30] + b"\xff{", whole.rsplit(b"\n", 2)[0] + b"\nnull\n"):
+    before_last = whole.rsplit(b"\n", 2)[0]
+    for end in (whole[:-30] + b"\xff{", before_last + b"\nnull\n", before_last + b"\n{}\n"):
         path.write_bytes(end)
         assert read_log(path.parent) == log[:-1]
     assert read_log(tmp_path / "none") == []
@@ -1754,12 +1810,20 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
 
 def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
     data = shutil.copytree(dataset, tmp_path / "data")
-    config = TrainConfig(out_dir=str(old), resume=True, data=str(data), max_steps=7)
-    assert train(config, say=None)[-1]["step"] == 7    # a copy is the same dataset
     meta = read_meta(data)
-    write_json(data / "meta.json", meta | {"fingerprint": "rebuilt"})
-    with pytest.raises(DataError, match="trained on another dataset than .*data is now"):
-        train(config, say=None)
+
+    def resume_with(max_steps, **changes):
+        write_json(data / "meta.json", meta | changes)
+        config = TrainConfig(out_dir=str(old), resume=True, data=str(data), max_steps=max_steps)
+        return train(config, say=None)[-1]["step"]
+
+    refused = pytest.raises(DataError, match="trained on another dataset than .*data is now")
+    with refused:                                  # older datasets are told apart by their sizes
+        resume_with(7, train_tokens=7999)
+    assert resume_with(7, fingerprint="new") == 7  # the sizes are the same
+    assert resume_with(8, fingerprint="new") == 8
+    with refused:
+        resume_with(9, fingerprint="rebuilt")
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
     killed = tiny(arch="powernorm", max_steps=12)
@@ -1912,11 +1976,17 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     assert len(out.split("A sample")[1]) > 100
     assert read_checkpoint("out/tuned")["step"] == 6
 
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return str(listening.getsockname()[1])
+
 def with_a_second_rank(config, function):
     """Run train.py as rank 1 beside function as rank 0. Return function's result, then rank 1's
     output, errors and exit code."""
     line = [sys.executable, HERE / "train.py", *words(config)]
-    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29613", OMP_NUM_THREADS="1")
+    both = dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=free_port(),
+                OMP_NUM_THREADS="1")
     with patch.dict(os.environ, both, RANK="0"):   # as torchrun does
         second = subprocess.Popen(line, env=os.environ | {"RANK": "1"}, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True)
@@ -1942,7 +2012,8 @@ def test_two_processes_equal_one(tiny, tmp_path):
 
 def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
     def resume_alone():
-        with pytest.raises(DataError, match="see different files: step 0 .* and step 6"):
+        files = r"see different files: step 0 of dataset \S+ tokens and step 6 of dataset \S+"
+        with pytest.raises(DataError, match=files):
             train(tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2), say=None)
 
     other = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,

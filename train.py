@@ -6,9 +6,9 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     python train.py --init_from=out/angpt --data=data/mine   # start from the weights of another run
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
-Results go to out/<arch>: ckpt.pt, log.jsonl and loss.png. An earlier run there moves to
-out/<arch>.1. An option that is not set has the value that it had when a resumed run was started,
-else that of the arch's recipe, else that of the size preset, else the default below.
+Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. An earlier run there moves
+to out/<arch>.1. An option takes the first of these that has it: the command line, the checkpoint,
+the arch's recipe, the size preset, the default below.
 
 The file begins with the options and ends with run(), which puts all parts together and holds the
 training loop. You may read run() first.
@@ -41,8 +41,8 @@ from typing import Literal
 # sample.py, bench.py and the lessons import train.py before torch.
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# On a CPU torch.compile calls GCC, whose version 12 may compile bfloat16 code to NaN. The flag that
-# prevents this can only be passed as part of the machine's architecture.
+# On a CPU torch.compile calls GCC, whose version 12 may compile bfloat16 code to NaN. One flag
+# prevents this. torch has no option for flags, but it passes on this one behind -march.
 if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 
@@ -60,9 +60,9 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # ---- Options -------------------------------------------------------------------------------------
 
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025), the context
-# is that of its section 5, and rope_fraction that of its Table F.2. max_steps gives 20 tokens per
-# parameter. The batch sizes are ours: with up to 16 sequences the loss needs no chunks (see
-# GPT.mean_loss), and a compiled step needs at most 70 GB on one GPU (python bench.py memory).
+# is that of its section 5, and rope_fraction that of its Table F.2. From 32m on max_steps gives 20
+# tokens per parameter. The batch sizes are ours: with up to 16 sequences GPT.mean_loss takes all
+# logits at once, and a compiled step needs at most 70 GB on one GPU (python bench.py memory).
 LARGE = dict(block_size=2048, rope_fraction=0.5, vocab_size=50304, batch_size=16,
              total_batch_size=524_288)
 SIZES = {
@@ -123,7 +123,7 @@ class TrainConfig(GPTConfig):
 
     # Model
     vocab_size: int | None = None   # tokens in the vocabulary (by size, or the dataset's)
-    pn_warmup: int | None = None    # powernorm: steps with the batch's statistics (warmup_ratio's)
+    pn_warmup: int | None = None    # powernorm: steps with the batch's statistics (the warmup)
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
@@ -169,9 +169,10 @@ class TrainConfig(GPTConfig):
                                           "a file of your own --arch=FILE.py:NAME")
         check_choice("size", size, SIZES)
         preset = SIZES[size]
-        so_far = {**defaults, **preset, **self.options}
-        width = max(1, so_far["n_embd"])  # check_ranges reports a width of 0
-        arch_recipe = recipe(arch, width, so_far["tie"], so_far["init_from"])
+        # The recipe depends on other options, so these come first.
+        chosen = {**defaults, **preset, **self.options}
+        width = max(1, chosen["n_embd"])  # a width of 0 is reported below
+        arch_recipe = recipe(arch, width, chosen["tie"], chosen["init_from"])
 
         # The order of precedence: each source of options wins over those to its left.
         values = {**defaults, **preset, **arch_recipe, **inherited, **options}
@@ -213,7 +214,7 @@ class TrainConfig(GPTConfig):
 
 
 def load_arch(arch):
-    """Return an arch's name. For "mine.py:scalenorm" run mine.py first, which adds it to ARCHS."""
+    """Run the file of an arch like "mine.py:scalenorm", which adds it to ARCHS. Return its name."""
     path, _, name = arch.rpartition(":")
     if path:
         with explain_errors(f"arch={arch}: {path} cannot be run"):
@@ -228,8 +229,7 @@ def load_arch(arch):
 def resolve(config, dataset_vocab_size=257, world_size=1):
     """Return a copy of config with the options that depend on the dataset and the processes.
 
-    (bench.py has no dataset, but its models have the vocabulary of the default one.) Raises
-    ConfigError if the processes cannot share the batch, or the vocabulary is too small.
+    Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
     """
     c = copy.copy(config)
     c.check_model()
@@ -238,8 +238,8 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
 
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
     if "batch_size" not in c.options:
-        # On many GPUs a process has fewer sequences than the preset's batch size. Take the largest
-        # batch size that divides both.
+        # Each of many GPUs has few sequences. Take the largest batch size that divides both these
+        # and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     if c.total_batch_size % micro_batch_tokens != 0:
@@ -285,8 +285,8 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # Autocast would cache a bfloat16 copy of lm_head. If the loss is computed in chunks, their
-        # gradients would be summed in this copy, in bfloat16, and lose precision.
+        # By default autocast caches a bfloat16 copy of lm_head. If the loss is computed in chunks,
+        # the chunks' gradients are then summed in bfloat16, and lose precision.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -365,7 +365,7 @@ class Tokens:
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         # FineWeb has more shards than a process may have open files, so at most 128 are kept open.
         self.open_shard = functools.lru_cache(maxsize=128)(read_shard)
-        # The last token of a window's targets is the first one after the window.
+        # Targets are shifted by one, so a shard needs one token after its last window.
         counts = [(len(read_shard(path)) - 1) // length for path in self.paths]
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
         self.starts = np.cumsum([0, *counts])
@@ -401,13 +401,15 @@ def open_dataset(config, process):
     if is_missing and config.data == TrainConfig.data and process.rank == 0:
         prepare()
     process.barrier()  # the other ranks wait until it is there
-    dataset = SimpleNamespace(**read_meta(config.data))
-    dataset.token_bytes = token_lengths(vars(dataset))  # (vocab_size,) bytes of each token's text
-    dataset.vocab_size = len(dataset.token_bytes)
-    # The fingerprint tells datasets apart, so that no run is resumed with another one. Earlier
-    # versions of prepare.py did not write it.
-    if not hasattr(dataset, "fingerprint"):
-        dataset.fingerprint = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
+    meta = read_meta(config.data)
+    with explain_errors(f"{config.data}/meta.json: not one that prepare.py has written"):
+        dataset = SimpleNamespace(**meta)
+        dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
+        dataset.vocab_size = len(dataset.token_bytes)
+        # The fingerprint tells datasets apart, so that no run is resumed with another one. Datasets
+        # that were prepared before there was one are told apart by their sizes.
+        dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
+        dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     dataset.train = Tokens(config.data, "train", config.block_size)
     dataset.val = Tokens(config.data, "val", config.block_size)
     return dataset
@@ -495,8 +497,8 @@ def compile_model(model, config, process):
     if config.compile == "false":
         return False
     if config.compile == "auto" and process.device.type != "cuda":
-        # Compiling takes about 20 s on a CPU and saves a third of every step. That pays from about
-        # a minute of training on, which is 2e12 parameters times tokens.
+        # Compiling takes about 20 s on a CPU and saves a third of every step, so it pays for runs
+        # of over a minute: about 2e12, counted as parameters times tokens.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
         if work < 2e12 or process.device.type != "cpu" or not shutil.which("g++"):
@@ -522,9 +524,9 @@ def compile_model(model, config, process):
 def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
-    DistributedDataParallel reduces gradients in buckets, and would average. But optimizer_step has
-    divided the loss by the number of ranks already, because PowerNorm looks at gradients during the
-    backward pass, and these must not depend on the number of ranks.
+    DistributedDataParallel reduces gradients in buckets. By default it averages over the ranks, but
+    optimizer_step has divided the loss by their number already: PowerNorm looks at gradients during
+    the backward pass, and these must not depend on the number of ranks.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda finished: finished.value()[0])
@@ -534,7 +536,7 @@ def distribute(model, process):
     """Return the model, inside DistributedDataParallel if there are several ranks."""
     if process.world_size == 1:
         return model
-    # torch.compile would cut a block into several graphs, wherever a bucket of gradients ends.
+    # By default torch.compile cuts a block into several graphs, wherever a gradient bucket ends.
     torch._dynamo.config.optimize_ddp = False
     # PowerNorm's buffers are the same on all ranks and need no broadcast. Gradients live in the
     # buckets themselves, so that they are not copied.
@@ -581,9 +583,10 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
 
     loss = 0.0
     for number, (x, y) in enumerate(micro_batches, 1):
-        # DistributedDataParallel sums the gradients over the ranks only after the last micro-batch.
-        # A GPT that is alone ignores this.
-        model.require_backward_grad_sync = number == len(micro_batches)
+        # DistributedDataParallel sums the gradients over the ranks in the backward pass of the last
+        # micro-batch only. A GPT that is alone ignores this.
+        is_last = number == len(micro_batches)
+        model.require_backward_grad_sync = is_last
         with process.autocast():
             _, micro_loss = model(x, y, loss_only=True)
             share = micro_loss / (len(micro_batches) * process.world_size)
@@ -593,8 +596,9 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     max_norm = config.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    # Gradients that live in the buckets of DistributedDataParallel must stay there.
-    optimizer.zero_grad(set_to_none=process.world_size == 1)
+    # With several ranks the gradients live in DDP's buckets and must stay there: make them zero.
+    is_alone = process.world_size == 1
+    optimizer.zero_grad(set_to_none=is_alone)
 
     # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
     gpt = model.module if isinstance(model, DistributedDataParallel) else model
@@ -629,7 +633,7 @@ def flops_per_token(model):
     """Return the operations of a training step per token.
 
     Each weight of a matrix takes 2 in the forward and 4 in the backward pass. Attention takes
-    12 n_embd per layer and position that it looks at, which is half of block_size on average.
+    12 n_embd per layer for each position that it looks at, on average block_size / 2 positions.
     """
     c = model.config
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
@@ -664,8 +668,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     windows = [i * tokens.windows // n_windows for i in range(n_windows)]
 
     on_gpu = process.device.type == "cuda"
-    # A compiled model would be compiled again for eval mode. On a CPU validation is too short for
-    # that to pay, so it runs as it is written ("eager").
+    # In eval mode a compiled model has to be compiled once more. On a CPU validation is too short
+    # for that to pay, so it runs as it is written ("eager").
     stance = "default" if on_gpu else "force_eager"
     n_batches = n_tokens = n_bytes = 0
     total_nats = total_squares = 0.0
@@ -700,7 +704,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
         variance = max(0.0, total_squares / n_tokens - mean ** 2)
         error = math.sqrt(variance / (n_batches - 1))
     return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
-            "val_bpb": total_nats / math.log(2) / n_bytes}
+            "val_bpb": total_nats / math.log(2) / max(1, n_bytes)}
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
@@ -714,18 +718,19 @@ def read_checkpoint(source):
     if path.is_dir():
         path /= "ckpt.pt"
     if not path.exists():
-        # GPT-2's published weights, or none at all, which read_gpt2 reports. It is imported here
-        # because training works without the lessons folder.
+        # This may be the name or the folder of GPT-2's published weights, and else read_gpt2 says
+        # so. It is imported here because training works without the lessons folder.
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
-        arch = state["config"]["arch"]
-        check("model" in state, f"{path}: a checkpoint without weights")
-    # The first checkpoints have FILE.py:NAME. Keep the name only, since loading a checkpoint must
-    # never run a file.
-    state["config"]["arch"] = arch.split(":")[-1]
+        missing = {"model", "config", "step", "tokenizer"} - state.keys()
+        check(not missing, f"{path}: a checkpoint of another program than train.py, without "
+              f"{' and '.join(sorted(missing))}")
+        # The first checkpoints have FILE.py:NAME. Keep the name only, since loading a checkpoint
+        # must never run a file.
+        state["config"]["arch"] = state["config"]["arch"].split(":")[-1]
     return state
 
 
@@ -749,8 +754,9 @@ def check_dataset(config, state, dataset, resuming):
     check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
           f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
     if resuming and not config.eval_only:
-        # Earlier checkpoints do not name their dataset.
-        check(state.get("dataset", dataset.fingerprint) == dataset.fingerprint,
+        # Earlier checkpoints do not name their dataset, or only its sizes.
+        trained_on = state.get("dataset", dataset.fingerprint)
+        check(trained_on in (dataset.fingerprint, dataset.sizes),
               f"{config.out_dir}: trained on another dataset than {config.data} is now; resume "
               "with the same --data, or start a new run with --init_from")
 
@@ -774,22 +780,26 @@ def with_checkpoint(config, state, resuming):
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
-    # These three do not change the weights.
-    must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks"}
+    # All options of the model must match, except for these, which new training may change.
+    must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
+                                     "pn_warmup"}
+    if "size" in config.options and "size" in saved:
+        must_match.add("size")
     if resuming:
-        must_match |= {"block_size", "seed", "total_batch_size"}
+        must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
         # Options that were not set are derived again, since a longer run has other intervals. (In
         # earlier checkpoints "options" is called "given", or missing.)
         set_before = state.get("options", state.get("given", saved))
         for name in set_before:
             if name in TrainConfig.__dataclass_fields__ and name not in inherited:
                 inherited[name] = set_before[name]
+    # out_dir is set, since its default depends on the arch, which may be inherited.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     if resuming and "warmup_ratio" not in config.options:
         # Keep the number of warmup steps. As a fraction it would grow with max_steps, and a longer
         # run would be in its warmup again.
-        warmup_steps = saved["warmup_ratio"] * saved["max_steps"]
+        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = warmup_steps / completed.max_steps
     for name in sorted(must_match):
         value = getattr(completed, name)
@@ -833,7 +843,7 @@ def read_log(folder):
     try:
         for line in Path(folder, "log.jsonl").open("rb"):
             record = json.loads(line)
-            if not isinstance(record, dict):
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
                 break
             records.append(record)
     except (OSError, ValueError):
@@ -841,9 +851,9 @@ def read_log(folder):
     return records
 
 
-def cut_log(folder, last_step):
+def cut_log(folder, step):
     """Drop the records after a step: the run was killed later, but resumes from this step."""
-    records = [record for record in read_log(folder) if record["step"] <= last_step]
+    records = [record for record in read_log(folder) if record["step"] <= step]
     with atomic_write(folder / "log.jsonl") as file:
         for record in records:
             file.write(json.dumps(record).encode() + b"\n")
@@ -873,7 +883,8 @@ def draw_losses(folder):
         style = "C1o--" if len(same) > 1 else "C3*"
         label = f"validation, {n_tokens:,} tokens" if n_tokens else "validation"
         draw("val_loss", style, label, same)
-    axes.set(title=str(folder), xlabel="training tokens (millions)", ylabel="loss (nats per token)")
+    axes.set_title(str(folder), parse_math=False)  # a name may have a $
+    axes.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
     axes.figure.savefig(folder / "loss.png")
@@ -915,8 +926,8 @@ def say_if_slow(seconds, n_steps, process, say):
 def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
-    The loop looks at the list once it has finished its step. A second signal of the same kind acts
-    as usual, except under torchrun, which may pass on a signal that was received already.
+    The loop looks at the list between steps. A second signal of the same kind acts as usual. Not so
+    under torchrun, which may pass on a signal that this process has received already.
     """
     received = []
     handlers = {}
@@ -951,24 +962,31 @@ def lock_run(config):
 
 
 def print_line(text):
-    # The terminal may be gone, or the program that reads our output: train on.
-    with contextlib.suppress(OSError):
+    try:
         print(text, flush=True)
+    except UnicodeEncodeError:
+        print(text.encode("ascii", "replace").decode(), flush=True)  # a console without ±
+    except OSError:
+        pass  # the terminal is gone, or the program that reads our output: train on
 
 
 def train(config, watch=None, say=print_line):
     """Run the training that a TrainConfig describes, and return the records of its log.
 
+    With eval_only it returns one record, that of the validation.
+
     watch(model, optimizer, step) is called at each validation, and a dict that it returns joins the
-    record. say(line) shows the progress; say=None is quiet. Raises ConfigError, DataError or
-    Diverged. A run that is told to stop saves, and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    record; with several ranks all must call it alike. say(line) shows the progress; say=None is
+    quiet. Raises ConfigError, DataError or Diverged. A run that is told to stop saves, and raises
+    KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    with lock_run(config), noted_signals() as signals:
-        return run(config, watch, say, signals)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock_run(config))
+        return run(config, watch, say, stack)
 
 
-def run(config, watch, say, signals):
-    """Set up a run and train, step by step: what train() does while it holds the folder's lock."""
+def run(config, watch, say, stack):
+    """Set up a run and train, step by step. What the stack holds ends with train()."""
     # Checkpoint: resume (or evaluate) the run in out_dir, or start from the weights of another one
     state = None
     resuming = config.uses_own_checkpoint
@@ -1036,18 +1054,20 @@ def run(config, watch, say, signals):
         say("First the model is compiled, which takes about 20 seconds on a CPU and one to two "
             "minutes on a GPU.")
 
-    step = first_step
-    measured = None            # by the latest optimizer step
-    read_step = first_step     # the step whose measurements were read last
-    read_seconds = seconds     # and `seconds` at that step
+    # From here on Ctrl-C waits for the end of a step, and then the run is saved.
+    signals = stack.enter_context(noted_signals())
     stop_signal = 0
+    step = first_step
+    measured = None            # what the latest optimizer step measured
+    read_step = first_step     # the step at which measurements were read last
+    read_seconds = seconds     # the value of `seconds` at that step
     started = time.perf_counter()
     while True:
-        # What is due? After a resume nothing is: the run did all this before it stopped.
-        last_step = step >= config.max_steps
+        # What is due? At the first step of a resumed run nothing is, since it was done before.
+        finished = step >= config.max_steps
         is_new = step > first_step or not resuming
-        evaluating = is_new and (last_step or step % config.eval_interval == 0)
-        saving = is_new and (last_step or step % config.checkpoint_interval == 0)
+        evaluating = is_new and (finished or step % config.eval_interval == 0)
+        saving = is_new and (finished or step % config.checkpoint_interval == 0)
         logging = evaluating or saving or (is_new and step % config.log_interval == 0)
         record = {"step": step, "tokens": step * config.total_batch_size}
 
@@ -1074,7 +1094,7 @@ def run(config, watch, say, signals):
 
         # Evaluate
         if evaluating:
-            eval_tokens = config.final_eval_tokens if last_step else config.eval_tokens
+            eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
             record |= evaluate(model, dataset, config, process, eval_tokens)
             is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)  # False for NaN
             if step > 0 and not is_sane:
@@ -1083,8 +1103,9 @@ def run(config, watch, say, signals):
             if watch:
                 record = (watch(model, optimizer, step) or {}) | record  # our own names win
 
-        # Has any rank been told to stop? The ranks must answer together, which makes the CPU wait
-        # for the GPU. So several ranks ask only now and then: ten steps take at most 10 s.
+        # Has any rank been told to stop? All ranks must exchange their answers, for which the CPU
+        # waits for the GPU. So with more than one rank this happens only at every tenth step and
+        # where a record is due.
         if process.world_size == 1 or logging or step % 10 == 0:
             stop_signal = process.largest(signals[0] if signals else 0)
         stopping = stop_signal and is_new
@@ -1108,7 +1129,7 @@ def run(config, watch, say, signals):
             if stop_signal == signal.SIGINT:
                 raise KeyboardInterrupt
             raise SystemExit(128 + stop_signal)
-        if last_step:
+        if finished:
             return read_log(folder)
         if logging:
             started = time.perf_counter()
