@@ -214,6 +214,8 @@ def explain_unknown(word, options):
     example = "--name=value"
     if word.endswith(".py"):
         example += "; there are no configuration files"
+    elif word.split("=")[0] in options:
+        example = f"--{word}"
     elif "out_dir" in options:
         example = f"--out_dir={word}"
     return f"{word}: no such option; options are written as {example}"

@@ -1380,7 +1380,7 @@ def test_sizes_are_table_f1():
 --arch=gpt  GPT+ is --arch=rmsnorm --qk_norm=true
 --arch=rmsnorm+  --arch=rmsnorm --qk_norm=true
 --arch=nowhere.py:mine  nowhere.py cannot be run
---arch=FILE:mine  mine.txt cannot be run
+--arch=FILE:mine  mine.txt:mine: expected FILE.py:NAME
 --size=125b  did you mean 125m?
 --device=gpu  invalid choice: 'gpu'
 --dtype=float16  invalid choice: 'float16'
@@ -1631,10 +1631,15 @@ def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
     moves = [line for line in lines if "has moved" in line]
     assert moves == [f"The earlier run in {run} has moved to {run}.{n}" for n in (1, 2)]
 
-def test_a_folder_that_holds_other_runs_is_refused(tiny, tmp_path, old):
-    with pytest.raises(ConfigError, match=f"holds other runs .*; give this run .*{tmp_path}/mine"):
-        train(tiny(out_dir=str(tmp_path)), say=None)
-    assert read_checkpoint(old)["step"] == 6
+@pytest.mark.parametrize("other", ["another/ckpt.pt", "notes.txt"])
+def test_a_folder_that_holds_other_files_is_refused(tiny, tmp_path, other):
+    path = tmp_path / "busy" / other
+    path.parent.mkdir(parents=True)
+    path.touch()
+    name = other.split("/")[0]
+    with pytest.raises(ConfigError, match=rf"holds other files .{name}.; give .*busy/mine"):
+        train(tiny(out_dir=str(tmp_path / "busy")), say=None)
+    assert path.exists()
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
     def full(state, file):

@@ -216,6 +216,8 @@ class TrainConfig(GPTConfig):
 def load_arch(arch):
     """Run the file of an arch like "mine.py:scalenorm", which adds it to ARCHS. Return its name."""
     path, _, name = arch.rpartition(":")
+    if path and not path.endswith(".py"):
+        raise ConfigError(f"arch={arch}: expected FILE.py:NAME")
     if path:
         with explain_errors(f"arch={arch}: {path} cannot be run"):
             spec = importlib.util.spec_from_file_location(path, path)
@@ -820,21 +822,27 @@ def load_model(source, device="cpu", arch=None):
 
 # ---- A run's folder and its log ------------------------------------------------------------------
 
+RUN_FILES = ("ckpt.pt", "log.jsonl", "loss.png")
+
+
 def open_folder(folder, say):
     """Make the folder of a new run. An earlier run in it moves to folder.1, folder.2, ..."""
-    for name in ("ckpt.pt", "log.jsonl"):
-        inner_runs = sorted({str(path.parent) for path in folder.glob(f"*/{name}")})
-        if inner_runs:
-            raise ConfigError(f"out_dir={folder}: holds other runs ({', '.join(inner_runs[:3])}); "
-                              f"give this run its own folder, such as --out_dir={folder}/mine")
-    if (folder / "ckpt.pt").exists() or (folder / "log.jsonl").exists():
+    with explain_errors(f"out_dir={folder}: cannot be made"):
+        folder.mkdir(parents=True, exist_ok=True)
+    # Whatever else there is would move, too: other runs, a dataset, or this program.
+    others = [path.name for path in folder.iterdir()
+              if path.name not in RUN_FILES and not path.name.startswith(".")]
+    if others:
+        raise ConfigError(f"out_dir={folder}: holds other files ({', '.join(sorted(others)[:3])}); "
+                          f"give this run its own folder, such as --out_dir={folder}/mine")
+    if any((folder / name).exists() for name in ("ckpt.pt", "log.jsonl")):
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
         with explain_errors(f"{folder}: cannot move the earlier run; give another --out_dir"):
             folder.rename(f"{folder}.{n}")
+            folder.mkdir()
         say(f"The earlier run in {folder} has moved to {folder}.{n}")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def read_log(folder):
@@ -915,7 +923,7 @@ def progress_line(record, config):
 
 def say_if_slow(seconds, n_steps, process, say):
     """Say how long a run would take, if it is one for a GPU that was started on a CPU."""
-    if seconds > 60 and process.device.type == "cpu":
+    if seconds > 180 and process.device.type == "cpu":  # compiling alone takes less
         say(f"The first step took {as_clock(seconds)}, compiling included. With such steps the run "
             f"would take {as_clock(seconds * n_steps)}; Ctrl-C stops it.")
 
@@ -1094,7 +1102,10 @@ def run(config, watch, say, stack):
 
         # Evaluate
         if evaluating:
-            eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
+            eval_tokens = config.eval_tokens
+            if finished:
+                eval_tokens = config.final_eval_tokens
+                say("The last validation reads more tokens than the ones before.")
             record |= evaluate(model, dataset, config, process, eval_tokens)
             is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)  # False for NaN
             if step > 0 and not is_sane:
