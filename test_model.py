@@ -1380,7 +1380,7 @@ def test_sizes_are_table_f1():
 --arch=gpt  GPT+ is --arch=rmsnorm --qk_norm=true
 --arch=rmsnorm+  --arch=rmsnorm --qk_norm=true
 --arch=nowhere.py:mine  nowhere.py cannot be run
---arch=FILE:mine  mine.txt:mine: expected FILE.py:NAME
+--arch=FILE:mine  mine.txt:mine: expected 
 --size=125b  did you mean 125m?
 --device=gpu  invalid choice: 'gpu'
 --dtype=float16  invalid choice: 'float16'
