@@ -2022,10 +2022,13 @@ def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
     first = tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2)
     second = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,
                   arch="layernorm", pos="learned", vocab_size=300)
-    for _, said, code in in_two_processes(first, second):
-        assert re.search(r"see different files: step 0 of dataset \S+ tokens and step 6 of dataset "
-                         r"\S+ tokens; several machines need a shared folder", said)
-        assert code == 2
+    results = in_two_processes(first, second)
+    says = (r"see different files: step 0 of dataset \S+ tokens and step 6 of dataset \S+ tokens; "
+            "several machines need a shared folder")
+    # As soon as one rank has ended with this, the connection of the other one may break.
+    codes = [code for _, said, code in results if re.search(says, said)]
+    assert codes and set(codes) == {2}
+    assert all(code != 0 for _, _, code in results)
     assert read_checkpoint(old)["step"] == 6
 
 # ==================================================================================================
