@@ -912,7 +912,8 @@ def progress_line(record, config):
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
         if "mfu" in record:
             line += f"   {100 * record['mfu']:.1f}% MFU"
-        line += f"   {as_clock(seconds_left)} left"
+        if tokens_left > 0:
+            line += f"   {as_clock(seconds_left)} left"
     if "val_loss" in record:
         line += f"   val loss {record['val_loss']:.3f}"
         if record["val_error"] is not None:

@@ -56,7 +56,10 @@ def size(node):
 
 
 def flops(node):
-    """Return a product's operations: two for each pair of numbers that are multiplied. A query sees half of the keys."""
+    """Return a product's operations: two for each pair of numbers that are multiplied.
+
+    A query sees half of the keys.
+    """
     if kind(node) in ATTENTION:
         q = node.args[1 if ATTENTION[kind(node)] == 5 else 0].meta["val"]   # (B, H, T, d_k)
         return ATTENTION[kind(node)] * 2 * q.numel() * q.shape[2] / 2

@@ -181,10 +181,12 @@ def details(name, rows):
                 steps = 100, 200, 500, 1000, 2200
                 looks = {step: np.corrcoef(values[:, step // EVERY - 1], last)[0, 1] for step in steps}
                 print(f"  of {kind} in block {layer}:", ", ".join(f"{step}: {x:.2f}" for step, x in looks.items()))
-    print(f"  {confirmed(rows):.2f} of the variance over the first 262,144 validation tokens is confirmed by the others")
+    print(f"  {confirmed(rows):.2f} of the variance over the first 262,144 validation tokens "
+          "is confirmed by the others")
     weight, share = of_files(rows)
     largest = share.argsort()[::-1][:4]
-    print(f"  {(share > 0).sum()} of {len(share)} files vary with the mean; largest shares of the variance (of the tokens):",
+    print(f"  {(share > 0).sum()} of {len(share)} files vary with the mean; "
+          "largest shares of the variance (of the tokens):",
           ", ".join(f"file {i} {share[i]:.0%} ({weight[i]:.0%})" for i in largest))
 
 

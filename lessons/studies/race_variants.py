@@ -47,7 +47,8 @@ class Runs:
         if self.loss(name, times, seed) is not None:
             return
         # Earlier versions validated on the first 262,144 tokens, which are easier than the rest.
-        check(self.options == OPTIONS, f"{RESULTS}: made with other options ({self.options}); move it away to start again")
+        check(self.options == OPTIONS, f"{RESULTS}: made with other options ({self.options}); "
+              "move it away to start again")
         arch, _, embed_std = name.partition(" embed_std=")
         options = OPTIONS | ({"embed_std": float(embed_std)} if embed_std else {})
         rate = float(f"{times * train_config(arch, options).learning_rate:.3g}")
