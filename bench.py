@@ -44,7 +44,7 @@ EVERY_ARCH = ",".join(COLORS)
 @dataclass
 class MemoryOptions:
     # Benchmark
-    archs: str = EVERY_ARCH     # what to compare, the baseline first; +qk_norm is a switch
+    archs: str = EVERY_ARCH     # archs to compare, the baseline first; ARCH+qk_norm adds QK norm
     out_dir: str = "out/bench"  # folder for the results
 
 
@@ -65,7 +65,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # add, in grey, other seeds of out/<arch> with the default options
+    usual: bool = False         # add gray lines: other seeds, with the default options
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -403,15 +403,18 @@ def memory(options, training):
 # ---- Curves --------------------------------------------------------------------------------------
 
 def curves(options, folders):
-    """Draw the logs of several runs of train.py in one picture.
+    """
+    Draw the logs of several runs of train.py in one picture.
 
-    The folders come before, between or after the options, which are written as --name=value.
+        python bench.py curves out/angpt out/ngpt --key=loss
+
+    The folders may stand before, between or after the options.
     """
     check(folders, "curves: expected the folders of some runs, such as out/angpt")
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
     path = Path(__file__).with_name("assets") / "usual.json"
     usual = json.loads(path.read_text())["runs"] if options.usual else {}
-    grey = dict(color="0.85", lw=4, zorder=0)
+    gray = dict(color="0.85", lw=4, zorder=0)
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
         # Before the first step the loss is so large that it would squeeze what matters.
@@ -425,11 +428,14 @@ def curves(options, folders):
         axes.plot(tokens, [record[options.key] for record in shown], "o-", ms=3, label=folder)
 
         # usual.json: arch -> seed -> tokens -> validation loss
-        for losses in usual.get(Path(folder).name, {}).values():
+        seeds = usual.get(Path(folder).name, {})
+        if options.usual and not seeds:
+            print(f"{folder}: no gray lines; assets/usual.json has out/{', out/'.join(usual)}")
+        for losses in seeds.values():
             tokens = [int(n) / 1e6 for n in losses if int(n)]
-            axes.plot(tokens, [losses[n] for n in losses if int(n)], **grey)
+            axes.plot(tokens, [losses[n] for n in losses if int(n)], **gray)
     if options.usual:
-        axes.plot([], [], **grey, label="other seeds, default options")
+        axes.plot([], [], **gray, label="other seeds, default options")
     axes.set(xlabel="tokens (millions)", ylabel=options.key)
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")

@@ -405,11 +405,12 @@ class NormFormerBlock(PreNormBlock):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
-        y = attend(q, k, v, self.g, cache, self.dropout * self.training)               # h_i
-        y = self.head_scale.view(-1, 1, 1) * y                                         # HeadScaleMHA
-        h = h + self.norm_attn(self.drop(self.w_o(joined(y))))                         # NormScaledMHA
-        h_m = self.drop(self.w_down(self.norm_ffn(self.f(self.w_up(self.norm2(h))))))  # NormFFN
-        return self.resid_scale * h + h_m                                              # ResScale
+        y = attend(q, k, v, self.g, cache, self.dropout * self.training)  # h_i
+        y = self.head_scale.view(-1, 1, 1) * y                            # HeadScaleMHA
+        h = h + self.norm_attn(self.drop(self.w_o(joined(y))))            # NormScaledMHA
+        h_m = self.f(self.w_up(self.norm2(h)))
+        h_m = self.drop(self.w_down(self.norm_ffn(h_m)))                  # NormFFN
+        return self.resid_scale * h + h_m                                 # ResScale
 
 
 class NGPTBlock(Block):
@@ -444,7 +445,7 @@ class NGPTBlock(Block):
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13), 2.3.2
         h_a = unit(self.drop(self.w_o(joined(y))))                                 # (14)
         h = unit(h + self.alpha_a().abs() * (h_a - h))                             # (10)
-        u, z = self.w_up(h).chunk(2, -1)                                           # (17): (B, T, 4d)
+        u, z = self.w_up(h).chunk(2, -1)                                           # (17): (B,T,4d)
         u = u * self.s_u()                                                         # (20)
         z = z * self.s_v() * self.d ** 0.5                                         # (21)
         h_m = unit(self.drop(self.w_down(u * F.silu(z))))                          # (18, 19)

@@ -1,4 +1,5 @@
-"""Turn text into shards of tokens. All scripts import the options, errors and files helpers below.
+"""
+Turn text into a dataset of tokens.
 
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
@@ -9,6 +10,7 @@ A dataset is a folder data/<name>/ of shards in llm.c's format, <name>_val_00000
 on, <name>_train_000001.bin and so on to train on, and, written last, meta.json. The same command
 resumes a preparation that was stopped.
 """
+# The helpers for errors, options and files stand first. All other scripts import them from here.
 import argparse
 import codecs
 import contextlib
@@ -174,9 +176,11 @@ def parse_options(argv, description, *classes):
     and exits. Raises argparse.ArgumentError and ConfigError.
     """
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [--name=value ...]", description=description, exit_on_error=False,
+        usage="%(prog)s [--name=value ...]", description=inspect.cleandoc(description),
+        exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        argument_default=argparse.SUPPRESS)
+        argument_default=argparse.SUPPRESS,
+        epilog="[...] is the default of an option; (...) says what decides its default.")
     options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
@@ -387,10 +391,10 @@ class PrepareConfig:
     source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
     name: str | None = None            # name of the dataset (by source)
     data_dir: str = "data"             # folder of all datasets
-    tokenizer: str | None = None       # bytes, gpt2, ... (bytes; for FineWeb gpt2)
+    tokenizer: str | None = None       # bytes, or gpt2 and the like (bytes; gpt2 for FineWeb)
     subset: str = "sample-10BT"        # part of fineweb
-    tokens: int | None = None          # most tokens to train on (all)
-    val_tokens: int | None = None      # most tokens to validate on (5%, at most 10M)
+    tokens: int | None = None          # limit on the training tokens (no limit)
+    val_tokens: int | None = None      # limit on the validation tokens (5%, at most 10M)
     shard_tokens: int = 100_000_000    # tokens per shard
     seed: int = 1337                   # seed of the order of files
 
@@ -398,6 +402,8 @@ class PrepareConfig:
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
+        if Path(self.name).name != self.name:
+            raise ConfigError(f"name={self.name}: expected a name; --data_dir sets the folder")
         check_choice("tokenizer", self.tokenizer,
                      ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
 
@@ -406,8 +412,8 @@ class PrepareConfig:
 
 CHUNK_BYTES = 900_000                # at most; tiktoken cannot take a million spaces at a time
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, unzstd),"
-            " else convert it (iconv -t UTF-8)")
+NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
+            "unzstd), else convert it (iconv -t UTF-8)")
 
 
 def find_files(source, seed):

@@ -27,8 +27,8 @@ class SampleConfig:
     """Options of sample.py."""
     # Model
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
-    init_from: str | None = None  # instead: a .pt file, or GPT-2 (lessons/extras/gpt2.py)
-    arch: str | None = None       # FILE.py:NAME, if the run's arch is a file's
+    init_from: str | None = None  # instead of out_dir: a .pt file, or gpt2 (GPT-2's weights)
+    arch: str | None = None       # FILE.py:NAME, if your own file defines the run's arch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
     # Text

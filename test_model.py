@@ -1419,11 +1419,11 @@ fast  no such option
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no complete dataset
 --data=FILE  data=FILE: no complete dataset
---resume=true  run: no run here yet; leave out --resume, or set --resume=auto
+--resume=true  run: no run here yet; leave out --resume to start one
 --eval_only  run: no run here yet; give another --out_dir
 --device=mps  device=mps: torch cannot use it on this machine
 --init_from=nowhere  nowhere: no such checkpoint
---init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's
+--init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a run's folder, a .pt file, gpt2
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path, options, says):
     file = tmp_path / "mine.txt"
@@ -2138,7 +2138,7 @@ def test_memory_of_fused_kernels_is_what_products_read_and_write():
     assert peak == 3 * 4 * 16 * 4                  # h, y, and what y is made from or the result
 
 
-def test_curves_are_drawn_without_step_0_and_name_the_keys_there_are(trained, tmp_path, monkeypatch):
+def test_curves_are_drawn_without_step_0_and_name_the_known_keys(trained, tmp_path, monkeypatch):
     pictures = []
     monkeypatch.setattr(bench.Figure, "savefig", lambda self, path: pictures.append(self))
     benchmark("curves", *trained, out_dir=tmp_path, usual="true")

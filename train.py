@@ -9,10 +9,9 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
 Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. An earlier run there moves
 to out/<arch>.1. An option takes the first of these that has it: the command line, the checkpoint,
 the arch's recipe, the size preset, the default below.
-
-The file begins with the options and ends with run(), which puts all parts together and holds the
-training loop. You may read run() first.
 """
+# This file begins with the options and ends with run(), which puts all parts together and holds the
+# training loop. You may read run() first.
 import ast
 import contextlib
 import copy
@@ -117,13 +116,13 @@ class TrainConfig(GPTConfig):
     # Run
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
-    init_from: str | None = None    # start from the weights of a run's folder, or of gpt2
-    resume: Literal["true", "false", "auto"] = "false"  # resume the run in out_dir; auto: if any
+    init_from: str | None = None    # start with the weights of another run, or of gpt2
+    resume: Literal["true", "false", "auto"] = "false"  # resume out_dir's run; auto: if there is one
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
     # Model
-    vocab_size: int | None = None   # tokens in the vocabulary (by size, or the dataset's)
-    pn_warmup: int | None = None    # powernorm: steps with the batch's statistics (the warmup)
+    vocab_size: int | None = None   # tokens in the vocabulary (by size, else by dataset)
+    pn_warmup: int | None = None    # powernorm: steps that use batch statistics (the warmup)
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
@@ -145,7 +144,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens in each validation (0.5% of the training tokens)
-    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens if set, or >= 2**20)
+    final_eval_tokens: int | None = None  # tokens in the last validation (2**20 or more)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -898,8 +897,32 @@ def draw_losses(folder):
     axes.figure.savefig(folder / "loss.png")
 
 
-def as_clock(seconds):
-    """Return a duration as 0:01:12 or 12 days, 3:04:05."""
+class Clock:
+    """A stopwatch for the training steps. It is paused during evaluation, logging and saving."""
+
+    def __init__(self, seconds, step):
+        """Start at the seconds that the steps up to this one have taken, before a resume."""
+        self.seconds = seconds
+        self.started = time.perf_counter()
+        self.lap_seconds = seconds
+        self.lap_step = step
+
+    def pause(self):
+        self.seconds += time.perf_counter() - self.started
+
+    def resume(self):
+        self.started = time.perf_counter()
+
+    def lap(self, step):
+        """Return the seconds per step since the last lap, and begin a new lap at this step."""
+        seconds_per_step = (self.seconds - self.lap_seconds) / (step - self.lap_step)
+        self.lap_seconds = self.seconds
+        self.lap_step = step
+        return seconds_per_step
+
+
+def as_duration(seconds):
+    """Return seconds as 0:01:12 or 12 days, 3:04:05."""
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -913,7 +936,7 @@ def progress_line(record, config):
         if "mfu" in record:
             line += f"   {100 * record['mfu']:.1f}% MFU"
         if tokens_left > 0:
-            line += f"   {as_clock(seconds_left)} left"
+            line += f"   {as_duration(seconds_left)} left"
     if "val_loss" in record:
         line += f"   val loss {record['val_loss']:.3f}"
         if record["val_error"] is not None:
@@ -925,8 +948,8 @@ def progress_line(record, config):
 def say_if_slow(seconds, n_steps, process, say):
     """Say how long a run would take, if it is one for a GPU that was started on a CPU."""
     if seconds > 180 and process.device.type == "cpu":  # compiling alone takes less
-        say(f"The first step took {as_clock(seconds)}, compiling included. With such steps the run "
-            f"would take {as_clock(seconds * n_steps)}; Ctrl-C stops it.")
+        say(f"The first step took {as_duration(seconds)}, compiling included. With such steps the "
+            f"run would take {as_duration(seconds * n_steps)}; Ctrl-C stops it.")
 
 
 # ---- Training ------------------------------------------------------------------------------------
@@ -1002,7 +1025,7 @@ def run(config, watch, say, stack):
     if resuming:
         hint = "give another --out_dir"
         if not config.eval_only:
-            hint = "leave out --resume, or set --resume=auto"
+            hint = "leave out --resume to start one"
         is_there = Path(config.out_dir, "ckpt.pt").exists()
         check(is_there, f"{config.out_dir}: no run here yet; {hint}")
         state = read_checkpoint(config.out_dir)
@@ -1058,7 +1081,7 @@ def run(config, watch, say, stack):
     say(f"{folder}: {config.arch}, {n_parameters:,} parameters, {process.world_size} x "
         f"{process.device.type}, {str(process.dtype).removeprefix('torch.')}")
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
-        f"{epochs:.2g} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
+        f"{epochs:,.2f} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
     if is_compiled:
         say("First the model is compiled, which takes about 20 seconds on a CPU and one to two "
             "minutes on a GPU.")
@@ -1067,10 +1090,8 @@ def run(config, watch, say, stack):
     signals = stack.enter_context(noted_signals())
     stop_signal = 0
     step = first_step
-    measured = None            # what the latest optimizer step measured
-    read_step = first_step     # the step at which measurements were read last
-    read_seconds = seconds     # the value of `seconds` at that step
-    started = time.perf_counter()
+    measured = None  # what the latest optimizer step measured
+    clock = Clock(seconds, first_step)
     while True:
         # What is due? At the first step of a resumed run nothing is, since it was done before.
         finished = step >= config.max_steps
@@ -1084,22 +1105,17 @@ def run(config, watch, say, stack):
         # when a record is due.
         if logging and measured:
             record |= check_measurements(measured, step, process)
+        clock.pause()
+        record["seconds"] = clock.seconds
 
-        # Time. Evaluating, logging and saving do not count.
-        now = time.perf_counter()
-        seconds += now - started
-        started = now
-        record["seconds"] = seconds
-        if logging and measured:
-            tokens_read = (step - read_step) * config.total_batch_size
-            record["tokens_per_s"] = tokens_read / (seconds - read_seconds)
+        # Speed. The first step compiles the model, so it is a lap of its own.
+        is_first = step == first_step + 1
+        if is_first or (logging and measured):
+            seconds_per_step = clock.lap(step)
+            record["tokens_per_s"] = config.total_batch_size / seconds_per_step
             record |= utilization(model, record["tokens_per_s"], process)
-        if step == first_step + 1:
-            say_if_slow(seconds - read_seconds, config.max_steps - first_step, process, say)
-        if (logging and measured) or step == first_step + 1:
-            # The first step compiles the model, and does not count for the speed of the next ones.
-            read_step = step
-            read_seconds = seconds
+        if is_first:
+            say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
 
         # Evaluate
         if evaluating:
@@ -1129,7 +1145,8 @@ def run(config, watch, say, stack):
             append_log(folder, record)
             say(progress_line(record, config))
         if (saving or stopping) and main_process:
-            save_checkpoint(folder / "ckpt.pt", model, optimizer, step, seconds, config, dataset)
+            save_checkpoint(folder / "ckpt.pt", model, optimizer, step, clock.seconds, config,
+                            dataset)
         if evaluating and main_process:
             draw_losses(folder)
 
@@ -1143,11 +1160,10 @@ def run(config, watch, say, stack):
             raise SystemExit(128 + stop_signal)
         if finished:
             return read_log(folder)
-        if logging:
-            started = time.perf_counter()
 
         # Take one optimizer step. Batches are prepared here and not in the background: on a GPU the
         # CPU is ahead anyway, and a prefetching thread would save less than 1%.
+        clock.resume()
         micro_batches = batches(dataset.train, step, config, process)
         measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
         step += 1
@@ -1156,10 +1172,7 @@ def run(config, watch, say, stack):
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
     train(config)
-    if "RANK" in os.environ:
-        # Under torchrun a thread of torch may still be running, and would crash a normal exit.
-        os._exit(0)
-    if not config.eval_only:
+    if "RANK" not in os.environ and not config.eval_only:
         print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
         with contextlib.suppress(DataError):  # its tokenizer may not be at hand
             model, tokenizer, _ = load_model(config.out_dir)
@@ -1170,4 +1183,13 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run_script(main)
+    exit_code = 0
+    try:
+        run_script(main)
+    except SystemExit as stop:
+        exit_code = stop.code
+    if "RANK" in os.environ:
+        # Under torchrun a thread of torch may still be running, and would crash a normal exit.
+        sys.stdout.flush()
+        os._exit(exit_code or 0)
+    sys.exit(exit_code)

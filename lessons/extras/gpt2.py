@@ -35,8 +35,8 @@ def read_gpt2(source):
     DataError."""
     folder = Path(source)
     is_known = str(source) in PUBLISHED or (folder / "config.json").exists()
-    check(is_known, f"{source}: no such checkpoint; expected a folder with ckpt.pt, a run's, or config.json, GPT-2's, "
-          f"or one of {', '.join(PUBLISHED)}")
+    check(is_known, f"{source}: no such checkpoint; expected a run's folder, a .pt file, {', '.join(PUBLISHED)}, "
+          "or a folder with the config.json of GPT-2")
     from safetensors.torch import load_file
     with explain_errors(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
