@@ -344,7 +344,7 @@ def draw_race(ratios, losses, path):
         axes.errorbar(x, mean, bars, color=COLORS.get(name, f"C{i}"), fmt="o-", ms=3,
                       label=label(name))
     axes.set(xscale="log", xlabel="tokens per parameter",
-             ylabel=f"loss minus {label(first)}'s (nats per token); bars: range over seeds")
+             ylabel=f"loss minus {label(first)}'s (nats per token)\nbars: range over seeds")
     axes.set_xticks(ratios, map("{:g}".format, ratios))
     axes.minorticks_off()
     axes.grid(alpha=0.3)
