@@ -174,7 +174,7 @@ def gate_inputs(generator):
 
 
 def mean_of(f, sigma):
-    """E f(t), t ~ N(0, sigma^2), as a weighted mean over a fine grid."""
+    """Return E f(t) for t ~ N(0, sigma^2), as a weighted mean over a fine grid."""
     grid = torch.linspace(-10, 10, 20001, dtype=torch.float64)
     weight = torch.exp(-grid.square() / 2)
     return ((f(sigma * grid) * weight).sum() / weight.sum()).item()
@@ -237,7 +237,7 @@ MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
         lambda A: mixed_norms(A.mT),
     "This is the factor that would bring the output back to length 1. Return its length.":
         lambda right: 1 / right,
-    "That is right where all S weights are equal, but yours does not depend on the weights.":
+    "Yours does not depend on the weights. It is right only where all S weights are equal.":
         lambda A: torch.full(A.shape[:-1], A.shape[-1] ** -0.5),
 })
 
@@ -391,7 +391,7 @@ BOUND = Exercise(reference=bound_rows, inputs=bound_inputs, misconceptions={
 
 def extra_inputs(generator):
     def table(*models):
-        """A column for each of: what was printed, its last digit, what was counted, the layers."""
+        """Return four columns: the printed counts, their last digits, our counts, the layers."""
         return torch.tensor(models, dtype=torch.float64).unbind(1)
 
     yield "one model, printed to 0.01M", *table(
@@ -428,7 +428,7 @@ EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
     "Rounding changes a number by at most half a unit of its last digit, not by a whole one.":
         lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
-    "This is what at least one model allows. The same e must fit all models at once.":
+    "Yours is the range of e that at least one model allows. The same e must fit all models.":
         of_any_model,
     "Your sign is reversed: what we did not count is the printed number minus ours.":
         lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),

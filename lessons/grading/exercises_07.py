@@ -25,7 +25,7 @@ def flop_inputs(generator):
 
 
 def average_keys(T):
-    """Of 1, 2, ..., T."""
+    """Return the average of 1, 2, ..., T."""
     return (T + 1) / 2
 
 
@@ -141,7 +141,7 @@ def mfu_inputs(generator):
 
 
 def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
-    """flops_each: for a parameter and token."""
+    """flops_each: FLOPs per parameter and token."""
     return 100 * flops_each * params * tokens_per_s / (gpus * peak)
 
 
@@ -187,10 +187,10 @@ SLOWER = Exercise(
         lambda right: (right[1], right[1]),
     "Your two numbers are exchanged. At half the speed there are 50% fewer tokens.":
         lambda right: (right[1], right[0]),
-    "You return how much there is, in percent of before. How much less and how much more is asked "
-    "for.":
+    "You return the new amounts in percent of the old ones. Return how much less and how much more "
+    "that is.":
         lambda right: (100 - right[0], 100 + right[1]),
-    "You return differences with a unit. Percentages are asked for.":
+    "You return differences in tokens per second and in seconds. Return percentages.":
         lambda before, after: (before - after, 1 / after - 1 / before),
 })
 
@@ -216,7 +216,7 @@ TABLE2 = Exercise(
     "You compare nGPT with GPT+, which differ by norms and by scalings. Which other model has "
     "scalings?":
         lambda right, gpt_plus, ngpt, n_layer: (right[0], 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
-    "You return the table's percentages. Milliseconds are asked for.":
+    "You return the table's percentages. Return milliseconds.":
         lambda gpt_plus, angpt, ngpt: (100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)),
     "The second is right. The first is what the scalings cost in the whole step, so do not divide "
     "it.":
@@ -226,8 +226,8 @@ TABLE2 = Exercise(
     "The scalings are right. For a norm, count how many more norms a layer of nGPT has than a "
     "layer of anGPT.":
         lambda right: (right[0], 2 * right[1]),
-    "The scalings are right. You return the time of all extra norms in all layers. The time of one "
-    "is asked for.":
+    "The scalings are right. You return the time of all extra norms in all layers. Return the time "
+    "of one.":
         lambda right, n_layer: (right[0], 2 * n_layer * right[1]),
     "The scalings are right. nGPT has six norms per layer and anGPT four: divide by how many more "
     "those are, not by six.":
@@ -258,7 +258,7 @@ def all_extra_is_norms(step, overhead, n_layer):
 
 TABLE6_PARTS = ("a norm", "GPT's step", "the share")
 TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PARTS, misconceptions={
-    "You give all of the extra time to the norms, which assumes the answer. How much did removing "
+    "You blame all of the extra time on the norms, which assumes the answer. How much did removing "
     "two norms per layer save?":
         all_extra_is_norms,
     "If the norms of q and k are removed, that is two norms per layer.":
@@ -268,7 +268,7 @@ TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PART
     "You count four norms, as many as nGPT has more than GPT. GPT's own two are fused and count as "
     "free, so all six of nGPT's count.":
         lambda right: (right[0], right[1], right[2] * 4 / 6),
-    "Your share is relative to GPT's step. The share of nGPT's extra time is asked for.":
+    "Your share is relative to GPT's step. Divide by nGPT's extra time instead.":
         lambda right, overhead: (right[0], right[1], overhead * right[2]),
 })
 
@@ -348,7 +348,7 @@ PAIRS = Exercise(
     "torch's median is the lower of the two middle values. With an even number of rounds, "
     "interpolate between the two, as torch.quantile does.":
         lambda a, b, right: ((b / a).median(), *right[1:]),
-    "You return how much longer b takes. How many times as long is asked for.":
+    "You return how much longer b takes. Return how many times as long it takes.":
         lambda right: [ratio - 1 for ratio in right],
     "The range should go from the 10% to the 90% quantile. Yours goes from 25% to 75%.":
         lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
@@ -395,10 +395,10 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
     "You divide by the factors. The new matrices should do what the factors did, not undo it.":
         divided,
     "You moved c into w_up, where it changes SiLU's argument. c is applied after the nonlinearity "
-    "and belongs into w_down.":
+    "and belongs in w_down.":
         lambda right, w_down, c: (c * right[0], w_down),
-    "You moved f_u into w_down. The model would give the same, but the exercise wants the factors "
-    "of both halves in w_up.":
+    "You moved f_u into w_down. The model's output would be the same, but put the factors of both "
+    "halves into w_up.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_u * w_down, gain, 1 + 0 * f_u, f_z, c),
     "w_up is right and has f_u in it, but you multiplied w_down by f_u a second time.":
         lambda right, f_u: (right[0], f_u * right[1]),
@@ -499,7 +499,7 @@ def optimizer_inputs(generator):
 
 def optimizer_share(params, tokens, peak, bandwidth, *, adamw_arrays=7, project_arrays=3,
                     bytes_of_number=4):
-    """arrays: read and written."""
+    """adamw_arrays, project_arrays: how many arrays each reads and writes, together."""
     compute = 1e3 * 6 * params * tokens / peak
     array = 1e3 * bytes_of_number * params / bandwidth
     adamw = adamw_arrays * array
