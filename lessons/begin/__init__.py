@@ -1,10 +1,11 @@
 """
-What every lesson's setup cell begins with:
+Prepare a notebook. The setup cell of every lesson begins with:
 
     from begin import begin
     ROOT = begin()
 
-A folder, as beside the notebooks stand folders only: setup cells look for it there.
+This is a folder and not begin.py, because setup cells look for a folder of this name beside the
+notebook.
 """
 import importlib.util
 import os
@@ -14,26 +15,34 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = [ROOT, ROOT / "lessons/grading", ROOT / "lessons/studies"]     # of this repository's modules
+# Notebooks import modules from these folders.
+FOLDERS = [ROOT, ROOT / "lessons/grading", ROOT / "lessons/studies"]
 
 
 def missing(requirements):
-    """Return those lines of a requirements.txt whose package is not installed. Any version counts."""
+    """Return the lines of a requirements.txt whose package is not installed in any version."""
     lines = [line.split("#")[0].strip() for line in requirements.splitlines()]
-    return [line for line in lines if line and not importlib.util.find_spec(re.match(r"\w+", line)[0])]
+    return [line for line in lines
+            if line and not importlib.util.find_spec(re.match(r"\w+", line)[0])]
 
 
 def install(requirements):
-    """Install packages. Raises ImportError with what to do where that fails, as without pip."""
-    print(f"installing {', '.join(requirements)}", flush=True)
-    if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *requirements]).returncode:
-        raise ImportError(f"pip could not install {', '.join(requirements)}. Install them yourself, for instance by "
-                          f"`uv pip install -r {ROOT}/requirements.txt`, and restart the kernel.")
+    """Install packages. Raises ImportError, which says what to do, if pip is missing or fails."""
+    names = ", ".join(requirements)
+    print(f"installing {names}", flush=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *requirements]
+    if subprocess.run(command).returncode:
+        raise ImportError(
+            f"pip could not install {names}. Install them yourself, for instance by "
+            f"`uv pip install -r {ROOT}/requirements.txt`, and restart the kernel.")
     importlib.invalidate_caches()
 
 
 def forget_foreign_modules():
-    """Forget imported modules that have a name of this repository's, as a model.py beside a notebook."""
+    """Forget imported modules that have the name of one of ours, such as another model.py.
+
+    They would otherwise be used in place of ours.
+    """
     for path in [path for folder in FOLDERS for path in folder.glob("*.py")]:
         file = getattr(sys.modules.get(path.stem), "__file__", None)
         if file and Path(file).resolve().parent not in FOLDERS:
@@ -41,7 +50,7 @@ def forget_foreign_modules():
 
 
 def save_in_few_colors():
-    """Save pictures with at most 256 colors from now on: a quarter of the bytes, in a notebook's file, too."""
+    """Make matplotlib save pictures with at most 256 colors, which takes a quarter of the bytes."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
@@ -54,16 +63,20 @@ def save_in_few_colors():
 
 
 def begin():
-    """Go to this repository's folder, make its modules importable, install what is missing, return the folder."""
+    """Go to this repository's folder and return it.
+
+    Also make its modules importable and install the packages that are missing.
+    """
     os.chdir(ROOT)
     sys.path[:0] = map(str, FOLDERS)
     forget_foreign_modules()
     import lessons
-    # A notebook handed out when variants.py stood beside it says `import lessons.variants`
+    # Older notebooks say `import lessons.variants`: variants.py was in lessons/ then.
     lessons.__path__ = [str(ROOT / "lessons"), str(ROOT / "lessons/extras")]
     needed = missing((ROOT / "requirements.txt").read_text())
     if needed:
         install(needed)
-    if "ipykernel" in sys.modules:          # in a notebook, which keeps its pictures
+    # A notebook keeps its pictures in its file.
+    if "ipykernel" in sys.modules:
         save_in_few_colors()
     return ROOT

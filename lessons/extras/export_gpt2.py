@@ -1,10 +1,11 @@
-"""A run in the form of GPT-2, for whatever reads HuggingFace's files: config.json and model.safetensors.
+"""
+Write a run in the form of GPT-2 that HuggingFace uses: config.json and model.safetensors.
 
     python train.py --arch=layernorm --pos=learned --mlp=gelu --tie=true
     python lessons/extras/export_gpt2.py out/layernorm FOLDER
     python sample.py --init_from=FOLDER
 
-A file of its own, as it reads checkpoints with train.py, which itself reads GPT-2's weights with gpt2.py.
+This is not a part of gpt2.py, because it needs train.py, which itself imports gpt2.py.
 """
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from train import load_model
 
 
 def main(words):
-    check(len(words) == 2, "expected two words, a run's folder and one to write to: out/layernorm FOLDER")
+    check(len(words) == 2,
+          "expected two folders, that of a run and one to write to: out/layernorm FOLDER")
     source, folder = words
     model, tokenizer, _ = load_model(source)
     write_gpt2(model, tokenizer, folder)

@@ -1,11 +1,15 @@
-"""GPT-2's published weights, as HuggingFace keeps them, in this project's model: --init_from of train.py and sample.py.
+"""
+Read GPT-2's published weights from HuggingFace's files, and write a model as such files.
+
+train.py and sample.py read them with --init_from:
 
     python sample.py --init_from=gpt2 --prompt="The capital of France is"
     python train.py --init_from=gpt2-medium --data=data/mine --learning_rate=3e-5
-    python train.py --init_from=FOLDER --data=data/mine         # a folder with config.json and model.safetensors
+    python train.py --init_from=FOLDER --data=data/mine
 
-GPT-2 is arch layernorm with learned positions, gelu, biases and one matrix for embedding and head. write_gpt2 is the
-way back; export_gpt2.py is its command.
+FOLDER has HuggingFace's config.json and model.safetensors. GPT-2 is arch=layernorm with learned
+positions, GELU, biases, and one matrix for both embedding and head. export_gpt2.py writes a run
+from the command line.
 """
 from pathlib import Path
 
@@ -14,10 +18,20 @@ import torch
 from prepare import check, explain_errors, read_json, write_json
 
 PUBLISHED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-NAMES = {"h.": "blocks.", "ln_1": "norm1", "attn.c_attn": "w_qkv", "attn.c_proj": "w_o", "ln_2": "norm2",
-         "mlp.c_fc": "w_up", "mlp.c_proj": "w_down", "ln_f": "norm_f"}
+# HuggingFace's names of the weights, and ours.
+NAMES = {
+    "h.": "blocks.",
+    "ln_1": "norm1",
+    "attn.c_attn": "w_qkv",
+    "attn.c_proj": "w_o",
+    "ln_2": "norm2",
+    "mlp.c_fc": "w_up",
+    "mlp.c_proj": "w_down",
+    "ln_f": "norm_f",
+}
 
-# GPT-2's form in HuggingFace's words, whose defaults these are, and in ours. Beside it n_inner changes the function.
+# The entries of HuggingFace's config.json that decide what GPT-2 computes. One that is missing has
+# this value. n_inner also matters, but depends on n_embd: read_gpt2 checks it.
 THEIRS = {
     "model_type": "gpt2",
     "activation_function": "gelu_new",
@@ -27,61 +41,81 @@ THEIRS = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
+# The same form in this project's options.
 OURS = {"arch": "layernorm", "pos": "learned", "mlp": "gelu", "tie": True, "qk_norm": False}
 
 
 def read_gpt2(source):
-    """A dict as train.read_checkpoint's, without an optimizer, of a folder or, fetched, of one of PUBLISHED. Raises
-    DataError."""
+    """Return GPT-2's weights and config as train.read_checkpoint returns a run's, without Adam's.
+
+    `source` is a folder, or one of the PUBLISHED names, which is downloaded. Raises DataError.
+    """
     folder = Path(source)
     is_known = str(source) in PUBLISHED or (folder / "config.json").exists()
-    check(is_known, f"{source}: no such checkpoint; expected a run's folder, a .pt file, {', '.join(PUBLISHED)}, "
-          "or a folder with the config.json of GPT-2")
+    check(is_known, f"{source}: no such checkpoint; expected a run's folder, a .pt file, "
+          f"{', '.join(PUBLISHED)}, or a folder with the config.json of GPT-2")
     from safetensors.torch import load_file
+
     with explain_errors(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):
         if not folder.exists():
             from huggingface_hub import snapshot_download
-            folder = Path(snapshot_download(f"openai-community/{source}",
-                                            allow_patterns=["config.json", "model.safetensors"]))
+            files = ["config.json", "model.safetensors"]
+            folder = Path(snapshot_download(f"openai-community/{source}", allow_patterns=files))
+
         c = read_json(folder / "config.json")
         for name, value in THEIRS.items():
             found = c.get(name, value)
-            check(found == value, f"{folder}/config.json: expected GPT-2's {name}={value}, found {found}")
+            check(found == value,
+                  f"{folder}/config.json: expected GPT-2's {name}={value}, found {found}")
         inner = 4 * c["n_embd"]
         found = c.get("n_inner") or inner
-        check(found == inner, f"{folder}/config.json: expected GPT-2's n_inner={inner}, found {found}")
+        check(found == inner,
+              f"{folder}/config.json: expected GPT-2's n_inner={inner}, found {found}")
+
         weights = {}
         for name, x in load_file(folder / "model.safetensors").items():
             name = name.removeprefix("transformer.")
             for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
-            if "attn." not in name and name != "lm_head.weight":           # causal masks; the same matrix as wte
-                weights[name] = x.t() if ".w_" in name else x              # theirs are (in, out)
+            # What is still called "attn." is a causal mask. A stored head is the embedding again.
+            if "attn." in name or name == "lm_head.weight":
+                continue
+            # HuggingFace stores GPT-2's matrices as (in, out), torch's Linear as (out, in).
+            weights[name] = x.t() if ".w_" in name else x
         weights["lm_head.weight"] = weights["wte.weight"]
+
         sizes = {name: c[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-        return {"model": weights, "step": 0, "tokenizer": c.get("tokenizer", "gpt2"),
-                "config": {**sizes, **OURS, "block_size": c["n_positions"], "bias": True}}
+        config = {**sizes, **OURS, "block_size": c["n_positions"], "bias": True}
+        tokenizer = c.get("tokenizer", "gpt2")
+        return {"model": weights, "step": 0, "tokenizer": tokenizer, "config": config}
 
 
 def write_gpt2(model, tokenizer, folder):
-    """Writes HuggingFace's config.json and model.safetensors of a model with its tokenizer. Raises DataError."""
+    """Write a model as HuggingFace's config.json and model.safetensors into a folder.
+
+    Raises DataError if it does not have the form of GPT-2.
+    """
     from safetensors.torch import save_file
     c = model.config
     for name, value in OURS.items():
         found = getattr(c, name)
         check(found == value, f"{name}={found}: GPT-2's files can only hold {name}={value}")
+
     weights = {}
     for name, x in model.state_dict().items():
         for theirs, ours in NAMES.items():
             name = name.replace(ours, theirs)
         weights[name] = x.t().contiguous() if ".c_" in name and x.dim() == 2 else x
-        if ".c_" in name or "ln_" in name:                                 # a bias for all that have one in GPT-2
+        # Every linear map and norm of GPT-2 has a bias. Where the model has none, it is zero.
+        if ".c_" in name or "ln_" in name:
             weights.setdefault(name.replace("weight", "bias"), torch.zeros(len(x)))
     del weights["lm_head.weight"]
     Path(folder).mkdir(parents=True, exist_ok=True)
     save_file(weights, Path(folder, "model.safetensors"), metadata={"format": "pt"})
+
     sizes = {name: getattr(c, name) for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
     dropout = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), c.dropout)
     write_json(Path(folder, "config.json"), {
-        **THEIRS, **sizes, **dropout, "n_positions": c.block_size, "architectures": ["GPT2LMHeadModel"],
-        "bos_token_id": tokenizer.eot_token, "eos_token_id": tokenizer.eot_token, "tokenizer": tokenizer.name})
+        **THEIRS, **sizes, **dropout, "n_positions": c.block_size,
+        "architectures": ["GPT2LMHeadModel"], "bos_token_id": tokenizer.eot_token,
+        "eos_token_id": tokenizer.eot_token, "tokenizer": tokenizer.name})

@@ -1,10 +1,14 @@
 """
-HellaSwag: how often the right one of four endings is the likeliest, by log-likelihood and by that per character.
+Score models on HellaSwag: how often is the right one of four endings the likeliest?
 
-    python lessons/extras/hellaswag.py --out_dir=out/angpt,out/ngpt      # runs, or gpt2, with commas between
+    python lessons/extras/hellaswag.py --out_dir=out/angpt,out/ngpt
 
-Text and tokens are as in lm-evaluation-harness 0.4 (task hellaswag 1.0), which gives GPT-2 124M 0.2892 and 0.3114 (not
-run here). Chance: 0.25; +-: a standard error. Rows of --file: ctx_a, ctx_b, activity_label, endings, label.
+Two accuracies are printed, each with its standard error: by the log-likelihood of an ending, and by
+its log-likelihood per character. Guessing gives 0.25.
+
+Texts and tokens are made as in lm-evaluation-harness 0.4 (task hellaswag 1.0). For GPT-2 124M that
+reports 0.2892 and 0.3114; we have not repeated this. Each line of --file is a JSON object with
+ctx_a, ctx_b, activity_label, endings and label.
 """
 import json
 import re
@@ -25,34 +29,37 @@ from tqdm import tqdm
 @dataclass
 class HellaswagConfig:
     """Options."""
-    out_dir: str = "out/angpt"           # runs to score, or gpt2 and its like, with commas between
-    file: str | None = None              # questions, a .jsonl (HellaSwag's validation set, fetched)
-    batch_size: int = 4                  # questions at a time
-    device: str = "auto"                 # auto: cuda if torch sees it, else cpu
+    out_dir: str = "out/angpt"  # runs to score, or names like gpt2, with commas between them
+    file: str | None = None     # .jsonl file of questions (HellaSwag's validation set, downloaded)
+    batch_size: int = 4         # questions at a time
+    device: str = "auto"        # auto: cuda if there is one, else cpu
 
 
 def clean(text):
-    """Without WikiHow's marks."""
+    """Return the text without WikiHow's marks, such as [title] and [step]."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
 def rows_of(path):
-    """HellaSwag's rows as dicts, its validation set if there is no path."""
+    """Return the rows of a .jsonl file as dicts, or HellaSwag's validation set without a path."""
     if path:
         with explain_errors(f"file={path}: HellaSwag's questions cannot be read"):
             return [json.loads(line) for line in Path(path).read_text().splitlines()]
     from datasets import load_dataset
-    with explain_errors("Rowan/hellaswag: cannot be fetched; --file reads questions on this machine"):
+    message = "Rowan/hellaswag: cannot be downloaded; --file reads questions on this machine"
+    with explain_errors(message):
         return list(load_dataset("Rowan/hellaswag", split="validation"))
 
 
 def questions(path):
-    """Of HellaSwag's rows (context, endings, index of the right one). Raises DataError."""
+    """Return a list of (context, endings, index of the right ending). Raises DataError."""
     found = []
     for number, row in enumerate(rows_of(path), 1):
-        message = f"{path}, row {number}: expected ctx_a, ctx_b, activity_label, four endings, a label"
+        message = (f"{path}, row {number}: expected ctx_a, ctx_b, activity_label, four endings, "
+                   "a label")
         with explain_errors(message):
-            context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+            context = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+            context = clean(context)
             endings = [clean(ending) for ending in row["endings"]]
             right = int(row["label"])
             check(len(endings) == 4 and all(endings) and 0 <= right < 4, message)
@@ -63,33 +70,41 @@ def questions(path):
 
 @torch.no_grad()
 def nats(model, tokenizer, pairs):
-    """-log p(ending | context) of pairs (context, ending): (len(pairs),). Of what is too long the
-    last part counts."""
+    """Return -log p(ending | context) for pairs (context, ending), as a tensor (len(pairs),).
+
+    A pair that is longer than the model's block_size loses its first tokens.
+    """
     inputs, targets = [], []
     for context, ending in pairs:
+        # The ending's tokens are those that it adds to the context's. Its first one has the space.
         tokens = encode(tokenizer, f"{context} {ending}".encode(), new=False).astype(int)
-        new = len(tokens) - len(encode(tokenizer, context.rstrip(" ").encode(), new=False))
+        context_tokens = encode(tokenizer, context.rstrip(" ").encode(), new=False)
+        ending_length = len(tokens) - len(context_tokens)
         tokens = torch.from_numpy(tokens[-model.config.block_size - 1:])
         inputs.append(tokens[:-1])
         targets.append(tokens[1:].clone())
-        targets[-1][:-new] = -1                          # the context's do not count
+        # The loss leaves out targets of -1: the context's tokens, and the padding below.
+        targets[-1][:-ending_length] = -1
+
     device = next(model.parameters()).device
     x = pad_sequence(inputs, batch_first=True).to(device)
     y = pad_sequence(targets, batch_first=True, padding_value=-1).to(device)
-    logits = model(x, y)[0].float().transpose(1, 2)      # (len(pairs), V, tokens)
+    logits = model(x, y)[0].float().transpose(1, 2)  # (len(pairs), V, tokens)
     return F.cross_entropy(logits, y, ignore_index=-1, reduction="none").sum(1)
 
 
 def score(model, tokenizer, rows, batch_size):
-    """Whether each question's right ending is the likeliest, and the likeliest a character:
-    (questions, 2)."""
+    """Return 1 where the right ending is the likeliest, else 0, in float64: (questions, 2).
+
+    The second column compares the likelihood per character.
+    """
     right = []
     for i in tqdm(range(0, len(rows), batch_size), disable=None):
         contexts, endings, labels = zip(*rows[i:i + batch_size])
         pairs = [(context, ending) for context, four in zip(contexts, endings) for ending in four]
         lengths = torch.tensor([len(ending) for _, ending in pairs])
-        losses = nats(model, tokenizer, pairs).cpu()
-        both = torch.stack((losses, losses / lengths)).view(2, -1, 4)
+        losses = nats(model, tokenizer, pairs).cpu()  # four per question
+        both = torch.stack((losses, losses / lengths)).view(2, -1, 4)  # (2, questions, 4)
         right.append(both.argmin(2) == torch.tensor(labels))
     return torch.cat(right, dim=1).double().T
 

@@ -1,4 +1,4 @@
-"""GPT-2's weights in HuggingFace's form give GPT-2's logits."""
+"""Test that GPT-2's weights, as HuggingFace stores them, give GPT-2's logits."""
 import os
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ def bytes_corpus(folder):
     return str(prepare(f"{folder}/text.txt", data_dir=str(folder)))
 
 def write_gpt2(folder, prefix="", **changes):
-    """Writes a tiny GPT-2 as HuggingFace does; returns its weights, far from their start, in float64."""
+    """Write a tiny GPT-2 with random weights as HuggingFace does; return the weights in float64."""
     config = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5, n_positions=16, n_embd=16,
                   n_layer=2, n_head=2, vocab_size=262)
     write_json(folder / "config.json", config | changes)
@@ -33,13 +33,14 @@ def write_gpt2(folder, prefix="", **changes):
         w[f"{name}.weight"] = torch.randn(shape) / 3
         w[f"{name}.bias"] = torch.randn(shape[-1]) / 3
     stored = {prefix + name: x for name, x in w.items()}
-    stored[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()                   # no weight: the causal mask
+    # HuggingFace's name for the causal mask, which is no weight.
+    stored[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
     stored["lm_head.weight"] = w["wte.weight"].clone()
     save_file(stored, folder / "model.safetensors")
     return {name: x.double() for name, x in w.items()}
 
 def ref_gpt2(w, idx):
-    """GPT-2's logits by torch's own functions, with the published names."""
+    """Return GPT-2's logits, computed with torch's own functions and the published names."""
     def norm(name, h):
         return F.layer_norm(h, [16], w[f"{name}.weight"], w[f"{name}.bias"])
     def linear(name, x):

@@ -36,13 +36,13 @@ def test_an_ending_is_scored_as_if_it_were_alone():
         text = f"{context} {ending}".encode()
         row = torch.tensor(list(text)[-17:])             # block_size is 16
         losses = F.cross_entropy(model(row[None, :-1], row[None, 1:])[0][0], row[1:], reduction="none")
-        new = len(text) - len(context.rstrip())          # with the space before it
+        new = len(text) - len(context.rstrip())          # the ending and the space before it
         wanted.append(losses[-new:].sum().item())
     assert hellaswag.nats(model, BYTES, pairs).tolist() == pytest.approx(wanted, rel=1e-5)
 
 
 class LikesA(torch.nn.Linear):
-    """A model to which every next byte is most likely an a."""
+    """A model for which the most likely next byte is always an "a"."""
     config = SimpleNamespace(block_size=99)
 
     def forward(self, x, targets):
@@ -51,7 +51,8 @@ class LikesA(torch.nn.Linear):
 
 def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(hellaswag, "load_model", lambda *_: (LikesA(1, 1), BYTES, {}))
-    endings = ["bb", "aab", 6 * "日", "cccc"]            # the likeliest; the likeliest a letter; that a byte
+    # The first is the likeliest, the second per character, and the third would be per byte.
+    endings = ["bb", "aab", 6 * "日", "cccc"]
     write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
     hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu"])
     assert capsys.readouterr().out == "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n"

@@ -1,4 +1,4 @@
-"""variants.py against its equations written out, and what else a variant owes; gpt2.py and export_gpt2.py."""
+"""Test variants.py against its equations, written out once more; gpt2.py and export_gpt2.py."""
 import copy
 import json
 import math
@@ -16,7 +16,7 @@ from model import ARCHS, Cache, GPT, GPTConfig, NGPTBlock, RMSNormBlock
 from prepare import DataError
 from train import load_model
 
-torch.set_num_threads(1)                           # the models are tiny: threads would only wait for each other
+torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
 
 VARIANTS = [arch for arch, block in ARCHS.items() if block.__module__ == variants.__name__]
 SIX = [arch for arch, block in ARCHS.items() if block.__module__ == NGPTBlock.__module__]
@@ -38,9 +38,13 @@ IDX, TARGETS = some_tokens(2, 8), some_tokens(2, 8, seed=5)
 
 @torch.no_grad()
 def rough(arch, **options):
-    """A model in float64, every number of it away from its start: a forgotten gain or a swapped axis shows."""
+    """Return a model in float64 whose parameters have all moved away from their initial values.
+
+    Otherwise a forgotten gain, which starts at 1, would not show.
+    """
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)         # for the rope tables too
+    # The rope tables are computed in the default dtype, too.
+    torch.set_default_dtype(torch.float64)
     try:
         model = GPT(GPTConfig(arch=arch, **{**TINY, **options})).eval()
     finally:
@@ -53,7 +57,8 @@ def rough(arch, **options):
             p.copy_(noise / p.shape[1] ** 0.5)
         elif p.dtype == torch.float64:
             p.copy_(p * (1 + 0.3 * noise) + 0.3 * noise)
-    model.project_()                               # for the sphere's
+    # On the sphere weights must have norm 1.
+    model.project_()
     return model
 
 
@@ -61,7 +66,7 @@ def assert_close(got, want, tol=1e-11):
     assert got.shape == want.shape and (got - want).abs().max() <= tol * want.abs().max()
 
 
-# ---- The equations once more: one head and one query at a time, nothing of model.py ----------------------------------
+# ---- The equations, without model.py, for one head and one query at a time ------------------------
 
 def over_rms(x, eps):
     return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
@@ -76,13 +81,13 @@ def ref_silu(x):
 
 
 def ref_erf(x):
-    """The integral of exp(-t^2) from 0 to x, times 2 / sqrt(pi), by Gauss and Legendre's rule."""
+    """Return 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x (Gauss-Legendre)."""
     nodes, weights = np.polynomial.legendre.leggauss(60)
     return sum(w * x * (-(x * (node + 1) / 2) ** 2).exp() for node, w in zip(nodes, weights)) / math.sqrt(math.pi)
 
 
 def ref_turn(x):
-    """Channels i and i + d_k/2 of (B, T, d_k) are a point in the plane that turns by t 10000^(-2i/d_k)."""
+    """Rotate each point (channel i, channel i + d_k/2) of x (B, T, d_k) by t 10000^(-2i/d_k)."""
     pairs = x.shape[-1] // 2
     angle = torch.arange(x.shape[1])[:, None] * 10000.0 ** -(torch.arange(pairs).double() / pairs)
     z = torch.complex(x[..., :pairs], x[..., pairs:]) * torch.exp(1j * angle)
@@ -126,7 +131,10 @@ NORMS = {"postln": layer_norm, "deepnorm": layer_norm, "keel": layer_norm, "powe
 
 
 class Written:
-    """A whole GPT, written out, with a model's parameters. b is a block's prefix, such as "blocks.0.", l its number."""
+    """A whole GPT, written out, with the parameters of a model.
+
+    b is the prefix of a block, such as "blocks.0.", and l is its number, from 1.
+    """
 
     def __init__(self, model):
         self.c = model.config
@@ -146,14 +154,15 @@ class Written:
         return x @ self.p[name + ".weight"].T + self.p.get(name + ".bias", 0)
 
     def before_rope(self, b, which, x, head):
-        """A head's channels of x = W h, where W is W_q, W_k or W_v."""
-        if self.c.arch == "olmo2":                 # over all heads; there is none of v
+        """Return a head's channels of x = W h, where W is W_q, W_k or W_v."""
+        # OLMo 2 normalizes over all heads. It has no norm of v.
+        if self.c.arch == "olmo2":
             x = self.norm(f"{b}norm_{which}", x)
         x = x[..., head * self.d_k:(head + 1) * self.d_k]
         return self.norm(f"{b}norm_{which}", x) if self.c.arch == "hybridnorm" else x
 
     def behind_rope(self, b, x, head):
-        """x (B, T, d_k): a head's q or k."""
+        """Return a head's q or k (B, T, d_k) after rope, norm and scale."""
         if self.c.pos == "rope":
             x = ref_turn(x)
         if self.c.qk_norm or (self.on_sphere and self.c.arch != "ngpt_no_qk_norm"):
@@ -164,7 +173,7 @@ class Written:
         return x
 
     def attn(self, b, x, scale=None, gains=None):
-        """gains: one a head, of what it gives"""
+        """Return attention's output. `gains` has one gain for the output of each head."""
         scale = scale or (self.p[b + "g"] if self.c.qk_norm else self.d_k ** -0.5)
         q, k, v = self.linear(b + "w_qkv", x).split(self.d, dim=-1)
         outputs = []
@@ -236,7 +245,8 @@ class Written:
 
     def step(self, h, y, alpha):
         cosine = (h * y).sum(-1, keepdim=True)
-        if self.c.arch == "ngpt_riemann":          # the projection as a matrix
+        if self.c.arch == "ngpt_riemann":
+            # The projection onto the tangent space, as a matrix.
             project = torch.eye(self.d) - h[..., :, None] * h[..., None, :]
             return ref_unit(h + alpha * (project @ y[..., None])[..., 0])
         if self.c.arch == "ngpt_slerp":
@@ -283,9 +293,10 @@ def test_a_variant_and_its_gradients_equal_its_equations(arch, options):
     nats.backward()
     for name, p in model.named_parameters():
         if arch == "ngpt_scalar" and "s_u" in name:
-            assert p.grad.abs().max() < 1e-14      # the norm behind w_down takes one number out again
+            # A single factor is taken out again by the norm after w_down.
+            assert p.grad.abs().max() < 1e-14
         else:
-            assert p.grad.abs().max() > 1e-9, name # every other learns
+            assert p.grad.abs().max() > 1e-9, name
             assert_close(p.grad, written.p[name].grad, 1e-10)
 
 
@@ -317,15 +328,17 @@ def test_a_variant_trains_is_causal_and_caches(arch):
         assert torch.equal(again(IDX, TARGETS)[0], whole)
 
 
-# the others' forward is one of these, with something left out
+# The forward of every other variant is one of these, with something left out.
 @pytest.mark.parametrize("arch", [arch for arch in VARIANTS if "_no_" not in arch and arch != "ngpt_bounded"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")                         # in torch's compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's compiler
 def test_a_compiled_variant_is_one_graph_with_eagers_gradients(arch):
     torch.compiler.reset()
     eager = rough(arch, pn_warmup=0).train()
     compiled = copy.deepcopy(eager)
-    backend = "aot_eager" if "powernorm" in arch else "eager"                     # its backward is its own
-    for block in (compiled.blocks[0], compiled.blocks[-1]):                       # mixln's differ
+    # PowerNorm has a backward of its own; aot_eager traces that, too.
+    backend = "aot_eager" if "powernorm" in arch else "eager"
+    # The first and the last block of mixln differ.
+    for block in (compiled.blocks[0], compiled.blocks[-1]):
         block.compile(fullgraph=True, backend=backend)
     for model in (eager, compiled):
         model(IDX, TARGETS)[1].backward()
@@ -337,7 +350,8 @@ def parameters_of(arch):
     return sum(p.numel() for p in GPT(GPTConfig(arch=arch, **TINY)).parameters())
 
 
-@pytest.mark.parametrize("arch, base, more", [                                     # 4 layers of width 16, heads of 8
+# The models have 4 layers of width 16, with heads of 8 channels.
+@pytest.mark.parametrize("arch, base, more", [
     ("normformer_no_attn_ln", "normformer", -4 * 16), ("normformer_no_ffn_ln", "normformer", -4 * 64),
     ("normformer_no_head_scale", "normformer", -4 * 2), ("ngpt_scalar", "ngpt", -4 * (16 * 3 + 64 * 2 - 5)),
     ("postln", "layernorm", -16), ("deepnorm", "layernorm", -16), ("keel", "layernorm", -16 + 7 * 16),
@@ -378,7 +392,7 @@ def test_blocks_know_their_number_in_one_model_and_the_next():
 def test_deepnorm_begins_with_xavier_s_matrices_times_beta_and_leaves_them_then(mlp):
     model = GPT(GPTConfig(arch="deepnorm", vocab_size=17, n_layer=2, n_head=2, n_embd=96, mlp=mlp))
     q, k, v = model.blocks[1].w_qkv.weight.split(96)
-    beta = 16 ** -0.25                             # (8 n_layer)^(-1/4)
+    beta = 16 ** -0.25  # (8 n_layer)^(-1/4)
     wide = beta * math.sqrt(2 / (96 + 384))
     square = math.sqrt(2 / (96 + 96))
     for matrix, std in ((q, square), (k, square), (v, beta * square), (model.blocks[1].w_o.weight, beta * square),
@@ -394,7 +408,8 @@ def test_ngpt_bounded_bounds_along_ngpt_s_axes():
     model = rough("ngpt_bounded")
     for name, dim in (("w_qkv", 1), ("w_o", 0), ("w_up", 1), ("w_down", 0)):
         matrix = getattr(model.blocks[1], name).weight
-        before = gaussian(*matrix.shape) / matrix.shape[dim] ** 0.5               # as many norms above 1 as below
+        # About as many norms are above 1 as below.
+        before = gaussian(*matrix.shape) / matrix.shape[dim] ** 0.5
         matrix.copy_(before)
         model.project_()
         assert_close(matrix, before / before.norm(dim=dim, keepdim=True).clamp(min=1))
@@ -403,7 +418,7 @@ def test_ngpt_bounded_bounds_along_ngpt_s_axes():
 # ---- gpt2.py ---------------------------------------------------------------------------------------------------------
 
 def a_run(folder, arch="layernorm", **options):
-    """A checkpoint of a rough model in that folder, and the model, in float32."""
+    """Save a checkpoint of a rough model in the folder; return the model, in float32."""
     model = rough(arch, **{**GPT2, **options}).float()
     state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3, "tokenizer": "bytes"}
     folder.mkdir()
@@ -454,7 +469,8 @@ def test_what_the_reader_cannot_represent_is_refused_by_name(tmp_path, name, val
     path = tmp_path / "theirs" / "config.json"
     whole = json.loads(path.read_text())
     path.write_text(json.dumps({**whole, "n_inner": 64, "reorder_and_upcast_attn": True}))
-    read_gpt2(tmp_path / "theirs")                 # neither changes the function
+    # Neither of these two changes what the model computes, so they are accepted.
+    read_gpt2(tmp_path / "theirs")
     path.write_text(json.dumps({**whole, name: value}))
     with pytest.raises(DataError, match=f"^{path}: expected GPT-2's {name}=.*, found {value}$"):
         read_gpt2(tmp_path / "theirs")
@@ -471,6 +487,6 @@ def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch,
     assert not asked and read_gpt2("gpt2-xl") and asked == ["openai-community/gpt2-xl"]
 
 
-def test_the_command_wants_two_words():
-    with pytest.raises(DataError, match="^expected two words, a run's folder and one to write to: .*$"):
+def test_the_command_wants_two_folders():
+    with pytest.raises(DataError, match="^expected two folders, that of a run and one to write to: .*$"):
         export(["out/layernorm"])

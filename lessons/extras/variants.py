@@ -1,104 +1,119 @@
 """
-Beside the six: nGPT's optional forms, and the steps from nGPT to anGPT (anGPT Fig. 5), each one method away from nGPT;
-NormFormer with one of its operations off; PowerNorm as its paper's main text has it; and norms before, after and
-around a branch, of yesterday and today.
+Register twenty-three architectures besides the six.
 
-Importing this file registers them, and so does their name with the file's in front of it:
+These are nGPT's optional forms; two steps from nGPT to anGPT (anGPT Fig. 5); NormFormer without one
+of its operations; PowerNorm as the main text of its paper has it; and the norms of other papers,
+older and newer than the six.
+
+Importing this file registers them. So does a name with the path of this file in front of it:
 
     import lessons.extras.variants
     train(TrainConfig(arch="ngpt_slerp", max_steps=500))
 
     python train.py --arch=lessons/extras/variants.py:ngpt_slerp --max_steps=500
 
-  ngpt_no_qk_norm           q and k keep their norms                              nGPT Table 6, 1
-  ngpt_slerp                the arc in place of the chord                         nGPT eq. 6, Table 6, 2
-  ngpt_scalar               one number for each of a block's vectors of scales    nGPT Table 5
-  ngpt_riemann              the step is projected on the tangent space            nGPT eq. 28-30
-  ngpt_by_depth             alpha starts at 0.2 / layers: 0.05 in four            2604.27077; lesson 6
-  ngpt_corrected            nu(alpha) in place of the norm after the step         anGPT Fig. 5, "with LERP correction"
-  ngpt_bounded              and weights bounded in place of normalized            anGPT Fig. 5, "with param. bounding"
-  normformer_no_attn_ln     without the LayerNorm after attention                 NormFormer Table 4
-  normformer_no_ffn_ln      without the LayerNorm in the MLP                      NormFormer Table 4
-  normformer_no_head_scale  without the gain of each head                         NormFormer Table 4
-  powernorm_plain           PowerNorm without GroupScaling1D: diverges if deep    lesson 2
+  ngpt_no_qk_norm           q and k are not normalized        nGPT Table 6, row 1
+  ngpt_slerp                h moves on an arc, not a chord    nGPT eq. 6; Table 6, row 2
+  ngpt_scalar               vectors of scales become numbers  nGPT Table 5
+  ngpt_riemann              h moves in its tangent space      nGPT eq. 28-30
+  ngpt_by_depth             alpha starts at 0.2 / n_layer     2604.27077; lesson 6
+  ngpt_corrected            nu(alpha), not unit, ends a step  anGPT Fig. 5, "with LERP correction"
+  ngpt_bounded              the same, with bounded weights    anGPT Fig. 5, "with param. bounding"
+  normformer_no_attn_ln     no LayerNorm after attention      NormFormer Table 4
+  normformer_no_ffn_ln      no LayerNorm in the MLP           NormFormer Table 4
+  normformer_no_head_scale  no gain for each head             NormFormer Table 4
+  powernorm_plain           no GroupScaling1D                 diverges if deep: see lesson 2
 
-In these h is the residual stream, F a branch (attention or MLP), N a norm, l = 1, ... L the number of a layer:
+Below, h is the residual stream, F a branch (attention or MLP), N a norm, and l = 1, ..., L the
+number of a layer.
 
-  postln                    h <- LN(h + F(h)), as in the first Transformer        NormFormer section 1
-  mixln                     h <- N(h + F(h)) where l <= L/4, then h + F(N(h))     Mix-LN, 2412.13795
-  deepnorm                  h <- LN((2L)^(1/4) h + F(h)), F starting smaller      DeepNet, 2203.00555
-  keel                      h <- LN(2L h + F(LN(h)))                              Keel, 2601.19895
-  periln                    h <- h + N(F(N(h))), as in Gemma 2                    Peri-LN, 2502.02732
-  olmo2                     h <- h + N(F(h)), norms of q and k before rope        OLMo 2, 2501.00656
-  hybridnorm                h <- N(h + Attn(h)), norms of q, k and v; h + MLP(h)  HybridNorm, 2503.04598
-  lnscale                   h <- h + F(N(h) / sqrt(l))                            anGPT section 3.2, Appendix A
+  postln      h <- LN(h + F(h)), as in the first Transformer      NormFormer section 1
+  mixln       h <- N(h + F(h)) where l <= L/4, then h + F(N(h))   Mix-LN, 2412.13795
+  deepnorm    h <- LN((2L)^(1/4) h + F(h)), F starts smaller      DeepNet, 2203.00555
+  keel        h <- LN(2L h + F(LN(h)))                            Keel, 2601.19895
+  periln      h <- h + N(F(N(h))), as in Gemma 2                  Peri-LN, 2502.02732
+  olmo2       h <- h + N(F(h)), with norms of q, k before rope    OLMo 2, 2501.00656
+  hybridnorm  h <- N(h + Attn(h)), with norms of q, k and v;      HybridNorm, 2503.04598
+              then h <- h + MLP(h)
+  lnscale     h <- h + F(N(h) / sqrt(l))                          anGPT section 3.2, Appendix A
 
-and these take something else for N in h <- h + F(N(h)):
+The last four have another N in h <- h + F(N(h)):
 
-  dyt                       weight tanh(alpha x)                                  anGPT Appendix A
-  derf                      weight erf(alpha x + s)                               Derf, 2512.10938
-  seednorm                  (weight + alpha tanh(beta . x)) x / rms(x)            SeeDNorm, 2510.22777
-  gatednorm                 y sigmoid(U silu(D y)), y = RMSNorm(x)                GatedNorm, 2601.22966
+  dyt         weight tanh(alpha x)                                anGPT Appendix A
+  derf        weight erf(alpha x + s)                             Derf, 2512.10938
+  seednorm    (weight + alpha tanh(beta . x)) x / rms(x)          SeeDNorm, 2510.22777
+  gatednorm   y sigmoid(U silu(D y)), where y = RMSNorm(x)        GatedNorm, 2601.22966
 
-NormFormer's fourth operation is the option resid_scale. With qk_norm=True lnscale is anGPT's "GPT+ with LN scaling",
-and dyt its "GPT+ with DyT" without the additional learned scale that the paper names and does not place.
+NormFormer's fourth operation is the option resid_scale. With qk_norm=True, lnscale is anGPT's "GPT+
+with LN scaling", and dyt is its "GPT+ with DyT", except that the paper mentions one more learned
+scale there without saying where it belongs.
 
-The papers with a number in arXiv (2412.13795, ...) are not among this project's: their equations are those of the
-authors' own code (mixln, deepnorm, hybridnorm, derf), of a library's (olmo2), of the paper's text (gatednorm) or of
-several descriptions that agree (periln, keel, seednorm). Each class says what could not be checked. Nobody has tuned
-recipes for them: periln and olmo2 take normformer's, whose branches end in norms too, the others rmsnorm's.
+This project does not have the papers that are given by arXiv number. Their equations come from the
+authors' code (mixln, deepnorm, hybridnorm, derf), from a library's code (olmo2), from the text of
+the paper (gatednorm), or from several descriptions that agree (periln, keel, seednorm). Each class
+says what we could not check.
 
-Hyper-connections, value residuals and whatever else gives the stream another form would need another GPT.
+The recipes are not tuned for these architectures. periln and olmo2 use that of normformer, whose
+branches end in norms, too. The others use that of rmsnorm.
+
+Hyper-connections, value residuals and other changes to the residual stream itself are not here:
+they would need another class GPT.
 """
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from model import (ANGPTBlock, ARCHS, LayerNorm, NGPTBlock, NormFormerBlock, PowerNorm, PowerNormBlock, PreNormBlock,
-                   RMSNorm, Scale, attend, heads, rope, unit, wide)
+from model import (ANGPTBlock, ARCHS, LayerNorm, NGPTBlock, NormFormerBlock, PowerNorm,
+                   PowerNormBlock, PreNormBlock, RMSNorm, Scale, attend, heads, rope, unit, wide)
 
 
-# ---- nGPT ------------------------------------------------------------------------------------------------------------
+# ---- nGPT ----------------------------------------------------------------------------------------
 
 class StepsBlock(NGPTBlock):
-    """NGPTBlock with its steps as methods to override; as it stands, the same function."""
+    """NGPTBlock with methods to override. As it stands, it computes what NGPTBlock does."""
 
     def qk_norm(self, x):
-        """x (..., T, d_k)"""
-        return unit(x)                                                            # (15, 16)
+        """Return q or k (..., T, d_k), normalized."""
+        return unit(x)                                                      # (15, 16)
 
     def step(self, h, y, alpha):
-        """From h (B, T, d) towards the unit vectors y (B, T, d), alpha (d,) of the way."""
-        return unit(h + alpha * (y - h))                                          # (10, 11)
+        """Move h (B, T, d) a share alpha (d,) of the way to the unit vectors y (B, T, d)."""
+        return unit(h + alpha * (y - h))                                    # (10, 11)
 
     def forward(self, h, cos, sin, cache=None):
         s_qk = self.s_qk().view(self.n_head, 1, self.d_k)
-        q, k, v = heads(self.w_qkv(h), self.n_head)                               # (12)
-        q = self.qk_norm(rope(q, cos, sin)) * s_qk                                # (15)
-        k = self.qk_norm(rope(k, cos, sin)) * s_qk                                # (16)
-        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training) # (13)
-        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))             # (14): (B, T, d)
-        h = self.step(h, h_a, self.alpha_a().abs())                               # (10)
-        u, z = self.w_up(h).chunk(2, dim=-1)                                      # (17): (B, T, 4d) each
-        u = u * self.s_u()                                                        # (20)
-        z = z * self.s_v() * self.d ** 0.5                                        # (21)
-        h_m = unit(self.drop(self.w_down(u * F.silu(z))))                         # (18, 19)
-        return self.step(h, h_m, self.alpha_m().abs())                            # (11)
+        q, k, v = heads(self.w_qkv(h), self.n_head)                         # (12)
+        q = self.qk_norm(rope(q, cos, sin)) * s_qk                          # (15)
+        k = self.qk_norm(rope(k, cos, sin)) * s_qk                          # (16)
+        y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13)
+        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))       # (14): (B, T, d)
+        h = self.step(h, h_a, self.alpha_a().abs())                         # (10)
+        u, z = self.w_up(h).chunk(2, dim=-1)                                # (17): (B, T, 4d) each
+        u = u * self.s_u()                                                  # (20)
+        z = z * self.s_v() * self.d ** 0.5                                  # (21)
+        h_m = unit(self.drop(self.w_down(u * F.silu(z))))                   # (18, 19)
+        return self.step(h, h_m, self.alpha_m().abs())                      # (11)
 
 
 class NoQKNorm(StepsBlock):
+    """nGPT without the norms of q and k."""
+
     def qk_norm(self, x):
         return x
 
 
 class Slerp(StepsBlock):
+    """nGPT with spherical interpolation: the step follows the arc between h and y."""
+
     def step(self, h, y, alpha):
-        theta = (h * y).sum(-1, keepdim=True).clamp(-0.9999, 0.9999).arccos()     # (B, T, 1)
-        return unit(((1 - alpha) * theta).sin() * h + (alpha * theta).sin() * y)  # (6) times sin(theta)
+        # The derivative of arccos is infinite at -1 and 1, so theta keeps away from 0 and pi.
+        theta = (h * y).sum(-1, keepdim=True).clamp(-0.9999, 0.9999).arccos()  # (B, T, 1)
+        # This is (6) times sin(theta), a factor that unit takes out again.
+        return unit(((1 - alpha) * theta).sin() * h + (alpha * theta).sin() * y)
 
 
 class ScalarScale(Scale):
-    """A Scale whose n entries are one number."""
+    """A Scale with one learned number in all its n entries."""
 
     def __init__(self, n, init, scale):
         super().__init__(1, init, scale)
@@ -109,7 +124,10 @@ class ScalarScale(Scale):
 
 
 class ScalarScales(NGPTBlock):
-    """s_u does nothing then: the norm behind w_down takes it out again."""
+    """nGPT with one number in place of each vector of scales in a block.
+
+    Here s_u has no effect: it scales the input of w_down, whose output is normalized.
+    """
 
     def __init__(self, config):
         super().__init__(config)
@@ -119,13 +137,18 @@ class ScalarScales(NGPTBlock):
 
 
 class Riemannian(StepsBlock):
+    """nGPT whose step goes in the direction of y, projected onto the tangent space at h."""
+
     def step(self, h, y, alpha):
-        gradient = h * (h * y).sum(-1, keepdim=True) - y                          # (28)
-        return unit(h - alpha * gradient)                                         # (29, 30)
+        gradient = h * (h * y).sum(-1, keepdim=True) - y                    # (28)
+        return unit(h - alpha * gradient)                                   # (29, 30)
 
 
 class AlphaByDepth(NGPTBlock):
-    """Of 2604.27077's changes to nGPT this one alone; its equation could not be checked."""
+    """nGPT whose alphas start at 0.2 / n_layer.
+
+    2604.27077 changes more in nGPT. We could not check its equation.
+    """
 
     def __init__(self, config):
         super().__init__(config)
@@ -134,31 +157,39 @@ class AlphaByDepth(NGPTBlock):
 
 
 class Corrected(StepsBlock):
+    """nGPT whose step ends with anGPT's factor nu(alpha) instead of a norm."""
     nu = ANGPTBlock.nu
 
     def step(self, h, y, alpha):
-        return self.nu(alpha) * (h + alpha * (y - h))                             # anGPT Table 1, Residual
+        return self.nu(alpha) * (h + alpha * (y - h))  # anGPT Table 1, Residual
 
 
 class Bounded(Corrected):
-    constrain_ = ANGPTBlock.constrain_                                            # anGPT section 4.2, nGPT's axes
+    """Corrected with weights of norm at most 1, as in anGPT, but along nGPT's axes."""
+    constrain_ = ANGPTBlock.constrain_  # anGPT section 4.2
 
 
-# ---- NormFormer and PowerNorm ----------------------------------------------------------------------------------------
+# ---- NormFormer and PowerNorm --------------------------------------------------------------------
 
 class NoAttnLN(NormFormerBlock):
+    """NormFormer without the LayerNorm after attention."""
+
     def __init__(self, config):
         super().__init__(config)
         self.norm_attn = nn.Identity()
 
 
 class NoFFNLN(NormFormerBlock):
+    """NormFormer without the LayerNorm in the MLP."""
+
     def __init__(self, config):
         super().__init__(config)
         self.norm_ffn = nn.Identity()
 
 
 class NoHeadScale(NormFormerBlock):
+    """NormFormer without HeadScale: the gain of each head stays 1 and is not trained."""
+
     def __init__(self, config):
         super().__init__(config)
         del self.head_scale
@@ -166,6 +197,8 @@ class NoHeadScale(NormFormerBlock):
 
 
 class PlainPowerNorm(PowerNorm):
+    """PowerNorm without GroupScaling1D."""
+
     def group_scale(self, x):
         return x
 
@@ -174,23 +207,27 @@ class PlainPowerNormBlock(PowerNormBlock):
     Norm = PlainPowerNorm
 
 
-# ---- Where the norms stand -------------------------------------------------------------------------------------------
+# ---- Where the norms stand -----------------------------------------------------------------------
 
 class BranchesBlock(PreNormBlock):
-    """PreNormBlock with its two branches as methods, without their norms; as it stands, the same function."""
+    """PreNormBlock with its branches as methods, so that subclasses can place the norms elsewhere.
+
+    As it stands, it computes what PreNormBlock does.
+    """
 
     def __init__(self, config):
         super().__init__(config)
-        self.norm_q = nn.Identity()                                               # before rope; norm_qk is behind it
+        # These norms come before rope, and norm_qk after it.
+        self.norm_q = nn.Identity()
         self.norm_k = nn.Identity()
         self.norm_v = nn.Identity()
 
     def attn(self, x, cos, sin, cache):
-        q, k, v = heads(self.w_qkv(x), self.n_head)                               # (B, H, T, d_k) each
+        q, k, v = heads(self.w_qkv(x), self.n_head)                         # (B, H, T, d_k) each
         q = self.norm_qk(rope(self.norm_q(q), cos, sin))
         k = self.norm_qk(rope(self.norm_k(k), cos, sin))
         y = attend(q, k, self.norm_v(v), self.g, cache, self.dropout * self.training)
-        return self.drop(self.w_o(y.transpose(1, 2).flatten(2)))                  # (B, T, d)
+        return self.drop(self.w_o(y.transpose(1, 2).flatten(2)))            # (B, T, d)
 
     def mlp(self, x):
         return self.drop(self.w_down(self.f(self.w_up(x))))
@@ -201,13 +238,14 @@ class BranchesBlock(PreNormBlock):
 
 
 class PostLNBlock(BranchesBlock):
-    """The norm behind the sum. The last block ends in one, so that the model needs none at its end."""
+    """Post-LN: the norm comes after the sum."""
     Norm = LayerNorm
-    alpha = 1.0                                                                   # of Post-LN's descendants
+    alpha = 1.0  # subclasses set a larger one
 
     def __init__(self, config):
         super().__init__(config)
-        self.Norm = nn.Identity                                                   # of which GPT makes norm_f
+        # GPT makes its last norm, norm_f, of this class. The last block already ends in a norm.
+        self.Norm = nn.Identity
 
     def forward(self, h, cos, sin, cache=None):
         h = self.norm1(self.alpha * h + self.attn(h, cos, sin, cache))
@@ -215,7 +253,10 @@ class PostLNBlock(BranchesBlock):
 
 
 class MixLNBlock(BranchesBlock):
-    """The first quarter of the layers Post-LN, the others Pre-LN. Not checked: how a quarter is rounded."""
+    """Post-LN in the first quarter of the layers, Pre-LN in the others.
+
+    We could not check how the paper rounds a quarter.
+    """
     Norm = RMSNorm
 
     def __init__(self, config):
@@ -233,8 +274,12 @@ class MixLNBlock(BranchesBlock):
 
 
 class DeepNormBlock(PostLNBlock):
-    """Post-LN with a longer h, and with matrices that begin beta times as large as Xavier's, except q's and k's. Not
-    checked: whether Xavier's normal or uniform; and SwiGLU, which is younger: here its two maps are two matrices."""
+    """Post-LN with h multiplied by alpha, and with smaller initial weights.
+
+    All matrices but those of q and k are initialized at beta times Xavier's size. We could not
+    check whether the paper means Xavier's normal or uniform distribution; this is the normal one.
+    SwiGLU's w_up counts as two matrices here, which is our choice.
+    """
 
     def __init__(self, config):
         super().__init__(config)
@@ -250,9 +295,13 @@ class DeepNormBlock(PostLNBlock):
 
 
 class KeelBlock(PostLNBlock):
-    """Post-LN with h times the number of branches, 2L, and a norm before each branch too. Not checked in the paper:
-    alpha = 2L, and that the first layer has alpha = 1 and no norm behind its attention; both are from
-    implementations. Whether it has a last norm is not known: here none, as h comes out of one."""
+    """Post-LN with h multiplied by 2L, the number of branches, and with a norm before each branch.
+
+    Two things come from implementations, and we could not check them in the paper: that alpha is
+    2L, and that the first layer has alpha = 1 and no norm after its attention. We do not know
+    whether the paper has a norm after the last block. There is none here, because the last block
+    ends in one.
+    """
 
     def __init__(self, config):
         super().__init__(config)
@@ -271,7 +320,10 @@ class KeelBlock(PostLNBlock):
 
 
 class PeriLNBlock(BranchesBlock):
-    """A norm on both sides of a branch. The paper also has one on the embedding, which GPT has no place for."""
+    """A norm at both ends of each branch.
+
+    The paper also normalizes the embedding. This is left out, because GPT has no place for it.
+    """
     family = "normformer"
     Norm = RMSNorm
 
@@ -286,15 +338,18 @@ class PeriLNBlock(BranchesBlock):
 
 
 class RMSNormOverHeads(RMSNorm):
-    """RMSNorm of x (B, H, T, d_k) over all H d_k channels of a token."""
+    """RMSNorm of x (B, H, T, d_k) over all H * d_k channels of a token."""
 
     def forward(self, x):
-        y = super().forward(wide(x.transpose(1, 2).flatten(2)))                   # (B, T, d)
+        y = super().forward(wide(x.transpose(1, 2).flatten(2)))             # (B, T, d)
         return y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
 class OLMo2Block(BranchesBlock):
-    """The norm at a branch's end. Those of q and k are over all heads at once, with a gain, before rope."""
+    """A norm at the end of each branch.
+
+    q and k are normalized before rope, over all heads at once, with a gain.
+    """
     family = "normformer"
     Norm = RMSNorm
 
@@ -309,8 +364,12 @@ class OLMo2Block(BranchesBlock):
 
 
 class HybridNormBlock(BranchesBlock):
-    """Attention reads h itself, but each head's q, k and v are normalized, before rope, with a gain that the heads
-    share; the MLP's norm is on the stream. The authors' HybridNorm* has Pre-LN in the first layer too: not here."""
+    """Norms of q, k and v in place of the norm before attention, and a norm before the MLP.
+
+    q, k and v are normalized for each head, before rope, with a gain that the heads share. The norm
+    before the MLP changes the residual stream itself. The authors' HybridNorm*, which also has
+    Pre-LN in the first layer, is not here.
+    """
     Norm = RMSNorm
 
     def __init__(self, config):
@@ -326,12 +385,16 @@ class HybridNormBlock(BranchesBlock):
 
 
 class LNScalingBlock(BranchesBlock):
-    """What both norms of a layer give, over the root of the layer's number; the norm at the end stays whole."""
+    """Pre-LN with the output of a layer's norms divided by the root of the layer's number.
+
+    The norm after the last block is not scaled.
+    """
     Norm = RMSNorm
 
     def __init__(self, config):
         super().__init__(config)
-        self.register_buffer("factor", torch.tensor(1.0), persistent=False)       # compiled once for all layers
+        # This is a buffer, because torch.compile would compile a block again for each new number.
+        self.register_buffer("factor", torch.tensor(1.0), persistent=False)
 
     def start_(self, layer):
         self.factor.fill_(layer ** -0.5)
@@ -341,24 +404,30 @@ class LNScalingBlock(BranchesBlock):
         return h + self.mlp(self.factor * self.norm2(h))
 
 
-# ---- What the norms are ----------------------------------------------------------------------------------------------
+# ---- What the norms are --------------------------------------------------------------------------
 
 class DyT(nn.Module):
-    """weight * tanh(alpha x) + bias (bias with bias=True): no statistics at all; alpha is one number, 1 at first."""
+    """weight * tanh(alpha x) + bias, which needs no statistics of x.
+
+    alpha is one number and starts at 1. There is a bias if config.bias is true.
+    """
 
     def __init__(self, n, config):
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(1.0))
-        self.weight = nn.Parameter(torch.ones(n))                                 # gamma
-        self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0          # beta
+        self.weight = nn.Parameter(torch.ones(n))  # gamma
+        self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0  # beta
 
     def forward(self, x):
         return self.weight * torch.tanh(self.alpha * x) + self.bias
 
 
 class Derf(DyT):
-    """weight * erf(alpha x + s) + bias: DyT with another S, which can move. alpha and s are one number each, 1 and 0
-    at first, the default of the authors' GPT-2; what its published run began with is not said."""
+    """weight * erf(alpha x + s) + bias: DyT with erf in place of tanh, and with a shift s.
+
+    alpha and s are one number each. They start at 1 and 0, the default of the authors' GPT-2 code;
+    the authors do not say what their published run used.
+    """
 
     def __init__(self, n, config):
         super().__init__(n, config)
@@ -369,13 +438,17 @@ class Derf(DyT):
 
 
 class SeeDNorm(RMSNorm):
-    """(weight + alpha tanh(beta . x)) * x / sqrt(mean(x^2) + eps): RMSNorm, whose gain hears of x's length. The paper
-    lets alpha and beta decay, train.py matrices alone."""
+    """(weight + alpha tanh(beta . x)) * x / sqrt(mean(x^2) + eps): RMSNorm with a gain that sees x.
+
+    Unlike in RMSNorm, the output depends on the length of x. In the paper alpha and beta have
+    weight decay, but in train.py only matrices have it.
+    """
 
     def __init__(self, n, config):
         super().__init__(n, config)
         self.alpha = nn.Parameter(torch.ones(n))
-        self.beta = nn.Parameter(torch.zeros(n))                                  # so it begins as RMSNorm
+        # With beta = 0 it starts as RMSNorm.
+        self.beta = nn.Parameter(torch.zeros(n))
 
     def forward(self, x):
         gain = self.weight + self.alpha * torch.tanh((self.beta * x).sum(-1, keepdim=True))
@@ -383,8 +456,11 @@ class SeeDNorm(RMSNorm):
 
 
 class GatedNorm(RMSNorm):
-    """y * sigmoid(up(silu(down(y)))), y of RMSNorm: every channel has a gate, made of 16 numbers. The start is not
-    said; here the matrices are drawn like all others, so that the gates begin near 1/2."""
+    """y * sigmoid(up(silu(down(y)))), where y = RMSNorm(x): a gate for every channel.
+
+    The gates are computed from 16 numbers per token. The paper does not say how the two matrices
+    are initialized. Here they are drawn like all others, so that the gates start near 1/2.
+    """
 
     def __init__(self, n, config):
         super().__init__(n, config)

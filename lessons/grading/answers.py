@@ -31,7 +31,8 @@ def unchanged(now, before):
     """Return True if an argument still has its values, up to the rounding of += and -=."""
     if isinstance(before, torch.Tensor):
         now, before = now.detach(), before.detach()
-        return torch.equal(now, before) or close(now, before, 1e-6)  # the first test is faster
+        # torch.equal is faster than close.
+        return torch.equal(now, before) or close(now, before, 1e-6)
     if isinstance(before, dict):
         same_keys = now.keys() == before.keys()
         return same_keys and all(unchanged(now[key], before[key]) for key in before)
@@ -60,7 +61,8 @@ def answers(function, exercise):
         copies = copy(inputs)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")     # for example about one element's variance
+                # torch warns for example about the variance of one element.
+                warnings.simplefilter("ignore")
                 found[label] = values(function(*copies))
         except Exception as error:
             # The stubs raise NotImplementedError without a message; torch's own have one.
@@ -82,8 +84,8 @@ def code_of(function):
 def line_of(function, error):
     """Return ", line N: source" for the last line of the student's own code before the error.
 
-    The student's own code is what stands in the function's file or notebook. Return "" if no line
-    of it was reached.
+    The student's own code is that in the function's file or notebook. Return "" if the error came
+    before any line of it.
     """
     own = getattr(inspect.unwrap(function), "__globals__", None)
     words = ""
@@ -103,7 +105,8 @@ class NothingReturned(TypeError):
 def tensor(x):
     """Return a number, a tensor, an array, or a list of these with one shape as a tensor."""
     if isinstance(x, complex):
-        raise TypeError("the function returned a complex number: is it a root of a negative one?")
+        raise TypeError("the function returned a complex number: did you take the root of a "
+                        "negative number?")
     if x is None:
         raise NothingReturned("the function returned None")
     if isinstance(x, torch.Tensor):
@@ -119,10 +122,10 @@ def tensor(x):
 
 
 def values(returned):
-    """Return the answer as a list of tensors (numbers alone become one), or as a tuple of one
-    tensor.
+    """Return the answer as a list of tensors, or as a tuple of one tensor.
 
-    A tuple of one stands for an answer that was no list: a row inside a list differs from a row.
+    A list of numbers becomes a list of one tensor. An answer that was no list becomes a tuple, so
+    that a list with one row can be told from the row itself.
     """
     if isinstance(returned, Iterator):
         returned = list(returned)
@@ -135,10 +138,11 @@ def values(returned):
 
 
 def aligned(answer, expected, names):
-    """Return both as lists of equal length where possible.
+    """Return `answer` and `expected` as lists of equal length where possible.
 
     A stacked tensor is accepted for a list, and a list of rows for a tensor. `names` are the names
-    of the exercise's values: a row of that many numbers becomes that many values.
+    of the exercise's values. If both are one row with a number for each name, the numbers become
+    values of their own.
     """
     if len(answer) == 1 < len(expected) and answer[0].dim() and len(answer[0]) == len(expected):
         answer = list(answer[0])
@@ -175,7 +179,7 @@ def near(a, b, tolerance=1e-3):
 
 
 def half_mismatch(a, b):
-    """Return True if exactly one of the dtypes is float16 or bfloat16, or the two differ in which.
+    """Return True if the dtypes differ and at least one of them is float16 or bfloat16.
 
     No other difference between dtypes counts.
     """

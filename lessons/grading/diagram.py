@@ -4,9 +4,9 @@ part marked.
 
     from diagram import block_diagram
     block_diagram(3)                                # lesson 3's parts, and the map of the lessons
-    block_diagram("norm1", "norm2")                 # parts by name (see PARTS), no map
-    block_diagram("norm1", without=["head_scale"])  # leave parts out
-    block_diagram(1, norm1="LayerNorm")             # other words in a box
+    block_diagram("norm1", "norm2")                 # these parts (see PARTS), without the map
+    block_diagram("norm1", without=["head_scale"])  # leaves parts out
+    block_diagram(1, norm1="LayerNorm")             # writes other words in a box
 
 placements() draws the map of where norms can stand, with which lesson 8 begins.
 """
@@ -124,7 +124,7 @@ def box(ax, x, y, words, kind, marked=False, width=0.9, height=0.42, dashed=Fals
 
 
 def write(ax, x, y, words, **style):
-    """Write centered text; style changes that."""
+    """Write text, centered unless `style` says otherwise."""
     ax.text(x, y, words, **{"ha": "center", "va": "center"} | style)
 
 
@@ -141,7 +141,7 @@ def line(ax, *points, arrow=True):
 # ---- A GPT ---------------------------------------------------------------------------------------
 
 def block_diagram(*marks, without=(), **words):
-    """Draw a GPT with the parts `marks` filled.
+    """Draw a GPT and mark some of its parts.
 
     A mark is a name in PARTS or the number of a lesson. A number also adds the map of the lessons
     and leaves out the parts that the lesson's architecture does not have. Keywords change the words
@@ -158,7 +158,8 @@ def block_diagram(*marks, without=(), **words):
         lacking += LESSONS[number].lacking
         words = LESSONS[number].words | words
     shown = {name: part for name, part in PARTS.items() if name not in lacking}
-    if "qk_norm" in lacking:                        # the box still has rope
+    # Without QK norm the box is still there, for rope.
+    if "qk_norm" in lacking:
         shown["qk_norm"] = PARTS["qk_norm"]._replace(kind="step", words="rope")
 
     bottom = -1.8 if here else -0.95
@@ -288,11 +289,11 @@ PLACEMENTS = [
 
 
 def placements():
-    """Return a Figure with a column for each place where norms can stand, and the architectures and
-    variants that have them there.
+    """Return a Figure with a column for each place where norms can stand.
 
-    Each column is read from top to bottom: the residual stream h on the left, the branch F
-    (attention or MLP) on the right.
+    Under each column are the architectures that have their norms there. A column is read from top
+    to bottom, with the residual stream h on the left and the branch F (attention or MLP) on the
+    right.
     """
     fig = Figure(figsize=(11.25, 5.85))
     ax = fig.add_axes((0, 0, 1, 1))

@@ -65,7 +65,7 @@ class NotGradable(Exception):
 def sort_results(results, lessons):
     """Sort the exercises into solved, wrong and unsolved.
 
-    All exercises of `lessons` count, and those of other lessons of which one was graded.
+    All exercises of `lessons` count, and those of any other lesson of which one was graded.
     """
     found = dict(solved=[], wrong=[], unsolved=[], mistakes={})
     for lesson, numbers in exercises().items():
@@ -88,7 +88,7 @@ def code_cells(path):
         raise NotGradable("no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")             # cells without ids
+            warnings.simplefilter("ignore")  # about cells without ids
             # Some editors begin a file with a byte-order mark, which utf-8-sig drops.
             text = Path(path).read_text(encoding="utf-8-sig")
             notebook = nbformat.reads(text, 4)
@@ -143,7 +143,7 @@ def names_of(paths):
 
 
 def row_in_text(row):
-    """Return the row with texts in place of lists, for the table in --csv."""
+    """Return the row with text in place of lists, for the table in --csv."""
     words = {key: " ".join(row[key]) for key in STATES}
     mistakes = [f"{number}: {' '.join(said)}" for number, said in row["mistakes"].items() if said]
     return {**row, **words, "mistakes": "\n".join(mistakes)}
@@ -169,7 +169,8 @@ def write_json(row, folder):
         output = " ".join(row["mistakes"].get(number, [])) or state[number]
         score = int(state[number] == "solved")
         tests.append(dict(name=f"Exercise {number}", score=score, max_score=1, output=output))
-    target = Path(folder, row["notebook"] + ".json")            # keep folders, so that names differ
+    # Notebooks of the same name lie in different folders, so keep these.
+    target = Path(folder, row["notebook"] + ".json")
     target.parent.mkdir(parents=True, exist_ok=True)
     whole = dict(score=len(row["solved"]), output=row["note"], tests=tests)
     target.write_text(json.dumps(whole, indent=1))
@@ -194,7 +195,7 @@ def print_exercises(rows):
 def write_student_copies(folder, repository):
     """Write copies of the lessons without their folded solutions.
 
-    Their setup cell clones `repository` where it is missing.
+    Their setup cell clones `repository` if they lie outside of this one.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path in sorted(ROOT.glob("lessons/[0-9]*.ipynb")):
@@ -204,7 +205,8 @@ def write_student_copies(folder, repository):
                 cell.source = SOLUTION.sub("", cell.source).rstrip()
             else:
                 cell.source = cell.source.replace('REPOSITORY = ""', f'REPOSITORY = "{repository}"')
-        with open(Path(folder, path.name), "x", encoding="utf-8") as file:      # never overwrite
+        # Mode "x" never overwrites a file.
+        with open(Path(folder, path.name), "x", encoding="utf-8") as file:
             nbformat.write(notebook, file)
         print(f"written: {Path(folder, path.name)}")
 
@@ -248,7 +250,7 @@ def main():
     add("--json", metavar="DIR", help="also write a results.json for Gradescope per notebook")
     add("--student", metavar="DIR", help="write copies of the lessons without solutions")
     add("--repository", default="",
-        help="for these copies: what git clones if they lie outside the repository")
+        help="for these copies: the address that git clones if they lie outside the repository")
     options = parser.parse_args()
     if not options.student and not options.notebooks:
         parser.error("no notebooks given: type their paths, or --student=DIR")

@@ -59,7 +59,7 @@ class Exercise:
     label.
 
     misconceptions maps a helpful sentence to the wrong function that it explains. No two of these
-    functions may give the same answers, and none those of the reference. Leave out what
+    functions may give the same answers, and none may give the right ones. Leave out what
     mistakes.general_sentences recognizes by itself: a factor, an unused argument, another order, a
     missing root. The wrong function names what it needs: some of the reference's arguments, `right`
     (the right answer), or one of its values by the name that it has in `parts`.
@@ -137,8 +137,11 @@ wrong_inputs = {}           # number -> (label of the first input that went wron
 
 
 def used_names(code, own, seen):
-    """Return the names in a function's code, in functions inside it, and in the functions of its
-    notebook that it calls. `own` are the notebook's names; `seen` the codes that were visited."""
+    """Return the names that a function's code uses.
+
+    Functions inside it count, too, and so do functions of its notebook that it calls. `own` has the
+    names of the notebook, and `seen` the code objects that were visited before.
+    """
     if code is None or code in seen:
         return set()
     seen.add(code)
@@ -157,7 +160,7 @@ def used_names(code, own, seen):
 
 
 def forbidden_names(function, exercise):
-    """Return the names that the exercise rules out and the function uses."""
+    """Return the names that the function uses although the exercise forbids them."""
     own = getattr(inspect.unwrap(function), "__globals__", {})
     return sorted(used_names(code_of(function), own, set()) & set(exercise.without))
 

@@ -47,7 +47,7 @@ def parameter_names(function):
 
 
 def call_by_name(function, exercise, inputs, first=(), right=None):
-    """Call function(*first, ...) with what its other parameters name.
+    """Call function(*first, ...) with the values that its other parameters name.
 
     They may name arguments of the exercise, `right` (the right answer) and the values in it. If one
     of them names something else, the function gets all arguments.
@@ -138,6 +138,7 @@ def mistakes_in_parts(found, expected, known, exercise):
 
 
 def with_names(sentence, names):
+    """Return the sentence with the names of the values that it is about."""
     return sentence if sentence.startswith(names[0]) else f"{listed(names)}: {sentence}"
 
 
@@ -451,8 +452,9 @@ def unused_arguments(function, exercise):
 
 
 def argument_matters(position, exercise, part=None):
-    """Return True if the right answer to the first input, or one part of it, depends on an
-    argument.
+    """Return True if the right answer to the first input depends on an argument.
+
+    `part` limits that to one value of the answer.
     """
     inputs = next(iter(arguments(exercise).values()))
     if position >= len(inputs):
@@ -471,6 +473,7 @@ def argument_matters(position, exercise, part=None):
 
 
 def changed(x):
+    """Return another value for a bool, a number or a tensor of floats, and else x itself."""
     if isinstance(x, bool):
         return not x
     is_tensor = isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -597,7 +600,8 @@ def one_relation(pairs):
         wanted = [f(b) for _, b in pairs if f(b) is not None]
         is_one_number = wanted and len(torch.cat([w.flatten() for w in wanted]).unique()) == 1
         if is_one_number and f is not RELATIONS[0][1]:
-            continue                            # any constant would have this relation
+            # Any constant would have this relation.
+            continue
         if all(f(b) is not None and alike(a, f(b)) for a, b in pairs):
             return words
     a = torch.cat([a.flatten() for a, _ in pairs])
@@ -683,7 +687,8 @@ def named_factor(pairs, function, exercise):
     inputs = arguments(exercise)
     for label, (a, b) in pairs.items():
         if not a.any() and not b.any():
-            continue                            # any factor makes 0 of 0
+            # Any factor makes 0 of 0.
+            continue
         factor = (a * b).sum() / (b * b).sum()
         if not is_multiple(a, factor, b) or not b.any():
             return ""
@@ -703,8 +708,9 @@ def named_factor(pairs, function, exercise):
 
 
 def numbers_in(inputs, names):
-    """Return what a factor may come from: words -> a number among the arguments, or a tensor's
-    size.
+    """Return numbers that a factor may come from, as a dict by name.
+
+    These are the numbers among the arguments, and the sizes of tensors.
     """
     found = {}
     for name, x in zip(names, inputs):

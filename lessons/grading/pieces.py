@@ -1,5 +1,5 @@
 """
-Functions that the exercises of several lessons share, in elementary operations.
+Define functions that the exercises of several lessons share.
 """
 import math
 
@@ -19,12 +19,12 @@ def same(x):
 
 
 def never(y):
-    """Serve as the last property: its sentence is printed if all others hold."""
+    """Return False, as the last property: its sentence is printed if all others hold."""
     return False
 
 
 def unit_rows(x):
-    """Return x (..., n) with rows of length 1. A row of zeros stays."""
+    """Return x (..., n) with rows of length 1. A row of zeros stays as it is."""
     length = x.norm(dim=-1, keepdim=True)
     return x / torch.where(length == 0, 1.0, length)
 
@@ -41,7 +41,7 @@ def neighbouring_channels(x, n_head):
 
 
 def every_nth_channel(x, n_head):
-    """Split in the same shapes, but wrongly: a head gets every n_head-th channel."""
+    """Split into the same shape, but wrongly: a head gets every n_head-th channel."""
     return x.unflatten(-1, (-1, n_head)).permute(0, 3, 1, 2)
 
 
@@ -51,12 +51,12 @@ def side_by_side(y):
 
 
 def heads_one_by_one(y):
-    """Join in the same shapes, but wrongly: without exchanging H and T first."""
+    """Join to the same shape, but wrongly: without exchanging H and T first."""
     batch, n_head, length, d_k = y.shape
     return y.reshape(batch, length, n_head * d_k)
 
 
-NO_TOKEN = 10 ** 6                              # for hidden_from: further ahead than any token
+NO_TOKEN = 10 ** 6                              # as hidden_from: further ahead than any token
 
 
 def attend(q, k, v, factor, hidden_from=1):
@@ -74,7 +74,10 @@ def rope_tables(length, d_k):
 
 
 def turned(x, cos, sin):
-    """Rotate channel i together with channel i + pairs. Channels from 2 pairs on stay."""
+    """Rotate channel i together with channel i + pairs.
+
+    Channels from 2 * pairs on stay as they are.
+    """
     pairs = cos.shape[-1]
     a = x[..., :pairs]
     b = x[..., pairs:2 * pairs]
@@ -85,8 +88,8 @@ def turned(x, cos, sin):
 def block_inputs(case):
     """Yield a block's inputs.
 
-    case(n_head, d, length, size) returns h, the block's tensors, n_head and rope's tables; size is
-    that of the alphas.
+    case(n_head, d, length, size) returns h, the block's tensors, n_head and rope's tables. `size`
+    is the size of the alphas.
     """
     h, p, *others = case(2, 8, 5)
     yield "2 heads of 4", h, p, *others

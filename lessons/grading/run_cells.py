@@ -4,7 +4,7 @@ time limits.
 
 run_cells starts `python run_cells.py FOLDER` in that copy. FOLDER/task.json has the cells and the
 limits. After each step the process writes FOLDER/report.json: the results of grade so far, the
-cells that failed, and where it is. So nothing is lost if it ends early.
+cells that failed, and the place that it has reached. So nothing is lost if it ends early.
 """
 import json
 import os
@@ -24,7 +24,8 @@ CALL = re.compile(r'\bgrade\(\s*\\?["\']((\d+)\.\d+)')
 # name = grade("1.1", answer), or without "name =".
 GRADED = re.compile(
     r'^ *(?:(?P<name>\w+) *= *)?grade\(\s*["\'](?P<number>[\d.]+)["\']\s*,\s*(?P<answer>\w+)', re.M)
-# Magics that are for windows and pictures, or for extensions that may be missing.
+# These magics do nothing here: they are for windows and pictures, or need extensions that may be
+# missing.
 ON_SCREEN = (
     "matplotlib", "pylab", "gui", "config", "load_ext", "reload_ext", "autoreload", "tensorboard")
 
@@ -42,8 +43,10 @@ def in_words(error):
         # The str of a SyntaxError names IPython's file.
         if isinstance(error, SyntaxError) and error.lineno:
             return plain(f"{name}: {error.msg}, line {error.lineno}: {plain(error.text)}")
-        return plain(f"{name}: {error}", 80).removesuffix(":")  # there may be no message
-    except Exception:                                   # a student's own __str__ may fail
+        # An error without a message would leave a colon at the end.
+        return plain(f"{name}: {error}", 80).removesuffix(":")
+    except Exception:
+        # A student's own __str__ may fail.
         return name
 
 
@@ -116,7 +119,7 @@ def shorten_training(steps):
 
 
 def leave():
-    """Stand in for quit() in a cell."""
+    """Raise SystemExit, in place of quit() in a cell."""
     raise SystemExit("the notebook calls quit()")
 
 
@@ -167,9 +170,9 @@ def was_tried(error, cause, answer):
 
 
 def replace_answers(shell, source, error, cause):
-    """Count what a failed cell should have graded as wrong, if it was tried.
+    """Count the exercises of a failed cell as wrong, if the student tried them.
 
-    As after grade, its name then stands for the reference.
+    As after grade, the name of the answer then stands for the reference.
     """
     for call in GRADED.finditer(source):
         number, answer = call["number"], call["answer"]
@@ -198,7 +201,8 @@ def run_task(folder):
     shorten_training(task["steps"])
     limit_grade(seconds, write_report)
     shell = new_shell()
-    for source in task["setups"]:                       # the lesson's own; the student's may fail
+    # First run the lesson's own setup cells, because the student's may fail.
+    for source in task["setups"]:
         shell.run_cell(source)
     failed = {}                     # source of a cell -> what ended it, in words
     unreadable = {}                 # exercise -> the syntax error in its cell, in words
@@ -223,7 +227,8 @@ def copy_repository(folder):
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    for name in "data", "assets":                       # a notebook without data prepares it
+    # A notebook that finds no data would prepare it again.
+    for name in "data", "assets":
         if (ROOT / name).exists():
             Path(folder, name).symlink_to(ROOT / name)
 
@@ -244,7 +249,7 @@ def run_process(folder, seconds):
     finally:
         if hasattr(os, "killpg"):
             try:
-                os.killpg(process.pid, signal.SIGKILL)                  # and its children
+                os.killpg(process.pid, signal.SIGKILL)  # the process and its children
             except ProcessLookupError:
                 pass
         process.kill()
@@ -277,4 +282,5 @@ def run_cells(cells, setups, seconds, cell_seconds, steps):
 
 if __name__ == "__main__":
     run_task(sys.argv[1])
-    os._exit(0)                                         # a student's threads may still run
+    # A student's threads may still run, and would keep sys.exit waiting.
+    os._exit(0)

@@ -1,8 +1,9 @@
 """
-Count what a training step takes at least: arithmetic for its matrix products, and bytes for everything else.
+Count what a training step takes at least: the arithmetic of its matrix products, and the bytes that
+everything else reads and writes.
 
-The rule for bytes is simpler than any compiler's: whatever lies between two products is one kernel, which reads each of
-its inputs once and writes each of its results once.
+The rule for bytes is simpler than any compiler's: whatever lies between two products is one kernel,
+which reads each of its inputs once and writes each of its results once.
 """
 import operator
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from model import GPT
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm}
-ATTENTION = {aten._scaled_dot_product_flash_attention_for_cpu: 2,           # products of q, k, v of each other
+# Attention kernels, and how many matrix products each of them contains.
+ATTENTION = {aten._scaled_dot_product_flash_attention_for_cpu: 2,
              aten._scaled_dot_product_flash_attention_for_cpu_backward: 5}
-VIEWS = {aten.view, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsqueeze, aten.squeeze, aten.split,
-         aten.split_with_sizes, aten.slice, aten.select, aten.unbind, aten.alias, aten.detach, aten.reshape,
-         operator.getitem}
+# Operations that only show the same numbers in another form.
+VIEWS = {aten.view, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsqueeze, aten.squeeze,
+         aten.split, aten.split_with_sizes, aten.slice, aten.select, aten.unbind, aten.alias,
+         aten.detach, aten.reshape, operator.getitem}
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Work:
 
 
 def kind(node):
+    """Return the operation of a node, as it stands in the sets above."""
     return getattr(node.target, "overloadpacket", node.target)
 
 
@@ -58,7 +62,7 @@ def size(node):
 def flops(node):
     """Return a product's operations: two for each pair of numbers that are multiplied.
 
-    A query sees half of the keys.
+    In attention a query sees half of the keys on average.
     """
     if kind(node) in ATTENTION:
         q = node.args[1 if ATTENTION[kind(node)] == 5 else 0].meta["val"]   # (B, H, T, d_k)
@@ -67,9 +71,13 @@ def flops(node):
 
 
 def count(graph):
-    """Return the Work of a torch.fx graph that has no branches."""
+    """Return the Work of a torch.fx graph that has no branches.
+
+    Two nodes that are no products are in one kernel if they have the same level, which is the
+    largest number of products on a path to them.
+    """
     work = Work()
-    level = {}                                       # node -> the most products on a path that ends there
+    level = {}                                       # node -> its level
     read, written = set(), set()                     # (level of the kernel, node)
     for node in graph.nodes:
         if kind(node) in VIEWS:
@@ -91,9 +99,10 @@ def count(graph):
 
 
 def training_work(module, *shape):
-    """Return the Work of a module's compiled forward and backward in bfloat16 on an input of that shape.
+    """Return the Work of a module's compiled forward and backward in bfloat16, for an input shape.
 
-    Call it inside FakeTensorMode, whose tensors have shapes and no numbers, so that nothing is computed.
+    Call it inside FakeTensorMode, whose tensors have shapes and no numbers, so that nothing is
+    computed.
     """
     work = Work()
 
@@ -103,7 +112,8 @@ def training_work(module, *shape):
         work.moved += found.moved
         return make_boxed_func(graph.forward)
 
-    backend = aot_autograd(fw_compiler=add, bw_compiler=add, decompositions=select_decomp_table(),
+    backend = aot_autograd(fw_compiler=add, bw_compiler=add,
+                           decompositions=select_decomp_table(),
                            partition_fn=min_cut_rematerialization_partition)
     torch.compiler.reset()
     x = torch.empty(shape, requires_grad=True)
@@ -125,7 +135,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """What comes after a GPT's blocks: last norm, logits, loss."""
+    """The last norm, the logits and the loss of a GPT."""
 
     def __init__(self, gpt, targets):
         super().__init__()
@@ -137,17 +147,21 @@ class Head(nn.Module):
 
 
 def predicted_step(config, sequences, peak, bandwidth):
-    """Return the milliseconds of a training step's products, of all its other kernels, and of AdamW with project_.
+    """Return the milliseconds that parts of a training step take at least.
 
-    peak and bandwidth are the processor's FLOP/s and bytes/s.
+    The parts are the products, all other kernels, and AdamW with project_. `sequences` is the batch
+    size; `peak` and `bandwidth` are the processor's FLOP/s and bytes/s.
     """
     shape = sequences, config.block_size, config.n_embd
     with FakeTensorMode(allow_non_fake_inputs=True):
         gpt = GPT(config)
         layer = training_work(Layer(gpt), *shape)
-        head = training_work(Head(gpt, torch.empty(shape[:2], dtype=torch.long)), *shape)
+        targets = torch.empty(shape[:2], dtype=torch.long)
+        head = training_work(Head(gpt, targets), *shape)
         weights = 4 * sum(p.numel() for p in gpt.parameters())
-    passes = 7 + 3 if gpt.sphere else 7             # reads and writes of all weights, as in exercise 7.12
+    # AdamW reads and writes as much as all weights seven times, and project_ three times, as in
+    # exercise 7.12.
+    passes = 7 + 3 if gpt.sphere else 7
     products = (config.n_layer * layer.flops + head.flops) / peak
     others = (config.n_layer * layer.moved + head.moved) / bandwidth
     return 1e3 * products, 1e3 * others, 1e3 * passes * weights / bandwidth

@@ -1,18 +1,21 @@
 """
-Find out whether depth changes the order: four archs with twelve layers of width 48, five tokens per parameter, two
-seeds. This takes 40 minutes on a laptop.
+Find out whether depth changes which arch learns most.
 
-    python lessons/studies/depth.py    # writes assets/depth.json and depth.png; resumes if it was stopped
+    python lessons/studies/depth.py    # writes assets/depth.json and assets/depth.png
 
-Each arch trains at the embed_std and the multiple of its built-in learning rate that a search found for this depth,
-with width 64 and one token per parameter:
+Four archs train with twelve layers of width 48, five tokens per parameter and two seeds. This takes
+40 minutes on a laptop, and the same command resumes it.
 
-    python lessons/studies/race.py --n_layer=12 --n_embd=64 --n_head=4 --block_size=128 --batch_size=16 --total_batch_size=2048 \
-        --compile=true --dtype=float32 --tokens_per_parameter=1 --seeds=1 --results=assets/race_12x64.json \
+Each arch trains at the embed_std and the multiple of its built-in learning rate that a search found
+for this depth, with width 64 and one token per parameter:
+
+    python lessons/studies/race.py --n_layer=12 --n_embd=64 --n_head=4 --block_size=128 \
+        --batch_size=16 --total_batch_size=2048 --compile=true --dtype=float32 \
+        --tokens_per_parameter=1 --seeds=1 --results=assets/race_12x64.json \
         --archs=rmsnorm+qk_norm,ngpt,angpt,normformer
 
-Besides the losses it records the length of the residual stream's vectors before and after each block, as anGPT's
-Figure 1 does for 0.5B parameters.
+Besides the losses it records the length of the residual stream's vectors before and after each
+block, as anGPT's Figure 1 does for 0.5B parameters.
 """
 import json
 import sys
@@ -33,24 +36,26 @@ SEARCH = read_race(ROOT / "assets/race_12x64.json")["runs"]
 SEEDS = [1, 2]
 LAYERS = 12
 WIDTH = 48
-STEPS = 1144                           # of 2,048 tokens: five per parameter of GPT+
+STEPS = 1144  # of 2,048 tokens each, which makes five tokens per parameter of GPT+
 
 
 def run(name, seed):
     """Train one run; return its records that have a validation loss."""
     arch = name.removesuffix("+qk_norm")
     rate, std = map(float, at_best(SEARCH, name, 401, seeds=[1]).name)
-    rate *= (64 / WIDTH) ** 0.5                # as the built-in learning rates depend on width
-    config = TrainConfig(arch=arch, qk_norm=name.endswith("+qk_norm"), seed=seed, n_layer=LAYERS, n_embd=WIDTH,
-                         n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS,
-                         learning_rate=rate, embed_std=std, dtype="float32", resume="auto",
-                         eval_tokens=2 ** 17, eval_interval=STEPS // 8, out_dir=f"out/depth/{name}-{seed}")
+    # The built-in learning rates depend on the width in this way.
+    rate *= (64 / WIDTH) ** 0.5
+    config = TrainConfig(
+        arch=arch, qk_norm=name.endswith("+qk_norm"), seed=seed, n_layer=LAYERS, n_embd=WIDTH,
+        n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=STEPS,
+        learning_rate=rate, embed_std=std, dtype="float32", resume="auto", eval_tokens=2 ** 17,
+        eval_interval=STEPS // 8, out_dir=f"out/depth/{name}-{seed}")
     batch = Tokens(config.data, "val", 128).batch(range(16), torch.device("cpu"))
     return [record for record in train(config, watch=diagnose(batch)) if "val_loss" in record]
 
 
 def measure(name):
-    """Train an arch with all seeds; return its losses and norms, a list per seed, and the seconds of all seeds."""
+    """Train an arch with all seeds; return a list per seed of losses and norms, and the seconds."""
     logs = [run(name, seed) for seed in SEEDS]
     return {"tokens": [record["tokens"] / 1e6 for record in logs[0]],
             "val_loss": [[record["val_loss"] for record in log] for log in logs],
@@ -70,7 +75,8 @@ def draw(found, path):
     figure = Figure(figsize=(9, 4), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, one in found.items():
-        late = [losses[3:] for losses in one["val_loss"]]                         # before that all fall alike
+        # The first three losses fall alike in all archs.
+        late = [losses[3:] for losses in one["val_loss"]]
         draw_line(left, one["tokens"][3:], late, name)
         draw_line(right, range(LAYERS + 1), one["residual_norm"], name)
     left.set(xlabel="tokens (millions)", ylabel="validation loss (nats per token)")

@@ -5,11 +5,13 @@ Measure what happens in each layer while a model trains, for `train(config, watc
     log = train(config, watch=diagnose(tokens.batch(range(16), torch.device("cpu"))))
     log[-1]["grad_l1"]["w_down"]                    # one number per layer
 
-  residual_norm   mean over tokens of ||h||, before the first block and after each block (anGPT Fig. 1)
-  grad_l1         mean |gradient| of each matrix before clipping (NormFormer Fig. 3 has w_down's)
+  residual_norm   mean over tokens of ||h||, before the first block and after each (anGPT Fig. 1)
+  grad_l1         mean |gradient| of each matrix before clipping (NormFormer Fig. 3, for w_down)
   scale           mean |value| of each gain, alpha and s (NormFormer Fig. 4, nGPT Fig. 6)
-  row_norm        mean norm of each matrix's rows, along its input dimension (anGPT Fig. E.1); row_norm_max: the largest
-  momentum_var    variance of Adam's first moment over each matrix (anGPT Fig. B.1: over the sum of all steps')
+  row_norm        mean norm of each matrix's rows, along its input dimension (anGPT Fig. E.1)
+  row_norm_max    the largest of these norms
+  momentum_var    variance over each matrix of Adam's first moment (anGPT Fig. B.1 has that of the
+                  sum over all steps)
 """
 import re
 
@@ -21,7 +23,8 @@ from model import Scale
 def by_layer(values):
     """Group values by layer.
 
-    {"blocks.0.w_o.weight": a, "blocks.1.w_o.weight": b, "lm_head.weight": c} -> {"w_o": [a, b], "lm_head": [c]}
+    For example, {"blocks.0.w_o.weight": a, "blocks.1.w_o.weight": b, "lm_head.weight": c} becomes
+    {"w_o": [a, b], "lm_head": [c]}.
     """
     found = {}
     for name, value in values.items():
@@ -30,9 +33,10 @@ def by_layer(values):
 
 
 def diagnose(batch):
-    """Return a watch(model, optimizer, step) that measures on batch, a pair of (B, T) token ids, in eval mode.
+    """Return a function watch(model, optimizer, step) for train.
 
-    The watch returns a dict with one entry per measure: a list over layers, or a dict of such lists by matrix. It does
+    It measures on `batch`, a pair (inputs, targets) of token ids (B, T), in eval mode. It returns a
+    dict with one entry per measure: a list over layers, or a dict of such lists by matrix. It does
     not change the training.
     """
     x, y = batch
@@ -44,14 +48,18 @@ def diagnose(batch):
         model.eval()
         norms, gradients = look(model, x.to(device), y.to(device))
         model.train(was_training)
-        found = {"residual_norm": norms, "grad_l1": by_layer({name: g.abs().mean() for name, g in gradients.items()})}
+        sizes = {name: gradient.abs().mean() for name, gradient in gradients.items()}
+        found = {"residual_norm": norms, "grad_l1": by_layer(sizes)}
         return found | of_weights(model, optimizer)
 
     return watch
 
 
 def look(model, x, y):
-    """Return (mean ||h|| before the first block and after each, {name: gradient of each matrix}) for one batch."""
+    """Return the means of ||h|| and the matrices' gradients for one batch.
+
+    The means are a list: before the first block and after each. The gradients are a dict by name.
+    """
     norms = []
 
     def note(h):
@@ -70,6 +78,7 @@ def look(model, x, y):
 
 
 def matrices_of(model):
+    """Return a dict: name -> parameter, for all matrices."""
     return {name: p for name, p in model.named_parameters() if p.dim() == 2}
 
 
@@ -83,7 +92,8 @@ def of_weights(model, optimizer):
         moments[name] = optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1))
     scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
     for name, module in model.named_modules():
-        if isinstance(module, Scale):              # its value in use, not the one stored
+        # A Scale stores a multiple of the value that the model uses.
+        if isinstance(module, Scale):
             scales[f"{name}.weight"] = module()
     return {"scale": by_layer({name: value.abs().mean() for name, value in scales.items()}),
             "row_norm": by_layer({name: norm.mean() for name, norm in rows.items()}),

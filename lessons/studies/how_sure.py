@@ -1,12 +1,12 @@
 """
-Analyze the runs of lessons/studies/seeds.py: tables, a picture, and how many seeds a comparison takes.
+Analyze the runs of lessons/studies/seeds.py, and how many seeds a comparison takes.
 
-    python lessons/studies/how_sure.py table    # spread; weights or order; when it shows; in which files
-    python lessons/studies/how_sure.py trial    # how often intervals contain the truth; chance of a wrong winner
+    python lessons/studies/how_sure.py table    # prints where the spread of seeds comes from
+    python lessons/studies/how_sure.py trial    # prints how often a comparison of seeds is wrong
     python lessons/studies/how_sure.py draw     # draws assets/seeds.png
 
-Losses are those of all validation tokens. Only those of averaged weights are over the first 262,144 tokens, and those
-during a run over the first 65,536.
+Losses are those of all validation tokens, with two exceptions: those of averaged weights are over
+the first 262,144 tokens, and those during a run over the first 65,536.
 """
 import sys
 from pathlib import Path
@@ -32,7 +32,7 @@ def groups():
 
 
 def show(lines):
-    """Print rows of words, the first of which names the columns."""
+    """Print a table. The first of the lines names the columns."""
     names, *rows = lines
     print_table([dict(zip(names, row)) for row in rows])
 
@@ -42,7 +42,7 @@ def column(rows, name="loss_all"):
     return np.array([row[name] for row in rows])
 
 
-# ---- Weights or order ------------------------------------------------------------------------------------------------
+# ---- Weights or order ----------------------------------------------------------------------------
 
 def grid(rows):
     """Return the losses (weights, order) of the largest complete square of seeds."""
@@ -54,7 +54,7 @@ def grid(rows):
 
 
 def squares(table):
-    """Return the mean squares of weights (rows), of order (columns), and of what neither explains alone: (3,)."""
+    """Return three mean squares: of weights (rows), of order (columns), and of the rest."""
     n = len(table)
     rows = table.mean(1) - table.mean()
     columns = table.mean(0) - table.mean()
@@ -66,8 +66,9 @@ def squares(table):
 def variances(table, draws=10_000):
     """Do a two-way analysis of variance with one run per cell.
 
-    Return the estimated variances of weights, of order, and of the rest; then p for weights and for order, which is the
-    share of shuffled tables whose mean square is as large compared with the rest.
+    Return the estimated variances of weights, of order, and of the rest; then p for weights and for
+    order, which is the share of shuffled tables whose mean square is as large compared with the
+    rest.
     """
     found = squares(table)
     parts = (found[:2] - found[2]).clip(min=0) / len(table)
@@ -79,22 +80,22 @@ def variances(table, draws=10_000):
     return [*parts, found[2]], larger / draws
 
 
-# ---- When and where --------------------------------------------------------------------------------------------------
+# ---- When and where ------------------------------------------------------------------------------
 
 def rest_of(rows):
-    """Return the losses of the validation tokens behind the first 262,144."""
+    """Return the losses of the validation tokens after the first 262,144."""
     total = column(rows, "tokens_all")
     return (column(rows) * total - column(rows, "loss") * USUAL) / (total - USUAL)
 
 
 def confirmed(rows):
-    """Return the share of the variance of the first tokens' losses that the other validation tokens confirm."""
+    """Return the share of the variance of `loss` that the other validation tokens confirm."""
     both = np.cov(column(rows, "loss"), rest_of(rows))
     return both[0, 1] / both[0, 0]
 
 
 def fate(rows):
-    """Return steps, and the correlation of the validation loss at each of these with the last one."""
+    """Return steps, and the correlation of the validation loss at each step with the last one."""
     early = np.array([row["early"] for row in rows])           # (runs, steps, 2)
     last = column(rows)
     return early[0, :, 0], [np.corrcoef(losses, last)[0, 1] for losses in early[:, :, 1].T]
@@ -111,8 +112,8 @@ def of_files(rows):
 
 def overview(found):
     """Print the spread of all groups of runs."""
-    lines = [["arch", "variant", "runs", "mean", "median", "sd", "lowest", "highest", "mean of the first tokens",
-              "averaged weights", "their sd"]]
+    lines = [["arch", "variant", "runs", "mean", "median", "sd", "lowest", "highest",
+              "mean of the first tokens", "averaged weights", "their sd"]]
     for (arch, variant), rows in found.items():
         loss = column(rows)
         averaged = column(rows, "loss_averaged")
@@ -120,16 +121,18 @@ def overview(found):
         if len(rows) > 1:
             spread = loss.std(ddof=1)
             averaged_spread = averaged.std(ddof=1)
-        numbers = [loss.mean(), np.median(loss), spread, loss.min(), loss.max(), column(rows, "loss").mean(),
-                   averaged.mean(), averaged_spread]
-        lines.append([label(arch), variant, str(len(rows)), *("-" if x is None else f"{x:.4f}" for x in numbers)])
+        numbers = [loss.mean(), np.median(loss), spread, loss.min(), loss.max(),
+                   column(rows, "loss").mean(), averaged.mean(), averaged_spread]
+        words = ["-" if x is None else f"{x:.4f}" for x in numbers]
+        lines.append([label(arch), variant, str(len(rows)), *words])
     show(lines)
 
 
 def paired(found):
-    """Print each variant minus the built-in recipe of its length and size with the same two seeds.
+    """Print how much the loss of each variant differs from that of the built-in recipe.
 
-    The intervals are 95% t intervals over pairs.
+    The two runs of a pair have the same length, size and seeds. The intervals are 95% t intervals
+    over pairs.
     """
     lines = [["arch", "variant minus built-in", "pairs", "mean", "95%", "sd of the differences"]]
     for (arch, variant), rows in found.items():
@@ -169,7 +172,7 @@ def table():
 
 
 def details(name, rows):
-    """Print when a run's fate shows, and in which files."""
+    """Print when it shows how a run will end, and which files its loss depends on."""
     print(f"\n{name}: correlation with the last loss")
     steps, r = fate(rows)
     print("  of losses during the run:", ", ".join(f"{step:.0f}: {x:.2f}" for step, x in zip(steps, r)))
@@ -190,10 +193,13 @@ def details(name, rows):
           ", ".join(f"file {i} {share[i]:.0%} ({weight[i]:.0%})" for i in largest))
 
 
-# ---- How sure --------------------------------------------------------------------------------------------------------
+# ---- How sure ------------------------------------------------------------------------------------
 
 def halves(a, b):
-    """Return half of Welch's 95% t interval for the difference of means of a and b, each (trials, seeds)."""
+    """Return half the width of Welch's 95% t intervals for the difference of two means.
+
+    a and b are samples (trials, seeds).
+    """
     n = a.shape[1]
     of_a = a.var(1, ddof=1) / n
     of_b = b.var(1, ddof=1) / n
@@ -203,7 +209,10 @@ def halves(a, b):
 
 
 def coverage(a, b, truth, kind, generator, draws=400):
-    """Return how often an interval of this kind, t or bootstrap, contains the true difference of means."""
+    """Return how often an interval contains the true difference of means.
+
+    The kind of the interval is "t" or "bootstrap".
+    """
     difference = a.mean(1) - b.mean(1)
     if kind == "t":
         return (abs(difference - truth) <= halves(a, b)).mean()
@@ -217,14 +226,17 @@ def coverage(a, b, truth, kind, generator, draws=400):
 
 
 def drawn(values, trials, n, generator, normal):
-    """Draw samples (trials, n) from the values, or from a normal distribution with their mean and spread."""
+    """Draw samples (trials, n) from the values, or from a normal distribution like theirs."""
     if normal:
         return generator.normal(values.mean(), values.std(ddof=1), (trials, n))
     return generator.choice(values, (trials, n))
 
 
 def wrong(a, b, seeds, true, generator, trials=20_000):
-    """Return the chance that the arch whose true mean is lower by `true` has the higher mean of so many seeds."""
+    """Return the chance that a comparison of so many seeds names the wrong winner.
+
+    The true mean of a is lower than that of b by `true`.
+    """
     a = generator.choice(a - a.mean(), (trials, seeds)).mean(1)
     b = generator.choice(b - b.mean(), (trials, seeds)).mean(1)
     return (a > b + true).mean()
@@ -234,12 +246,17 @@ def two(archs=("ngpt", "angpt")):
     """Return the losses of two archs with the built-in recipe."""
     found = [column(groups().get((arch, "built-in"), [])) for arch in archs]
     for arch, losses in zip(archs, found):
-        check(len(losses) > 2, f"{arch}: {len(losses)} runs of the built-in recipe have ended, expected three or more")
+        check(len(losses) > 2, f"{arch}: {len(losses)} runs of the built-in recipe have ended, "
+              "expected three or more")
     return found
 
 
 def trial(trials=4000):
-    """Draw seeds of two archs again and again from the stored runs, or from a normal distribution like theirs."""
+    """Print how often intervals contain the truth, and how often a comparison is wrong.
+
+    Seeds of two archs are drawn again and again from the stored runs, or from a normal distribution
+    like theirs.
+    """
     generator = np.random.default_rng(0)
     a, b = two()
     lines = [["seeds", "drawn from", "t contains the truth", "bootstrap contains it"]]
@@ -256,7 +273,10 @@ def trial(trials=4000):
 
 
 def draw_runs(axes, rows, of_row, title):
-    """Draw each of nGPT's runs along the steps, in blue the lowest loss at the end, in red the highest."""
+    """Draw each of nGPT's runs along the steps.
+
+    The run with the lowest loss at the end is blue, the one with the highest is red.
+    """
     order = column(rows).argsort().argsort() / (len(rows) - 1)
     for row, place in zip(rows, order):
         axes.plot(*of_row(row), color=colormaps["coolwarm"](place), lw=1)
@@ -264,7 +284,7 @@ def draw_runs(axes, rows, of_row, title):
 
 
 def trajectory(name):
-    """Return a function that takes a row and returns the steps and one quantity of its trajectory."""
+    """Return a function: a row -> the steps and one quantity of its trajectory."""
     return lambda row: (row["path"]["step"], row["path"][name])
 
 
@@ -282,7 +302,7 @@ def draw_spread(axes, found):
 
 
 def draw():
-    """Draw how nGPT's runs diverge, what correlates with that, and the chance of naming the wrong winner."""
+    """Draw how nGPT's runs part, what correlates with that, and the chance of a wrong winner."""
     found = groups()
     rows = found["ngpt", "built-in"]
     figure = Figure(figsize=(13, 7), dpi=100, layout="constrained")

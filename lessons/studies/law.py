@@ -1,12 +1,13 @@
 """
-Fit a law to loss against size: a N^-b + c for N parameters, through races at several sizes.
+Fit the law loss = a N^-b + c for N parameters to races at several sizes.
 
-    python lessons/studies/law.py assets/race_0.05m.json assets/race_0.1m.json assets/race_small.json \
-        assets/race_0.6m.json assets/race_1.1m.json
+    python lessons/studies/law.py assets/race_0.05m.json assets/race_0.1m.json \\
+        assets/race_small.json assets/race_0.6m.json assets/race_1.1m.json
 
-All runs have the same number of tokens per parameter. The brackets are a bootstrap over seeds, 2.5% to 97.5%. With two
-seeds per size such an interval contains the truth about three times in four. It does not include errors in the form of
-the law. How large these may be is shown by the same law without the smallest size (dashed in out/bench/law.png).
+All runs have the same number of tokens per parameter. The brackets are a bootstrap over seeds, 2.5%
+to 97.5%. With two seeds per size such an interval contains the truth about three times in four. It
+does not include errors in the form of the law. How large these may be is shown by the same law
+without the smallest size (dashed in out/bench/law.png).
 """
 import sys
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class LawConfig:
 def fit_law(sizes, losses):
     """Return (a, b, c), c >= 0, of the law a (N / first N)^-b + c that is nearest to the losses.
 
-    For each exponent b, a and c are those of the best straight line, or of the best line through 0 if c were negative.
+    For each exponent b, a and c are those of the best straight line, or of the best line through 0
+    if c were negative.
     """
     x = (sizes / sizes[0]) ** -EXPONENTS[:, None]                 # (exponents, sizes)
     dx = x - x.mean(1, keepdims=True)
@@ -48,20 +50,22 @@ def fit_law(sizes, losses):
 
 
 def read_sizes(paths, ratio):
-    """Return {arch: {parameters: losses of the seeds at the best point}} of the runs with so many tokens per parameter.
+    """Return {arch: {parameters: losses of the seeds at the best point}}.
 
-    Raises DataError if the races were not validated on the same tokens.
+    Only runs with `ratio` tokens per parameter count. Raises DataError if the races were not
+    validated on the same tokens.
     """
     sizes = {}
-    texts = {}                                                    # path -> what its runs were validated on
+    texts = {}  # path -> what its runs were validated on
     for path in paths:
         race = read_race(path)
         common = race["common"]
-        texts[path] = (f"{validation_of(common)} of {common['val_tokens']:,} validation tokens, vocabulary of "
-                       f"{common['vocab_size']}")
+        texts[path] = (f"{validation_of(common)} of {common['val_tokens']:,} validation tokens, "
+                       f"vocabulary of {common['vocab_size']}")
         first = texts[paths[0]]
-        check(texts[path] == first, f"{path}: {texts[path]}, but {paths[0]}: {first}; such losses do not compare")
-        near = {}                                                 # arch -> rows of about this length
+        check(texts[path] == first, f"{path}: {texts[path]}, but {paths[0]}: {first}; "
+              "such losses do not compare")
+        near = {}  # arch -> rows of about this length
         for row in race["runs"]:
             tokens = row["steps"] * common["total_batch_size"]
             # Archs differ in a few parameters, but a race gives all of them the same tokens.
@@ -75,16 +79,21 @@ def read_sizes(paths, ratio):
 
 
 def fits_of(sizes, seeds, draws=1000):
-    """Return a, b and c, each (draws + 1, 1): of the seeds' means, then of means over seeds drawn with replacement."""
+    """Return a, b and c, each (draws + 1, 1).
+
+    The first fit is to the means over seeds, the others to means over seeds that are drawn with
+    replacement.
+    """
     generator = np.random.default_rng(0)
     fits = [fit_law(sizes, [np.mean(losses) for losses in seeds])]
     for _ in range(draws):
-        fits.append(fit_law(sizes, [generator.choice(losses, len(losses)).mean() for losses in seeds]))
+        means = [generator.choice(losses, len(losses)).mean() for losses in seeds]
+        fits.append(fit_law(sizes, means))
     return np.array(fits).T[:, :, None]
 
 
 def with_interval(values):
-    """Return as text the first value, which is no draw, and the range of 95% of the others."""
+    """Return the first value as text, with the range of the middle 95% of the others."""
     low, high = np.quantile(values[1:], (0.025, 0.975))
     return f"{values[0]:.3f} ({low:.3f}-{high:.3f})"
 
@@ -115,10 +124,12 @@ def main(argv):
         sizes = np.array(sorted(found))
         seeds = [found[size] for size in sizes]
         if len(sizes) < 4 or min(map(len, seeds)) < 2 or not np.isfinite(np.concatenate(seeds)).all():
-            print(f"{label(name)}: no law; that takes four sizes with two seeds each, none of which diverged")
+            print(f"{label(name)}: no law; that takes four sizes with two seeds each, none of "
+                  "which diverged")
         else:
             table.append(draw_law(axes, name, sizes, seeds))
-    check(table, "no arch has four sizes with two seeds each, none diverged; give more races' JSON files")
+    check(table, "no arch has four sizes with two seeds each, none of which diverged; "
+          "give the JSON files of more races")
     print_table(table)
     axes.legend()
     axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens per parameter")

@@ -1,11 +1,12 @@
 """
-Find out what today's norms are worth at a small size: race all of lessons/extras/variants.py beside the six.
+Find out what today's norms are worth at a small size: race lessons/extras/variants.py and the six.
 
     python lessons/studies/race_variants.py    # takes hours on one core; the same command resumes
 
-Makes complete runs of 0.23M parameters with 5 tokens per parameter, as in assets/race_small.json. Each arch runs with
-seed 1 at the recipe's learning rate and at twice that, and at half of it if twice was no better; then at the best of
-these with seed 2. A run takes one thread. Results go to assets/race_variants.json.
+The runs have 0.23M parameters and 5 tokens per parameter, as in assets/race_small.json. Each arch
+runs with seed 1 at its recipe's learning rate and at twice that, and also at half of it if twice
+was no better. The best of these is repeated with seed 2. A run takes one thread. The results go to
+assets/race_variants.json.
 """
 import json
 import sys
@@ -17,27 +18,34 @@ from bench import train_config
 from lessons.studies.race import train_once
 import torch
 
-from lessons.extras import variants  # registers them
+from lessons.extras import variants  # puts them into ARCHS
 from model import ARCHS
 from prepare import atomic_write, check, run_script
 
 RESULTS = ROOT / "assets" / "race_variants.json"
-OPTIONS = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048, max_steps=561,
-               dtype="float32", compile="true", final_eval_tokens=10 ** 9)      # all validation tokens
-# Some archs have an embed_std here that is not their recipe's: without a norm small embeddings stay small.
+OPTIONS = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048,
+               max_steps=561, dtype="float32", compile="true",
+               final_eval_tokens=10 ** 9)  # more than there are: all validation tokens
+# dyt and derf also run at a larger embed_std than their recipe's, because they do not normalize and
+# small embeddings would stay small.
 NAMES = ["rmsnorm+qk_norm", *ARCHS, "dyt embed_std=1", "derf embed_std=1"]
 
 
 class Runs:
-    """The runs that have ended. Each is told by an arch's name, the multiple of its learning rate, and a seed."""
+    """The runs that have ended.
+
+    The arch's name, the multiple of its recipe's learning rate, and the seed identify a run.
+    """
 
     def __init__(self):
-        saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"options": OPTIONS, "runs": []}
+        saved = {"options": OPTIONS, "runs": []}
+        if RESULTS.exists():
+            saved = json.loads(RESULTS.read_text())
         self.rows = saved["runs"]
         self.options = saved["options"]
 
     def loss(self, name, times, seed=1):
-        """Return the loss of a run, inf if it diverged, None if it has not ended."""
+        """Return the loss of a run: inf if it diverged, None if it has not ended."""
         for row in self.rows:
             if (row["arch"], row["times"], row["seed"]) == (name, times, seed):
                 return row["loss"] or float("inf")
@@ -54,9 +62,11 @@ class Runs:
         rate = float(f"{times * train_config(arch, options).learning_rate:.3g}")
         config = train_config(arch, options, seed=seed, learning_rate=rate)
         loss, seconds = train_once(config.options)
-        print(f"{name}, {times} times the recipe's learning rate, seed {seed}: {loss}, {seconds} s", flush=True)
-        self.rows.append({"arch": name, "times": times, "learning_rate": rate, "embed_std": config.embed_std,
-                          "seed": seed, "loss": loss, "seconds": seconds})
+        print(f"{name}, {times} times the recipe's learning rate, seed {seed}: {loss}, {seconds} s",
+              flush=True)
+        self.rows.append({"arch": name, "times": times, "learning_rate": rate,
+                          "embed_std": config.embed_std, "seed": seed, "loss": loss,
+                          "seconds": seconds})
         rows = ",\n".join(json.dumps(row) for row in self.rows)
         head = f'"options": {json.dumps(OPTIONS)},\n"torch": "{torch.__version__}"'
         with atomic_write(RESULTS) as file:

@@ -1,16 +1,20 @@
 """
-Find out why seeds of one arch differ. Runs of 0.23 million parameters with 20 tokens per parameter have one seed for the
-weights and another for the order of the data; each takes three minutes on one thread.
+Find out why two seeds of one arch differ: because of the initial weights, or the order of the data?
 
-    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt,angpt built-in 4x4   # all pairs of four and four seeds
-    OMP_NUM_THREADS=1 python lessons/studies/seeds.py run ngpt "half rate" 1-8      # weights 1, order 1; 2 and 2; ...
+    export OMP_NUM_THREADS=1
+    python lessons/studies/seeds.py run ngpt,angpt built-in 4x4   # all pairs of four and four seeds
+    python lessons/studies/seeds.py run ngpt "half rate" 1-8      # weights 1, order 1; 2 and 2; ...
 
-Archs train at the learning rate and embed_std that a search found best for seed 1 (assets/race_small.json), with the
-changes of a variant. Each run that ends becomes a line of assets/seeds.jsonl. The same command resumes the study, and a
-second process beside it takes other runs. A run also measures the mean of its weights over the last tenth of its steps.
+A run has one seed for the weights and another for the order. It has 0.23 million parameters and 20
+tokens per parameter, and takes three minutes on one thread.
 
-A line has two losses: loss_all, of all validation tokens, and loss, of the first 262,144 of them. The latter are easier.
-Races of earlier versions were validated on these.
+Archs train at the learning rate and embed_std that a search found best for seed 1
+(assets/race_small.json), with the changes of a variant. Each run that ends becomes a line of
+assets/seeds.jsonl. The same command resumes the study, and a second process beside it takes other
+runs. A run also measures the mean of its weights over the last tenth of its steps.
+
+A line has two losses: loss_all, of all validation tokens, and loss, of the first 262,144 of them.
+The latter are easier. Races of earlier versions were validated on these.
 """
 import json
 import os
@@ -31,22 +35,24 @@ from filelock import FileLock, Timeout
 
 from model import Scale
 
-POINT = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048, compile="true",
-             dtype="float32", max_steps=2246, device="cpu")
+# Options that all runs share, unless a variant changes them.
+POINT = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048,
+             compile="true", dtype="float32", max_steps=2246, device="cpu")
+# The best learning rate and embed_std of each arch.
 BEST = {"ngpt": (0.0113, 0.02), "angpt": (0.00566, 0.02), "rmsnorm+qk_norm": (0.00566, 0.02),
         "normformer": (0.0113, 1.0), "layernorm": (0.00566, 0.0007), "rmsnorm": (0.00566, 0.2),
-        "powernorm": (0.00566, 0.1)}   # learning rate and embed_std
+        "powernorm": (0.00566, 0.1)}
 RESULTS = ROOT / "assets/seeds.jsonl"
 EVERY = 100                            # steps between two points of a trajectory
 USUAL = 2 ** 18                        # validation tokens of `loss`, a third of all
 EARLY = 2 ** 16                        # validation tokens of the losses during a run, every 200 steps
 
-# A variant changes options of train.py, or
-#   rate                the learning rate, by this factor
-#   alpha, s_z, s_qk    the learned scales of this name: their first value (init), and how they are stored (scale; Adam
-#                       moves a scale by learning rate / scale)
-#   g                   the first value of the gain of q and k
-#   nudge               all weights, by a random relative change of this size
+# A variant changes options of train.py, or one of these:
+#   rate                multiplies the learning rate by this factor
+#   alpha, s_z, s_qk    set the initial value (init) of the learned scales of this name, and how
+#                       they are stored (scale): Adam moves one by learning rate * init / scale
+#   g                   sets the initial value of the gain of q and k
+#   nudge               changes all weights by random relative amounts of this size
 VARIANTS = {
     "built-in": {},
     "half rate": {"rate": 0.5},
@@ -61,10 +67,10 @@ VARIANTS = {
     "s_z slower": {"s_z": {"scale": 1.0}},
     "s_qk slower": {"s_qk": {"scale": 1.0}},
     "s_qk from 2": {"s_qk": {"init": 2.0}},
-    # For angpt and GPT+. In the place of g, ngpt has s_qk^2 d_k^(1/2), which is 16 if s_qk is 2.
+    # This is for angpt and GPT+. In the place of g, ngpt has s_qk^2 d_k^(1/2): 16 if s_qk is 2.
     "g from 16": {"g": 16.0},
     "nudged": {"nudge": 1e-5},
-    # Five tokens per parameter, at the best learning rate of that length
+    # These have five tokens per parameter and the best learning rate for that length.
     "5 tokens": {"max_steps": 561, "rate": 2},
     "5 tokens warm-up 10%": {"max_steps": 561, "rate": 2, "warmup_ratio": 0.1},
     "0.64M": {"n_layer": 4, "n_embd": 96, "max_steps": 6250, "rate": (64 / 96) ** 0.5},
@@ -74,11 +80,12 @@ VARIANTS = {
 
 
 def config_of(arch, variant):
-    """Return a variant's TrainConfig and a dict of the changes of the new model."""
+    """Return a variant's TrainConfig, and a dict of its changes to the new model."""
     changes = dict(VARIANTS[variant])
     best_rate, std = BEST[arch]
     rate = best_rate * changes.pop("rate", 1)
-    starts = {name: changes.pop(name) for name in ("alpha", "s_z", "s_qk", "g", "nudge") if name in changes}
+    of_model = ("alpha", "s_z", "s_qk", "g", "nudge")
+    starts = {name: changes.pop(name) for name in of_model if name in changes}
     name, _, switch = arch.partition("+")
     given = POINT | {"arch": name, "qk_norm": bool(switch), "learning_rate": rate, "embed_std": std}
     return TrainConfig(**given | changes), starts
@@ -99,7 +106,10 @@ def change_model(model, starts):
 
 
 def train_run(arch, variant, weights, order, watch):
-    """Train as train.py does, and call watch(step, loss, norm, model) after each step; return the model."""
+    """Train as train.py does, with two seeds; return the model.
+
+    watch(step, loss, norm, model) is called before the first step and after each.
+    """
     config, starts = config_of(arch, variant)
     process = set_up_process(config)
     dataset = open_dataset(config, process)
@@ -120,7 +130,7 @@ def train_run(arch, variant, weights, order, watch):
 
 @torch.no_grad()
 def token_losses(model, validation, tokens):
-    """Return the loss of each of the first validation tokens, in float64, and whether a file begins there."""
+    """Return the losses of the first validation tokens, in float64, and where a file begins."""
     losses, begins = [], []
     windows = min(validation.windows, tokens // validation.length)
     model.eval()
@@ -140,13 +150,14 @@ def short(x):
 
 
 class Watch:
-    """Records a run's trajectory, and the mean of its weights over the last tenth of its steps."""
+    """Record a run's trajectory, and the mean of its weights over the last tenth of its steps."""
 
     def __init__(self, validation, last_step):
         self.validation, self.last_step = validation, last_step
         self.rows, self.early, self.since = defaultdict(list), [], []
         self.sums, self.count = None, 0
-        x, y = validation.batch(range(0, validation.windows, validation.windows // 16), torch.device("cpu"))
+        spread = range(0, validation.windows, validation.windows // 16)
+        x, y = validation.batch(spread, torch.device("cpu"))
         # In these sequences the second half can be copied from the first.
         self.twice = torch.cat((x[:, :64], x[:, :64]), dim=1)
         self.x, self.y = x, y
@@ -184,7 +195,7 @@ class Watch:
 
     @torch.no_grad()
     def average(self, model):
-        """Give a model the mean weights."""
+        """Replace the weights of a model by their means."""
         for p, total in zip(model.parameters(), self.sums):
             p.copy_(total / self.count)
         if model.sphere:
@@ -205,7 +216,8 @@ def one_run(arch, variant, weights, order):
     validation = open_dataset(config, set_up_process(config)).val
     watch = Watch(validation, config.max_steps)
     model = train_run(arch, variant, weights, order, watch)
-    losses, begins = token_losses(model, validation, 10 * USUAL)         # there are no more than that
+    # There are fewer validation tokens than 10 * USUAL, so that this takes all of them.
+    losses, begins = token_losses(model, validation, 10 * USUAL)
     name = "-".join(map(str, (arch, variant, weights, order))).replace("/", " by ")
     torch.save(model.state_dict(), ROOT / "out/seeds" / f"{name}.pt")
     watch.average(model)
@@ -213,7 +225,8 @@ def one_run(arch, variant, weights, order):
     row = {"arch": arch, "variant": variant, "weights": weights, "order": order,
            "learning_rate": config.learning_rate, "embed_std": config.embed_std,
            "loss": losses[:USUAL].mean(), "loss_all": losses.mean(), "tokens_all": len(losses),
-           "loss_averaged": averaged.mean(), "early": watch.early, "seconds": round(time.perf_counter() - started)}
+           "loss_averaged": averaged.mean(), "early": watch.early,
+           "seconds": round(time.perf_counter() - started)}
     # The analysis reads the trajectories and files of these variants only.
     if variant in ("built-in", "warm-up 10%"):
         row |= {"files": by_file(losses, begins), "path": watch.rows}
@@ -222,16 +235,21 @@ def one_run(arch, variant, weights, order):
 
 def read():
     """Return the rows of all runs that have ended."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    if not RESULTS.exists():
+        return []
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
 
 
 def key(row):
-    """Return what tells a row's run from the others."""
+    """Return what identifies a row's run."""
     return row["arch"], row["variant"], row["weights"], row["order"]
 
 
 def pairs_of(text):
-    """Return pairs of seeds (weights, order): 4x4 gives all pairs, 1-8 one seed for both, 2/3,3/2 two pairs."""
+    """Return a list of pairs of seeds (weights, order).
+
+    "4x4" gives all pairs of four and four, "1-8" the same seed for both, and "2/3,3/2" two pairs.
+    """
     if "/" in text:
         return [tuple(map(int, pair.split("/"))) for pair in text.split(",")]
     if "x" in text:
@@ -259,7 +277,8 @@ def run(archs, variants, seeds):
                     file.write(json.dumps(row) + "\n")
         except Timeout:
             continue
-        print(*one, f"{row['loss_all']:.4f} over all validation tokens, {row['seconds']} s", flush=True)
+        print(*one, f"{row['loss_all']:.4f} over all validation tokens, {row['seconds']} s",
+              flush=True)
 
 
 if __name__ == "__main__":
