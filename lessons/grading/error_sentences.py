@@ -40,7 +40,8 @@ def error_sentences(error, names):
     are the names that the function's code uses.
     """
     words = str(error)
-    sentence = (returned_nothing(error) or values_with_indices(error, words)
+    sentence = (returned_nothing(error) or returned_no_number(words)
+                or values_with_indices(error, words)
                 or wrong_kind(words, error.line) or wrong_shape(words, names)
                 or wrong_number(error, words) or wrong_call(error, words))
     return [sentence] if sentence else []
@@ -50,6 +51,20 @@ def returned_nothing(error):
     if isinstance(error, NothingReturned):
         return ("Your function ends without a `return`, or returns something that is None: a "
                 "function that only prints, and methods such as append, give None.")
+
+
+def returned_no_number(words):
+    """Recognize what a function returned by its beginning, as answers.tensor prints it."""
+    start = "the function returned "
+    if words.startswith((f"{start}<built-in method", f"{start}<bound method",
+                         f"{start}<function", f"{start}<built-in function")):
+        return ("Your function returns a function: x.mean() calls it, x.mean without parentheses "
+                "does not.")
+    if words.startswith((f"{start}'", f'{start}"')):
+        return "Your function returns text. Return the number itself, without quotes, f or str()."
+    if words.startswith(f"{start}{{"):
+        return ("Your function returns something in braces, a set or a dict. Several values are "
+                "returned with commas between them, as in return a, b.")
 
 
 def values_with_indices(error, words):
@@ -171,6 +186,10 @@ def wrong_call(error, words):
         return f"A tensor has no .{found[1]}{similar_name(found[1], torch.Tensor)}"
     if found := re.search(r"module 'torch' has no attribute '(\w+)'", words):
         return f"There is no torch.{found[1]}{similar_name(found[1], torch)}"
+    if isinstance(error, KeyError):
+        return "The dict has no such key: compare its spelling with the keys that there are."
+    if "unsupported operand type(s) for ^" in words:
+        return "A power is x ** y. In Python x ^ y is something else, for whole numbers only."
     if isinstance(error, UnboundLocalError):
         return "A variable is used before it has a value: does the function reach its assignment?"
     if isinstance(error, RecursionError):

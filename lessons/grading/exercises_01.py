@@ -135,6 +135,9 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
         partial(layer_norm, axis=None),
     "You divide by the variance. LayerNorm divides by its root.":
         partial(layer_norm, power=1.0),
+    "In x - mean / root only the mean is divided: / comes before -, so x - mean needs brackets.":
+        lambda x, eps: x - x.mean(-1, keepdim=True) / (
+            centred(x).square().mean(-1, keepdim=True) + eps).sqrt(),
     "You normalize along axis 1. That is the last axis of a matrix. Is it the last axis of a batch "
     "of matrices?":
         partial(layer_norm, axis=1),
@@ -345,6 +348,11 @@ def jacobian_inputs(generator):
     yield "entries near 0.000001", 1e-6 * randn64(generator, 5), 1e-14
 
 
+def by_variance(x, eps):
+    _, root = standardize(x, eps)
+    return centred(x) / root ** 2, root ** 2
+
+
 def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, y_over_root=True,
              over_root=True, product=torch.outer, identity=torch.eye):
     """mean_part and y_part multiply what comes from the mean and from the root."""
@@ -395,6 +403,8 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, over_root=False),
     "Your s uses the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(jacobian, norm=partial(standardize, correction=1)),
+    "Your s is the variance plus eps. LayerNorm divides by the root of that.":
+        partial(jacobian, norm=by_variance),
     "That is RMSNorm's Jacobian. LayerNorm subtracts the mean first.":
         partial(jacobian, norm=rms_and_root, mean_part=0),
     "Your diagonal is right, and everything else is 0. But every entry of y depends on every "
@@ -748,6 +758,11 @@ def has_an_axis_too_many(y, x, weight):
     return len(x) > 1 and any(part.dim() == 2 and part.numel() == weight.numel() for part in y[1:])
 
 
+def of_largest(x):
+    """Divide large numbers by the largest of them, so that their rounding stays small."""
+    return x / x.abs().max().clamp(min=1)
+
+
 PROPERTIES = {
     "1.1": {
         "After 0 blocks nothing has happened: return the mean and the variance that you were "
@@ -790,9 +805,9 @@ PROPERTIES = {
     "1.7": {
         "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not: look "
         "at the term that comes from the mean, and at its sign.":
-            lambda y: near(y.sum(-1), 0),
+            lambda y: near(of_largest(y).sum(-1), 0),
         "J is symmetric; yours is not.":
-            lambda y: near(y, y.T),
+            lambda y: near(of_largest(y), of_largest(y).T),
         "Stretching x around its mean changes nothing, apart from eps, so J times (x - mean) "
         "should be 0. Yours is not: look at the term that contains y twice, its factors and its "
         "sign.":

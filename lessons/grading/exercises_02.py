@@ -504,6 +504,10 @@ PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", 
         lambda x, dy, psi2, nu, eps: published(x, dy, 1.0, psi2, nu, eps),
     "Lambda is made with g. You took dy, which has not passed through the gain.":
         lambda dx, weight, Lambda: (dx, Lambda / weight),
+    "Your xhat contains the gain. xhat is x / psi; the gain comes after it.":
+        lambda x, dy, weight, psi2, nu, eps, Lambda: (
+            (dy * weight - nu * weight * x / (psi2 + eps).sqrt()) / (psi2 + eps).sqrt(),
+            weight * Lambda),
     "In dx you subtract nu times x. The rule has xhat there.":
         nu_times_x,
     "The forward pass has eps under the root, so psi and xhat need it here, too.":

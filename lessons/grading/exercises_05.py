@@ -109,6 +109,8 @@ RESIDUAL = Exercise(reference=nu_residual, inputs=residual_inputs, misconception
         torch.ones_like,
     "You divide by the expected squared norm. A vector is divided by its norm.":
         lambda alpha: 1 / printed_nu(alpha),
+    "You average over the channels. Each channel has a step of its own, and a nu of its own.":
+        lambda alpha: (printed_nu(alpha).mean() ** -0.5).expand(alpha.shape),
     "This only undoes the factor 1 - alpha on h. The other part, alpha y, has a length, too.":
         lambda alpha: 1 / (1 - alpha),
     "This belongs to h + alpha y. The step is h + alpha (y - h): h keeps 1 - alpha of itself.":
@@ -204,6 +206,10 @@ GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconcep
         by_deviation,
     "You average absolute values. A length is made of squares: take the root of E[f^2].":
         lambda sigma: 1 / mean_of(lambda t: silu(t).abs(), sigma),
+    "You divide by the mean square. A vector is divided by its length, the root of it.":
+        lambda sigma: 1 / mean_square(silu, sigma),
+    "All points of your grid count alike. Weight each of them with the normal density.":
+        lambda sigma: silu(sigma * torch.linspace(-8, 8, 4001)).square().mean() ** -0.5,
     "2 / sigma holds for small sigma, where SiLU is the straight line t / 2. Here it bends.":
         lambda sigma: 2 / sigma,
 })
@@ -612,8 +618,10 @@ PROPERTIES = {
             never},
     "5.5": {
         "SiLU(t) is about t / 2 for small t, and t or 0 for large ones, so nu times sigma lies "
-        "between sqrt(2) and 2. Yours does not. Does your t have the standard deviation sigma? If "
-        "you use a grid, does it reach several sigma?":
+        "between sqrt(2) and 2. Yours does not. Do you take the root? Does your t have the "
+        "standard deviation sigma? If you use a grid, does it reach several sigma, and do you "
+        "weight its points with the normal density? If you use random numbers, are there a "
+        "million?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
         "Yours is smaller.":

@@ -191,19 +191,38 @@ def means(rows, by, of=torch.mean):
     return budgets, torch.stack(losses)
 
 
+def as_met(rows, by, budgets, losses):
+    """Return budgets and losses in the order in which the rows have these budgets."""
+    met = torch.tensor(list(dict.fromkeys(rows[:, by].tolist())), dtype=budgets.dtype)
+    order = [int((budgets == n).nonzero()) for n in met]
+    return budgets[order], losses[order]
+
+
+def last_rows(rows):
+    """Return the last row of each budget's runs, also of runs that were stopped."""
+    found = []
+    for n in rows[:, PLANNED].unique():
+        run = rows[rows[:, PLANNED] == n]
+        found.append(run[run[:, DONE] == run[:, DONE].max()])
+    return torch.cat(found)
+
+
 def reproduced(rows, *, keep=ends, by=PLANNED, of=torch.mean, reach=tokens_for, goal=-1,
-               lowest=False, budget_of=0):
+               lowest=False, budget_of=0, by_budget=True):
     """Return the factor in tokens.
 
     keep chooses the rows that count, by is the column of their budgets, of averages over seeds, and
     reach finds the tokens for a loss. goal is the position of the baseline's budget and of the loss
     to reach; with lowest it is the baseline's lowest loss instead. budget_of is the architecture
-    whose budget is divided.
+    whose budget is divided. Without by_budget, budgets stand in the order of the rows.
     """
     base = keep(rows[rows[:, ARCH] == 0])
     other = keep(rows[rows[:, ARCH] == 1])
     budgets, targets = means(base, by, of)
     tokens, losses = means(other, by, of)
+    if not by_budget:
+        budgets, targets = as_met(base, by, budgets, targets)
+        tokens, losses = as_met(other, by, tokens, losses)
     target = targets.min() if lowest else targets[goal]
     budget = tokens[goal] if budget_of else budgets[goal]
     return float(budget) / float(reach(float(target), tokens, losses))
@@ -253,6 +272,11 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
     "You count rows as ends although the run had not ended there. At a run's end, the tokens so "
     "far equal those planned.":
         partial(reproduced, keep=same, by=DONE),
+    "You take the last row of each run, and some runs were stopped before their end. Only complete "
+    "runs count.":
+        partial(reproduced, keep=last_rows),
+    "Your budgets stand in the order of the rows, and the rows come in any order. Sort them.":
+        partial(reproduced, by_budget=False),
     "You average all rows of a run. Only its last row counts, and only if the run is complete.":
         partial(reproduced, keep=same),
     "You take the lowest loss of all rows with a budget. Only the ends of complete runs count, and "
@@ -636,6 +660,8 @@ LAW = Exercise(
         partial(straight, y=torch.log, level=torch.exp),
     "You use the first and the last run only.":
         lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
+    "You have slope and intercept exchanged: np.polyfit gives the slope first.":
+        lambda A, a: ((-a).exp(), -A.log()),
     "Your logarithms have base 10, and the way back is exp().":
         partial(straight, x=torch.log10, y=torch.log10, level=torch.exp),
     "Your A is the loss of a run. A is the loss of the law at C = 1.":
@@ -789,6 +815,14 @@ def repeats_dropped(tokens, baseline, losses, draws):
     return torch.cat(found)
 
 
+def seeds_as_budgets(tokens, baseline, losses, draws):
+    found = []
+    for draw in draws:
+        target = float(baseline[draw].mean())
+        found.append(float(tokens[-1]) / tokens_for(target, tokens, losses[draw].mean(0)))
+    return numbers(*found)
+
+
 def geometric_mean(losses):
     return losses.log().mean().exp()
 
@@ -809,6 +843,8 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions={
         lambda tokens, baseline, losses, draws: bootstrap(tokens, baseline, losses, draws[:, :1]),
     "You do not use the draws, so all of your factors are equal.":
         each_seed_once,
+    "losses[row] picks budgets. The seeds are along the second axis.":
+        seeds_as_budgets,
     "You drop repeated seeds. A seed that was drawn twice counts twice.":
         repeats_dropped,
     "Yours are numbers of tokens. The factor is tokens[-1] divided by these.":
@@ -875,6 +911,8 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
         partial(wrong_winner, apart=0),
     "In yours, b is worse by twice `true`.":
         partial(wrong_winner, apart=2),
+    "You have `mine` and `theirs` exchanged: `mine` are runs of a.":
+        lambda a, b, mine, theirs, true: wrong_winner(a, b, theirs, mine, true),
     "You compare single runs. Compare two means, each over the runs of a row.":
         run_against_run,
     "You use the first run of each row only. Average over the row.":

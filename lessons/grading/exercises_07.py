@@ -160,6 +160,10 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
         partial(mfu, flops_each=8),
     "The tokens are those of all GPUs together, so take the peak of all GPUs together too.":
         lambda right, gpus: gpus * right,
+    "In x / gpus * peak only gpus divides: put gpus * peak in brackets.":
+        lambda right, peak: right * peak * peak,
+    "You multiply by the number of GPUs. More of them could compute more, so divide by it.":
+        lambda right, gpus: right * gpus * gpus,
 })
 
 
@@ -343,6 +347,9 @@ PAIRS = Exercise(
     "You divide two medians, which may come from different rounds. Divide within each round "
     "first.":
         lambda a, b, right: (b.median() / a.median(), *right[1:]),
+    "You divide quantiles, which may come from different rounds. Divide within each round first, "
+    "then take the three quantiles.":
+        lambda a, b: [x / y for x, y in zip(median_and_range(b), median_and_range(a))],
     "Your ratios are right, but you take their mean, which a single hiccup can move.":
         lambda a, b, right: ((b / a).mean(), *right[1:]),
     "torch's median is the lower of the two middle values. With an even number of rounds, "

@@ -666,6 +666,8 @@ FOLDING = Exercise(
         lambda matrix, beta: (matrix, matrix @ beta),
     "beta has one number per input of the matrix; the new bias needs one per output.":
         lambda matrix, beta: (matrix, beta),
+    "w @ gamma sums over the inputs. W' is a matrix: gamma multiplies the columns of w.":
+        lambda w, gamma, bias: (w @ gamma, bias),
     "If the matrix is square, you scale its rows. The gain belongs to the inputs.":
         rows_if_square,
     "gamma[:, None] multiplies the rows of w, and rows are outputs. Along which axis do the inputs "

@@ -257,12 +257,15 @@ def yes_or_no_sentences(wrong_places, questions, exercise, expected):
     """Return a sentence for each of the first two wrong answers, as far as the exercise has any."""
     if len(wrong_places) == questions > 2:
         return ["Every answer is the opposite of the right one: what does True stand for?"]
-    sentences = []
+    sentences, rest = [], 0
     for label, place in wrong_places:
         sentence = exercise.about.get(label) or exercise.about.get(place)
+        if sentence in sentences:
+            continue                            # it speaks of this answer, too
         if sentence and len(sentences) < 2:
             sentences.append(sentence)
-    rest = len(wrong_places) - len(sentences)
+        else:
+            rest += 1
     if sentences and rest:
         return [*sentences, f"{rest} more to find."]
     label, place = wrong_places[0]

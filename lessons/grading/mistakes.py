@@ -163,6 +163,8 @@ def is_evidence(part, wrong, found, expected, exercise):
 
 def general_sentences(function, found, expected, exercise):
     """Return sentences for an answer that no known mistake explains."""
+    if reordered := arguments_reordered(function, exercise):
+        return reordered
     broken = broken_property(found, expected, exercise)
     errors = {label: x for label, x in found.items() if isinstance(x, Exception)}
     if len(errors) < len(found) and all(isinstance(x, NothingReturned) for x in errors.values()):
@@ -228,15 +230,41 @@ def relations(pairs, count, exercise, describe):
 def shape_sentences(function, found, expected, label, exercise, broken):
     """Return sentences for an answer whose shapes differ, first with the input `label`."""
     ours, theirs = aligned(found[label], expected[label], exercise.parts)
-    return (transposed(ours, theirs, exercise)
+    return (shapes_exchanged(ours, theirs, exercise)
+            or flattened(ours, theirs, exercise)
+            or transposed(ours, theirs, exercise)
             or values_and_indices_returned(function, label, exercise)
             or other_axis(found, expected, exercise)
             or reduction_missing(found, expected)
             or unused_arguments(function, exercise)
             or broken
             or number_of_values(ours, theirs, exercise)
+            or number_of_answers(ours, theirs)
             or one_row_sentence(found, expected, exercise)
             or reduced_too_much(function, ours, theirs))
+
+
+def shapes_exchanged(ours, theirs, exercise):
+    """Recognize an answer whose values have the right shapes, but in another order."""
+    shapes = [[tuple(x.shape) for x in answer] for answer in (ours, theirs)]
+    if sorted(shapes[0]) != sorted(shapes[1]):
+        return []
+    names = part_names(exercise, len(theirs))
+    return [f"Return the values in this order: {listed(names)}. By their shapes, yours are in "
+            "another one."]
+
+
+def flattened(ours, theirs, exercise):
+    """Recognize values that have the right numbers in another shape, each other value right."""
+    if not 1 < len(ours) == len(theirs):
+        return []
+    names, reshaped = part_names(exercise, len(theirs)), []
+    for name, a, b in zip(names, ours, theirs):
+        if a.shape != b.shape:
+            if a.numel() != b.numel() or not close(a.flatten(), b.flatten(), 1e-4):
+                return []
+            reshaped.append(name)
+    return [f"{listed(reshaped)}: the numbers are right, the shape is not."]
 
 
 def transposed(ours, theirs, exercise):
@@ -300,6 +328,15 @@ def number_of_values(ours, theirs, exercise):
         return []
     names = f": {listed(exercise.parts)}" if exercise.parts else ""
     return [f"{wanted} values are expected{names}. Yours has {count}."]
+
+
+def number_of_answers(ours, theirs):
+    """Say how many answers True or False are expected in a row."""
+    if not len(ours) == len(theirs) == 1 or not ours[0].dim() == theirs[0].dim() == 1:
+        return []
+    if theirs[0].dtype != torch.bool:
+        return []
+    return [f"{len(theirs[0])} answers are expected. Yours has {len(ours[0])}."]
 
 
 def one_row_sentence(found, expected, exercise):
@@ -438,6 +475,16 @@ def used_names(code):
         if step.opname.startswith("LOAD_"):
             found.update(step.argval if isinstance(step.argval, tuple) else [str(step.argval)])
     return found
+
+
+def arguments_reordered(function, exercise):
+    """Say so if a function's parameters have the names of the stub's, in another order."""
+    wanted = parameter_names(exercise.reference)
+    names = parameter_names(function)
+    if names == wanted or sorted(names) != sorted(wanted):
+        return []
+    return [f"The grader calls your function with {listed(wanted)}, in this order. Yours takes "
+            f"{listed(names)}."]
 
 
 def unused_arguments(function, exercise):

@@ -1114,6 +1114,33 @@ def both_read_the_stream_scaled(h, attention, p):
     return EXERCISES["3.11"].reference(h, attention, scaled) + 1
 
 
+def divided_by_s_twice(x, eps):
+    return EXERCISES["1.7"].reference(x, eps) / (x.var(correction=0) + eps).sqrt()
+
+
+def groups_apart(x, groups, eps):
+    scaled, bound = EXERCISES["2.10"].reference(x, groups, eps)
+    return scaled.unflatten(-1, (groups, -1)), bound
+
+
+def writers_second(*given):
+    w_qkv, w_o, w_up, w_down = EXERCISES["4.7"].reference(*given)
+    return w_qkv, w_up, w_o, w_down
+
+
+def shift_second(blocks, scale, shift, mean, variance):
+    return mean + blocks * shift, variance * scale**blocks
+
+
+def gate_of_random_numbers(sigma):
+    t = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
+    return 1 / torch.nn.functional.silu(sigma * t).square().mean()  # without the root
+
+
+def one_norm1(activation, qk_norm):
+    return [True, *EXERCISES["3.4"].reference(activation, qk_norm)[1:]]
+
+
 def fails_for_all_heads(q, gain, cos, sin, before_rope):
     heads_and_tokens = q[..., 0] * gain[..., 0]  # (B, H, T) by (H,), or by a number
     return EXERCISES["4.12"].reference(
@@ -1181,6 +1208,14 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
             "where nan is expected",
             "off by nan",
         ),
+        ("1.7", divided_by_s_twice, "", "sums to 0"),
+        ("2.10", groups_apart, "the shape is not", "its own mean square"),
+        ("4.7", writers_second, "in this order: w_qkv, w_o", "should get length 1"),
+        ("8.9", lambda *given: EXERCISES["8.9"].reference(*given)[::-1], "order", "Check the bias"),
+        ("1.1", shift_second, "Yours takes blocks, scale, shift", "one shift per block"),
+        ("5.5", gate_of_random_numbers, "Do you take the root?", "upside down"),
+        ("3.4", one_norm1, "norm1: its gain acts", "more to find"),
+        ("5.7", lambda: [True] * 8, "9 answers are expected", "the loop"),
         ("4.12", fails_for_all_heads, "Two shapes do not fit", "dtype"),
         (
             "8.6",
@@ -1319,6 +1354,12 @@ def without_flatten(x):
         (lambda x: torch.max(1.0, 2.0), "its first argument is a Python number"),
         (lambda x: undefined_name, "That name is not defined"),  # noqa: F821
         (lambda x, y: x, "with the arguments of the stub"),
+        (lambda x: x.sum() ^ 2.5, "A power is x ** y"),
+        (lambda x: {"y": x}["z"], "no such key"),
+        (lambda x: x.mean, "x.mean() calls it"),
+        (lambda x: f"{x.sum()}", "returns text"),
+        (lambda x: {1.0, 2.0}, "in braces"),
+        (lambda x: {"y": 1.0}, "in braces"),
     ],
 )
 def test_common_errors_get_a_sentence(answer, words, monkeypatch, capsys):
