@@ -401,9 +401,9 @@ class PrepareConfig:
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
-        self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
-        if Path(self.name).name != self.name:
+        if Path(self.name).name != self.name or self.name == "..":
             raise ConfigError(f"name={self.name}: expected a name; --data_dir sets the folder")
+        self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
         check_choice("tokenizer", self.tokenizer,
                      ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
 

@@ -1053,6 +1053,14 @@ def test_a_second_at_work_waits_for_the_first(texts, capsys):
         make(2)
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "/x", "..", "."])
+def test_a_name_cannot_lead_out_of_the_data_folder(texts, name):
+    before = files_of(texts)
+    with pytest.raises(ConfigError, match=f"^name={name}: expected a name"):
+        prepare(f"{texts}/a.jsonl", data_dir=f"{texts}/data", name=name)
+    assert files_of(texts) == before
+
+
 def test_datasets_without_a_fingerprint_are_complete(texts):
     folder = prepare(f"{texts}/a.jsonl", data_dir=str(texts))
     meta = read_meta(folder)
@@ -2138,7 +2146,8 @@ def test_memory_of_fused_kernels_is_what_products_read_and_write():
     assert peak == 3 * 4 * 16 * 4                  # h, y, and what y is made from or the result
 
 
-def test_curves_are_drawn_without_step_0_and_name_the_known_keys(trained, tmp_path, monkeypatch):
+def test_curves_are_drawn_without_step_0_and_name_the_known_keys(
+        trained, tmp_path, monkeypatch, capsys):
     pictures = []
     monkeypatch.setattr(bench.Figure, "savefig", lambda self, path: pictures.append(self))
     benchmark("curves", *trained, out_dir=tmp_path, usual="true")
@@ -2147,6 +2156,10 @@ def test_curves_are_drawn_without_step_0_and_name_the_known_keys(trained, tmp_pa
     assert min(x[0] for x in drawn if len(x)) > 0
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == [*map(str, trained), "other seeds, default options"]
+    assert "no gray lines" not in capsys.readouterr().out
+    mine = shutil.copytree(trained[0], tmp_path / "mine")
+    benchmark("curves", mine, out_dir=tmp_path, usual="true")
+    assert f"{mine}: no gray lines" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="key=los: expected one of .*loss, .*did you mean"):
         benchmark("curves", *trained, out_dir=tmp_path, key="los")
 

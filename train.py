@@ -117,7 +117,7 @@ class TrainConfig(GPTConfig):
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
     init_from: str | None = None    # start with the weights of another run, or of gpt2
-    resume: Literal["true", "false", "auto"] = "false"  # resume out_dir's run; auto: if there is one
+    resume: Literal["true", "false", "auto"] = "false"  # resume out_dir's run; auto: if it has one
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
     # Model
@@ -901,7 +901,7 @@ class Clock:
     """A stopwatch for the training steps. It is paused during evaluation, logging and saving."""
 
     def __init__(self, seconds, step):
-        """Start at the seconds that the steps up to this one have taken, before a resume."""
+        """Start the clock. A resumed run has taken `seconds` for the steps up to this one."""
         self.seconds = seconds
         self.started = time.perf_counter()
         self.lap_seconds = seconds
