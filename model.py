@@ -67,15 +67,17 @@ class GPTConfig:
 
     def check_model(self):
         """Raise ConfigError if the options of the model do not fit together."""
-        self.check("arch", self.arch in ARCHS, " or ".join(ARCHS))
-        self.check("pos", self.pos in ("rope", "learned"), "rope or learned")
-        self.check("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
-        self.check("n_embd", self.n_embd % self.n_head == 0, f"a multiple of n_head={self.n_head}")
+        self.check_option("arch", self.arch in ARCHS, " or ".join(ARCHS))
+        self.check_option("pos", self.pos in ("rope", "learned"), "rope or learned")
+        self.check_option("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
+        self.check_option("n_embd", self.n_embd % self.n_head == 0,
+                          f"a multiple of n_head={self.n_head}")
         for name in ARCHS[self.arch].refuses:
             default = getattr(GPTConfig, name)
-            self.check(name, getattr(self, name) == default, f"{default} with arch={self.arch}")
+            self.check_option(name, getattr(self, name) == default,
+                              f"{default} with arch={self.arch}")
 
-    def check(self, name, condition, expected):
+    def check_option(self, name, condition, expected):
         """Raise ConfigError, with what was expected of an option, unless the condition holds."""
         if not condition:
             raise ConfigError(f"{name}={getattr(self, name)}: expected {expected}")

@@ -7,11 +7,12 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
 Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. An earlier run there moves
-to out/<arch>.1. An option takes the first of these that has it: the command line, the checkpoint,
-the arch's recipe, the size preset, the default below.
+to out/<arch>.1. Options come from these sources, of which the later ones win: the defaults below,
+the size preset, the arch's recipe, the checkpoint, the command line.
 """
-# This file begins with the options and ends with run(), which puts all parts together and holds the
-# training loop. You may read run() first.
+# The file begins with the options and ends with run(), which you may read first. It reads the
+# checkpoint, sets up the ranks, the dataset, the model and the optimizer, and then loops: evaluate,
+# log, save, stop, take one optimizer step. Each of these has a section of its own above it.
 import ast
 import contextlib
 import copy
@@ -41,7 +42,8 @@ from typing import Literal
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # On a CPU torch.compile calls GCC, whose version 12 may compile bfloat16 code to NaN. One flag
-# prevents this. torch has no option for flags, but it passes on this one behind -march.
+# prevents this. torch has no option for compiler flags, but it puts the text of this variable after
+# -march=, where a second flag can follow.
 if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 
@@ -58,12 +60,17 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 
 # ---- Options -------------------------------------------------------------------------------------
 
-# Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025), the context
-# is that of its section 5, and rope_fraction that of its Table F.2. From 32m on max_steps gives 20
-# tokens per parameter. The batch sizes are ours: with up to 16 sequences GPT.mean_loss takes all
-# logits at once, and a compiled step needs at most 70 GB on one GPU (python bench.py memory).
-LARGE = dict(block_size=2048, rope_fraction=0.5, vocab_size=50304, batch_size=16,
-             total_batch_size=524_288)
+# Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
+# presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: with up to
+# 16 sequences GPT.mean_loss takes all logits at once, and a compiled step needs at most 70 GB on
+# one GPU (python bench.py memory).
+LARGE = dict(
+    block_size=2048,     # anGPT section 5
+    rope_fraction=0.5,   # anGPT Table F.2
+    vocab_size=50304,
+    batch_size=16,
+    total_batch_size=524_288,
+)
 SIZES = {
     "laptop": dict(max_steps=1600, batch_size=8, total_batch_size=2048),
     "32m": dict(LARGE, n_embd=256, n_layer=6, n_head=4, max_steps=1223),
@@ -74,8 +81,9 @@ SIZES = {
     "1b": dict(LARGE, n_embd=1280, n_layer=36, n_head=20, max_steps=40917, batch_size=8),
 }
 
-# What each family of archs trains with: the best values of a search at laptop size, where the width
-# is 128 (lessons/studies). An arch of your own has the family of the block that it is made from.
+# The training options of each family of archs: the best values of a search at laptop size, where
+# the width is 128 (lessons/studies). The family is an attribute of the block class in model.py, and
+# an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)  # nGPT section 2.6, anGPT Table F.2
 RECIPES = {
@@ -91,8 +99,9 @@ RECIPES = {
 def recipe(arch, n_embd, tie, init_from):
     """Return the options that suit an arch of this width, as a dict."""
     options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
-    # Wider models need lower learning rates. This rule is only a start for a search of your own: at
-    # widths 64 to 256 the best learning rates were 0.7 to 3.8 times it (lessons/studies).
+    # Wider models need lower learning rates. This rule is only a start for a search of your own. At
+    # widths 64 to 256 the best learning rates were 0.7 to 3.8 times what the rule gives
+    # (lessons/studies).
     options["learning_rate"] *= math.sqrt(128 / n_embd)
     if init_from:
         # Trained weights would be damaged by the learning rate that suits random ones.
@@ -107,8 +116,9 @@ def recipe(arch, n_embd, tie, init_from):
 class TrainConfig(GPTConfig):
     """The options of a training run.
 
-    resolve() completes those that depend on the dataset and the number of processes. The
-    constructor is written by hand, because the default of one option may depend on another option.
+    resolve() completes those that depend on the dataset and the number of processes. The dataclass
+    lists the options, but the constructor is ours, because the value of an option that is not set
+    may depend on the size, the arch or a checkpoint.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value.
@@ -117,7 +127,7 @@ class TrainConfig(GPTConfig):
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
     init_from: str | None = None    # start with the weights of another run, or of gpt2
-    resume: Literal["true", "false", "auto"] = "false"  # resume out_dir's run; auto: if it has one
+    resume: Literal["true", "false", "auto"] = "false"  # resume the run in out_dir; auto: if any
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
     # Model
@@ -144,7 +154,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens in each validation (0.5% of the training tokens)
-    final_eval_tokens: int | None = None  # tokens in the last validation (2**20 or more)
+    final_eval_tokens: int | None = None  # tokens in the last validation (eval_tokens, else 2**20)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -159,7 +169,8 @@ class TrainConfig(GPTConfig):
         options = clean_options(TrainConfig, options)
         if "arch" in options:
             options["arch"] = load_arch(options["arch"])
-        self.options = inherited | options  # what was set, now or when the run was started
+        # The options that are set, now or when the run was started.
+        self.options = {**inherited, **options}
 
         defaults = {field.name: field.default for field in fields(TrainConfig)}
         arch = self.options.get("arch", TrainConfig.arch)
@@ -168,10 +179,10 @@ class TrainConfig(GPTConfig):
                                           "a file of your own --arch=FILE.py:NAME")
         check_choice("size", size, SIZES)
         preset = SIZES[size]
-        # The recipe depends on other options, so these come first.
-        chosen = {**defaults, **preset, **self.options}
-        width = max(1, chosen["n_embd"])  # a width of 0 is reported below
-        arch_recipe = recipe(arch, width, chosen["tie"], chosen["init_from"])
+        # The recipe depends on n_embd, tie and init_from, so look these up first, without it.
+        without_recipe = {**defaults, **preset, **self.options}
+        width = max(1, without_recipe["n_embd"])  # check_ranges() reports a width of 0
+        arch_recipe = recipe(arch, width, without_recipe["tie"], without_recipe["init_from"])
 
         # The order of precedence: each source of options wins over those to its left.
         values = {**defaults, **preset, **arch_recipe, **inherited, **options}
@@ -181,14 +192,15 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # With a checkpoint the model's options are complete only once they are inherited from it.
+        # If a checkpoint is needed, the model's options are not complete yet. They are checked in
+        # the second TrainConfig, which with_checkpoint() makes.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         if inherited or not needs_checkpoint:
             self.check_model()
 
     @property
     def uses_own_checkpoint(self):
-        """Whether the checkpoint in out_dir is read, to resume the run or to evaluate it."""
+        """True if the checkpoint in out_dir is read, to resume the run or to evaluate it."""
         if self.eval_only:
             return self.init_from is None
         if self.resume == "auto":
@@ -204,12 +216,13 @@ class TrainConfig(GPTConfig):
         check_at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "vocab_size",
                        "max_steps", "batch_size", "total_batch_size", "eval_tokens",
                        "final_eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
-        check_at_least(0, self, *self.__dataclass_fields__)  # all that are numbers
+        # This skips the options that are not numbers.
+        check_at_least(0, self, *self.__dataclass_fields__)
         for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
-            self.check(name, getattr(self, name) <= 1, "a number from 0 to 1")
+            self.check_option(name, getattr(self, name) <= 1, "a number from 0 to 1")
         for name in ("beta1", "beta2"):
-            self.check(name, getattr(self, name) < 1, "a number less than 1")
-        self.check("seed", self.seed < 2 ** 63, "a number less than 2**63")
+            self.check_option(name, getattr(self, name) < 1, "a number less than 1")
+        self.check_option("seed", self.seed < 2 ** 63, "a number less than 2**63")
 
 
 def load_arch(arch):
@@ -239,8 +252,8 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
 
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
     if "batch_size" not in c.options:
-        # Each of many GPUs has few sequences. Take the largest batch size that divides both these
-        # and the preset's batch size.
+        # The more processes share a step, the fewer sequences each of them has. Take the largest
+        # batch size that divides both their number and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     if c.total_batch_size % micro_batch_tokens != 0:
@@ -249,12 +262,13 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
 
     training_tokens = c.max_steps * c.total_batch_size
-    if c.eval_tokens is None:
-        c.eval_tokens = min(10_485_760, max(4096, training_tokens // 200))
-        c.final_eval_tokens = c.final_eval_tokens or max(1_048_576, c.eval_tokens)
-    c.final_eval_tokens = c.final_eval_tokens or c.eval_tokens
+    usual_eval_tokens = min(10_485_760, max(4096, training_tokens // 200))
+    if c.final_eval_tokens is None:
+        # If only eval_tokens is set, it holds for the last validation as well.
+        c.final_eval_tokens = c.eval_tokens or max(1_048_576, usual_eval_tokens)
+    c.eval_tokens = c.eval_tokens or usual_eval_tokens
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
-    # A checkpoint has 12 bytes per parameter and all ranks wait for it, so there are few.
+    # A checkpoint has 12 bytes per parameter and all ranks wait for it, so a run saves only ten.
     c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
@@ -271,7 +285,8 @@ def find_device(name):
         # torchrun gives each of its processes a GPU of its own.
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
-        return torch.empty(0, device=name).device  # which fails if the device is not there
+        # This fails if the device is missing.
+        return torch.empty(0, device=name).device
     except Exception:
         raise DataError(f"device={name}: torch cannot use it on this machine; --device=auto takes "
                         "a GPU if there is one, else the CPU") from None
@@ -286,15 +301,16 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # By default autocast caches a bfloat16 copy of lm_head. If the loss is computed in chunks,
-        # the chunks' gradients are then summed in bfloat16, and lose precision.
+        # cache_enabled=False, because autocast would otherwise cache a bfloat16 copy of lm_head. If
+        # the loss is computed in chunks, their gradients would then be summed in bfloat16 and lose
+        # precision.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
     def sum(self, tensor):
         """Return the sum of a tensor over all ranks."""
         if self.world_size > 1:
-            tensor = tensor.to(self.device, copy=True)
+            tensor = tensor.to(self.device, copy=True)  # all_reduce overwrites it
             dist.all_reduce(tensor)
         return tensor
 
@@ -321,7 +337,7 @@ class Process:
 
 
 def set_up_process(config):
-    """Return the Process that torchrun's environment describes, and make its device fast."""
+    """Return the Process that torchrun's environment describes, and set its device up for speed."""
     device = find_device(config.device)
     on_gpu = device.type == "cuda"
 
@@ -341,13 +357,14 @@ def set_up_process(config):
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
         # which saves 20 to 40% of a step.
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2 ** 25)      # M_MMAP_THRESHOLD: the highest value that glibc accepts
-        libc.mallopt(-1, 2 ** 31 - 1)  # M_TRIM_THRESHOLD
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
+        libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
+        libc.mallopt(M_MMAP_THRESHOLD, 2 ** 25)  # the highest value that glibc accepts
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and not dist.is_initialized():
-        # While rank 0 saves to a slow disk, the others may have to wait for it for long.
+        # While rank 0 saves to a slow disk, the others may have to wait a long time.
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
     return Process(device, getattr(torch, dtype), rank, world_size)
 
@@ -365,6 +382,7 @@ class Tokens:
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         # FineWeb has more shards than a process may have open files, so at most 128 are kept open.
+        # This is @lru_cache, applied to read_shard for this object only.
         self.open_shard = functools.lru_cache(maxsize=128)(read_shard)
         # Targets are shifted by one, so a shard needs one token after its last window.
         counts = [(len(read_shard(path)) - 1) // length for path in self.paths]
@@ -394,21 +412,22 @@ class Tokens:
 
 
 def open_dataset(config, process):
-    """Return the dataset in config.data: Tokens `train` and `val`, and what meta.json says.
+    """Return the dataset in config.data: its splits `train` and `val`, and the fields of meta.json.
 
-    The default dataset is made if it is missing. Raises DataError if a file is missing or damaged.
+    It also has `vocab_size`, `token_bytes`, and a `fingerprint` that tells datasets apart. The
+    default dataset is made if it is missing. Raises DataError if a file is missing or damaged.
     """
     is_missing = not Path(config.data, "meta.json").exists()
     if is_missing and config.data == TrainConfig.data and process.rank == 0:
         prepare()
     process.barrier()  # the other ranks wait until it is there
     meta = read_meta(config.data)
-    with explain_errors(f"{config.data}/meta.json: not one that prepare.py has written"):
+    with explain_errors(f"{config.data}/meta.json: not written by prepare.py"):
         dataset = SimpleNamespace(**meta)
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
         dataset.vocab_size = len(dataset.token_bytes)
-        # The fingerprint tells datasets apart, so that no run is resumed with another one. Datasets
-        # that were prepared before there was one are told apart by their sizes.
+        # No run is resumed with a dataset that has another fingerprint. Older datasets have no
+        # fingerprint, and their sizes take its place.
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     dataset.train = Tokens(config.data, "train", config.block_size)
@@ -429,9 +448,10 @@ def batches(tokens, step, config, process):
     the number of ranks. Each rank takes its share of them.
     """
     sequences = config.total_batch_size // config.block_size
-    first = step * sequences + process.rank
+    start = step * sequences
+    stop = start + sequences
     indices = []
-    for position in range(first, (step + 1) * sequences, process.world_size):
+    for position in range(start + process.rank, stop, process.world_size):
         epoch, index_in_epoch = divmod(position, tokens.windows)
         order = epoch_order(config.seed, epoch, tokens.windows)
         indices.append(order[index_in_epoch])
@@ -444,7 +464,10 @@ def batches(tokens, step, config, process):
 # ---- Model and optimizer -------------------------------------------------------------------------
 
 def make_model(config, device, state=None):
-    """Return a GPT with new weights, or a checkpoint's. Raises DataError if these do not fit."""
+    """Return a GPT with random weights, or with those of the checkpoint `state`.
+
+    Raises DataError if the checkpoint's weights do not fit.
+    """
     torch.manual_seed(config.seed)
     model = GPT(config)
     if state:
@@ -460,7 +483,7 @@ def make_model(config, device, state=None):
 def block_code(model):
     """Return the source of the classes in a model's blocks, without comments, or None.
 
-    A checkpoint keeps it, so that a change of the equations does not go unnoticed.
+    A checkpoint keeps it, so that a change of a block's equations does not go unnoticed.
     """
     classes = set()
     for module in model.blocks.modules():
@@ -488,24 +511,27 @@ def make_optimizer(model, config):
 
 
 def compile_model(model, config, process):
-    """Have the blocks and the loss compiled at their first call, if --compile asks for it.
+    """Let torch compile the blocks and the loss at their first call, if --compile asks for it.
 
-    Return whether they will be. Raises DataError if --compile=true does not work on this machine.
+    Return True if it will. Raises DataError if --compile=true does not work on this machine.
     """
     # torch.compile gives up on a function that it has compiled too often. Forget the models that
     # this process has trained before.
     torch.compiler.reset()
     if config.compile == "false":
         return False
-    if config.compile == "auto" and process.device.type != "cuda":
+    is_auto = config.compile == "auto"
+    if is_auto and process.device.type == "mps":
+        return False
+    if is_auto and process.device.type == "cpu":
         # Compiling takes about 20 s on a CPU and saves a third of every step, so it pays for runs
-        # of over a minute: about 2e12, counted as parameters times tokens.
+        # of over a minute. These have parameters times tokens of more than about 2e12.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
-        if work < 2e12 or process.device.type != "cpu" or not shutil.which("g++"):
+        if work < 2e12 or not shutil.which("g++"):
             return False
     try:
-        # Some machines have a compiler that cannot build anything, for want of headers.
+        # Some machines have a compiler that cannot build anything, because headers are missing.
         torch.compile(torch.square)(torch.ones(8, device=process.device))
     except Exception as error:
         reason = f"torch.compile does not work on this machine ({type(error).__name__})"
@@ -516,8 +542,8 @@ def compile_model(model, config, process):
 
     for block in model.blocks:
         block.compile()
-    # Replace a method of this one model by its compiled form: the head and the loss, which are half
-    # of a step if the vocabulary is large.
+    # Replace a method of this one model by its compiled form. It computes the head and the loss,
+    # which are half of a step if the vocabulary is large.
     model.summed_loss = torch.compile(model.summed_loss)
     return True
 
@@ -525,12 +551,13 @@ def compile_model(model, config, process):
 def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
-    DistributedDataParallel reduces gradients in buckets. By default it averages over the ranks, but
-    optimizer_step has divided the loss by their number already: PowerNorm looks at gradients during
-    the backward pass, and these must not depend on the number of ranks.
+    DistributedDataParallel calls this with the `state` that it was registered with, which is None.
+    By default it averages over the ranks, but optimizer_step has divided the loss by the number of
+    ranks already: PowerNorm looks at gradients during the backward pass, and these must not depend
+    on the number of ranks.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda finished: finished.value()[0])
+    return future.then(lambda finished: finished.value()[0])  # value() is a list of one tensor
 
 
 def distribute(model, process):
@@ -550,109 +577,6 @@ def distribute(model, process):
     return ddp_model
 
 
-# ---- One optimizer step --------------------------------------------------------------------------
-
-class Diverged(DataError):
-    """A loss or a gradient is not finite, or the validation loss is far above that of guessing."""
-    exit_code = 3
-
-
-def learning_rate(config, step):
-    """Return the learning rate of a step: a linear warmup, then a cosine decay."""
-    warmup_steps = round(config.warmup_ratio * config.max_steps)
-    if step < warmup_steps:
-        return config.learning_rate * (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(1, config.max_steps - 1 - warmup_steps)
-    cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 down to 0
-    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
-
-
-def optimizer_step(step, model, optimizer, micro_batches, config, process):
-    """Take one optimizer step with the micro-batches of all ranks, and return what it measured.
-
-    `model` is a GPT, or a GPT inside DistributedDataParallel. The result has `lr`, and two tensors:
-    `grad_norm`, and `loss`, the mean loss of this rank divided by the number of ranks. Reading a
-    tensor makes the CPU wait for the GPU, so that is left to the caller.
-    """
-    lr = learning_rate(config, step)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-    # Reseed every step, so that a resumed run draws the same dropout masks. (The hash of integers
-    # is the same in every process.)
-    torch.manual_seed(hash((config.seed, step, process.rank)))
-
-    loss = 0.0
-    for number, (x, y) in enumerate(micro_batches, 1):
-        # DistributedDataParallel sums the gradients over the ranks in the backward pass of the last
-        # micro-batch only. A GPT that is alone ignores this.
-        is_last = number == len(micro_batches)
-        model.require_backward_grad_sync = is_last
-        with process.autocast():
-            _, micro_loss = model(x, y, loss_only=True)
-            share = micro_loss / (len(micro_batches) * process.world_size)
-        share.backward()
-        loss += share.detach()
-
-    max_norm = config.grad_clip or math.inf
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    # With several ranks the gradients live in DDP's buckets and must stay there: make them zero.
-    is_alone = process.world_size == 1
-    optimizer.zero_grad(set_to_none=is_alone)
-
-    # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
-    gpt = model.module if isinstance(model, DistributedDataParallel) else model
-    gpt.project_()
-    return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
-
-
-def check_measurements(measured, step, process):
-    """Return the loss, gradient norm and learning rate of a step as numbers, the same on all ranks.
-
-    Raises Diverged if one of them is not finite.
-    """
-    loss = process.sum(measured["loss"]).item()
-    grad_norm = measured["grad_norm"].item()
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
-                       "a lower --learning_rate may help")
-    return {"loss": loss, "grad_norm": grad_norm, "lr": measured["lr"]}
-
-
-# Dense bfloat16 operations per second, from NVIDIA's data sheets.
-PEAK_FLOPS = {
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA GeForce RTX 4090": 165e12,
-}
-
-
-def flops_per_token(model):
-    """Return the operations of a training step per token.
-
-    Each weight of a matrix takes 2 in the forward and 4 in the backward pass. Attention takes
-    12 n_embd per layer for each position that it looks at, on average block_size / 2 positions.
-    """
-    c = model.config
-    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    return 6 * weights + 12 * c.n_layer * c.n_embd * c.block_size // 2
-
-
-def utilization(model, tokens_per_s, process):
-    """Return {"mfu": ...}, the model FLOPs utilization, or {} on a device whose peak is unknown.
-
-    That is the operations per second that the model needs, as a fraction of the GPUs' peak.
-    """
-    if process.device.type == "cuda" and process.dtype == torch.bfloat16:
-        peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
-        if peak:
-            return {"mfu": flops_per_token(model) * tokens_per_s / (peak * process.world_size)}
-    return {}
-
-
 # ---- Evaluation ----------------------------------------------------------------------------------
 
 @torch.no_grad()
@@ -670,7 +594,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
 
     on_gpu = process.device.type == "cuda"
     # In eval mode a compiled model has to be compiled once more. On a CPU validation is too short
-    # for that to pay, so it runs as it is written ("eager").
+    # for that to pay, so there the stance "force_eager" ignores the compiled code.
     stance = "default" if on_gpu else "force_eager"
     n_batches = n_tokens = n_bytes = 0
     total_nats = total_squares = 0.0
@@ -719,23 +643,25 @@ def read_checkpoint(source):
     if path.is_dir():
         path /= "ckpt.pt"
     if not path.exists():
-        # This may be the name or the folder of GPT-2's published weights, and else read_gpt2 says
-        # so. It is imported here because training works without the lessons folder.
+        # This may be the name or the folder of GPT-2's published weights; if it is not, read_gpt2
+        # raises an error. It is imported here because training works without the lessons folder.
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    # (explain_errors is for a file that does not hold a dict.)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         missing = {"model", "config", "step", "tokenizer"} - state.keys()
-        check(not missing, f"{path}: a checkpoint of another program than train.py, without "
-              f"{' and '.join(sorted(missing))}")
-        # The first checkpoints have FILE.py:NAME. Keep the name only, since loading a checkpoint
-        # must never run a file.
+        check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
+              f"no {' and no '.join(sorted(missing))}")
+        # Old checkpoints store the arch as FILE.py:NAME. Keep the name only, since loading a
+        # checkpoint must never run a file.
         state["config"]["arch"] = state["config"]["arch"].split(":")[-1]
     return state
 
 
-def save_checkpoint(path, model, optimizer, step, seconds, config, dataset):
+def save_checkpoint(path, model, code, optimizer, step, seconds, config, dataset):
+    """Save all that a resumed run needs. `code` is the model's block_code when the run began."""
     with atomic_write(path) as file:
         torch.save({
             "model": model.state_dict(),
@@ -744,7 +670,7 @@ def save_checkpoint(path, model, optimizer, step, seconds, config, dataset):
             "seconds": seconds,
             "config": asdict(config),
             "options": config.options,
-            "block_code": block_code(model),
+            "block_code": code,
             "tokenizer": dataset.tokenizer,
             "dataset": dataset.fingerprint,
         }, file)
@@ -754,12 +680,12 @@ def check_dataset(config, state, dataset, resuming):
     """Raise DataError if a checkpoint has another tokenizer, or a resumed run another dataset."""
     check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
           f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
-    if resuming and not config.eval_only:
-        # Earlier checkpoints do not name their dataset, or only its sizes.
+    if resuming:
+        # Older checkpoints do not name their dataset, or only its sizes.
         trained_on = state.get("dataset", dataset.fingerprint)
         check(trained_on in (dataset.fingerprint, dataset.sizes),
-              f"{config.out_dir}: trained on another dataset than {config.data} is now; resume "
-              "with the same --data, or start a new run with --init_from")
+              f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
+              "resume with the same --data, or start a new run with --init_from")
 
 
 def load_moments(optimizer, saved):
@@ -768,14 +694,15 @@ def load_moments(optimizer, saved):
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 
-def with_checkpoint(config, state, resuming):
+def with_checkpoint(config, state):
     """Return config, completed by the options of a checkpoint.
 
-    A run that starts from another run's weights inherits the options of the model. A resumed run
-    inherits all options that were set when it was started. Raises DataError if an option that is
-    set now would change the model, or the order of a resumed run's data.
+    A run that starts from another run's weights inherits the options of the model. A run that is
+    resumed or evaluated inherits all options that were set when it was started. Raises DataError if
+    an option that is set now would change the model, or the order of a resumed run's data.
     """
-    source = config.out_dir if resuming else config.init_from
+    own_checkpoint = config.uses_own_checkpoint
+    source = config.out_dir if own_checkpoint else config.init_from
     saved = state["config"]
     check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: its arch is defined in a "
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
@@ -786,18 +713,23 @@ def with_checkpoint(config, state, resuming):
                                      "pn_warmup"}
     if "size" in config.options and "size" in saved:
         must_match.add("size")
-    if resuming:
+    if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
-        # Options that were not set are derived again, since a longer run has other intervals. (In
-        # earlier checkpoints "options" is called "given", or missing.)
-        set_before = state.get("options", state.get("given", saved))
+        # Options that were not set are derived again, since a longer run has other intervals.
+        if "options" in state:
+            set_before = state["options"]
+        elif "given" in state:
+            set_before = state["given"]  # older checkpoints
+        else:
+            set_before = saved  # the oldest
         for name in set_before:
             if name in TrainConfig.__dataclass_fields__ and name not in inherited:
                 inherited[name] = set_before[name]
-    # out_dir is set, since its default depends on the arch, which may be inherited.
+    # Keep the folder in which the checkpoint was found. The default of an inherited arch would be
+    # another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
-    if resuming and "warmup_ratio" not in config.options:
+    if own_checkpoint and "warmup_ratio" not in config.options:
         # Keep the number of warmup steps. As a fraction it would grow with max_steps, and a longer
         # run would be in its warmup again.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
@@ -814,7 +746,9 @@ def load_model(source, device="cpu", arch=None):
     `arch` is "FILE.py:NAME" if the model's arch is defined in a file of your own. Raises DataError.
     """
     state = read_checkpoint(source)
-    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state, resuming=False)
+    # These are the options of a run that starts from the model's weights, and so inherits what the
+    # model was made with. An arch of None counts as not set.
+    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
 
@@ -828,7 +762,7 @@ def open_folder(folder, say):
     """Make the folder of a new run. An earlier run in it moves to folder.1, folder.2, ..."""
     with explain_errors(f"out_dir={folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    # Whatever else there is would move, too: other runs, a dataset, or this program.
+    # Other files would be moved as well: other runs, a dataset, or this program.
     others = [path.name for path in folder.iterdir()
               if path.name not in RUN_FILES and not path.name.startswith(".")]
     if others:
@@ -845,7 +779,10 @@ def open_folder(folder, say):
 
 
 def read_log(folder):
-    """Return the records of a run's log.jsonl, up to a line that a kill has cut off."""
+    """Return the records of a run's log.jsonl.
+
+    A last line that was cut off when the process was killed is ignored.
+    """
     records = []
     try:
         for line in Path(folder, "log.jsonl").open("rb"):
@@ -883,8 +820,8 @@ def draw_losses(folder):
     records = [record for record in read_log(folder) if record["step"] > 0]
     draw("loss", "C0-", "training", [record for record in records if "loss" in record])
     validations = [record for record in records if "val_loss" in record]
-    # The last validation of a run reads more tokens, which makes it another measurement, so each
-    # number of tokens has a line of its own. (Logs of earlier versions lack it.)
+    # The last validation of a run uses more tokens, which makes it another measurement, so each
+    # number of tokens has a line of its own. (Older logs do not have the number.)
     for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
         same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
         style = "C1o--" if len(same) > 1 else "C3*"
@@ -900,12 +837,12 @@ def draw_losses(folder):
 class Clock:
     """A stopwatch for the training steps. It is paused during evaluation, logging and saving."""
 
-    def __init__(self, seconds, step):
-        """Start the clock. A resumed run has taken `seconds` for the steps up to this one."""
+    def __init__(self, step, seconds=0.0):
+        """Make a paused clock. A resumed run has taken `seconds` for its steps up to this one."""
         self.seconds = seconds
-        self.started = time.perf_counter()
         self.lap_seconds = seconds
         self.lap_step = step
+        self.started = None
 
     def pause(self):
         self.seconds += time.perf_counter() - self.started
@@ -914,11 +851,48 @@ class Clock:
         self.started = time.perf_counter()
 
     def lap(self, step):
-        """Return the seconds per step since the last lap, and begin a new lap at this step."""
+        """Return the seconds per step since the last lap, and begin a new lap at this step.
+
+        Call it while the clock is paused.
+        """
         seconds_per_step = (self.seconds - self.lap_seconds) / (step - self.lap_step)
         self.lap_seconds = self.seconds
         self.lap_step = step
         return seconds_per_step
+
+
+# Dense bfloat16 operations per second, from NVIDIA's data sheets.
+PEAK_FLOPS = {
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+}
+
+
+def flops_per_token(model):
+    """Return the operations of a training step per token.
+
+    Each weight of a matrix needs 2 operations in the forward pass and 4 in the backward pass.
+    Attention needs 12 n_embd per layer for each position that it looks at, and those are on average
+    block_size / 2. (nanoGPT counts all block_size positions, which gives a higher MFU.)
+    """
+    c = model.config
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    return 6 * weights + 12 * c.n_layer * c.n_embd * c.block_size // 2
+
+
+def utilization(model, tokens_per_s, process):
+    """Return {"mfu": ...}, the model FLOPs utilization, or {} on a device whose peak is unknown.
+
+    That is the operations per second that the model needs, as a fraction of the GPUs' peak.
+    """
+    if process.device.type == "cuda" and process.dtype == torch.bfloat16:
+        peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
+        if peak:
+            return {"mfu": flops_per_token(model) * tokens_per_s / (peak * process.world_size)}
+    return {}
 
 
 def as_duration(seconds):
@@ -927,7 +901,7 @@ def as_duration(seconds):
 
 
 def progress_line(record, config):
-    """Return what a user wants to know of a record: how far, how good, how fast, how long still."""
+    """Return one line for the user, with a record's step, losses, speed and the time left."""
     line = f"step {record['step']}/{config.max_steps}"
     if "loss" in record:
         tokens_left = (config.max_steps - record["step"]) * config.total_batch_size
@@ -946,10 +920,82 @@ def progress_line(record, config):
 
 
 def say_if_slow(seconds, n_steps, process, say):
-    """Say how long a run would take, if it is one for a GPU that was started on a CPU."""
-    if seconds > 180 and process.device.type == "cpu":  # compiling alone takes less
+    """Say how long a run would take, if its first step shows that it needs a GPU."""
+    # Compiling alone takes less than these 180 seconds.
+    if seconds > 180 and process.device.type == "cpu":
         say(f"The first step took {as_duration(seconds)}, compiling included. With such steps the "
             f"run would take {as_duration(seconds * n_steps)}; Ctrl-C stops it.")
+
+
+# ---- One optimizer step --------------------------------------------------------------------------
+
+class Diverged(DataError):
+    """A loss or a gradient is not finite, or the validation loss is far above that of guessing."""
+    exit_code = 3
+
+
+def learning_rate(config, step):
+    """Return the learning rate of a step: a linear warmup, then a cosine decay."""
+    warmup_steps = round(config.warmup_ratio * config.max_steps)
+    if step < warmup_steps:
+        return config.learning_rate * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, config.max_steps - 1 - warmup_steps)
+    cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 down to 0
+    return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+
+
+def optimizer_step(step, model, optimizer, micro_batches, config, process):
+    """Take one optimizer step with the micro-batches of all ranks, and return what it measured.
+
+    `model` is a GPT, or a GPT inside DistributedDataParallel. The result has `lr` and two tensors,
+    `grad_norm` and `loss`. The sum of `loss` over all ranks is the mean loss of the step. Reading a
+    tensor makes the CPU wait for the GPU, so that is left to read_measurements.
+    """
+    lr = learning_rate(config, step)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+    # Reseed every step, so that a resumed run draws the same dropout masks. (The hash of integers
+    # is the same in every process.)
+    torch.manual_seed(hash((config.seed, step, process.rank)))
+
+    loss = 0.0
+    for number, (x, y) in enumerate(micro_batches, 1):
+        # DistributedDataParallel sums the gradients over the ranks in the backward pass of the last
+        # micro-batch only. Setting this attribute is what its no_sync() does. Without
+        # DistributedDataParallel nothing reads it.
+        is_last = number == len(micro_batches)
+        model.require_backward_grad_sync = is_last
+        with process.autocast():
+            _, micro_loss = model(x, y, loss_only=True)
+            scaled_loss = micro_loss / (len(micro_batches) * process.world_size)
+        scaled_loss.backward()
+        loss += scaled_loss.detach()
+
+    # A grad_clip of 0 turns clipping off, but the norm is measured all the same.
+    max_norm = config.grad_clip or math.inf
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    # With several ranks the gradients live in DDP's buckets, so fill them with zeros and keep them.
+    optimizer.zero_grad(set_to_none=process.world_size == 1)
+
+    # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
+    gpt = model.module if isinstance(model, DistributedDataParallel) else model
+    gpt.project_()
+    return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
+
+
+def read_measurements(measured, step, process):
+    """Return the loss, gradient norm and learning rate of a step as numbers, the same on all ranks.
+
+    Raises Diverged if one of them is not finite.
+    """
+    loss = process.sum(measured["loss"]).item()
+    grad_norm = measured["grad_norm"].item()
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
+                       "a lower --learning_rate may help")
+    return {"loss": loss, "grad_norm": grad_norm, "lr": measured["lr"]}
 
 
 # ---- Training ------------------------------------------------------------------------------------
@@ -958,8 +1004,9 @@ def say_if_slow(seconds, n_steps, process, say):
 def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
-    The loop looks at the list between steps. A second signal of the same kind acts as usual. Not so
-    under torchrun, which may pass on a signal that this process has received already.
+    The loop looks at the list between steps. A second signal of the same kind acts as usual. Under
+    torchrun it is only noted, too, because torchrun may pass on a signal that this process has
+    received already.
     """
     received = []
     handlers = {}
@@ -969,7 +1016,7 @@ def noted_signals():
         if "RANK" not in os.environ:
             signal.signal(number, handlers[number])
 
-    # Only the main thread can handle signals. A run in another thread goes without.
+    # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if not hasattr(signal, name):
@@ -999,7 +1046,7 @@ def print_line(text):
     except UnicodeEncodeError:
         print(text.encode("ascii", "replace").decode(), flush=True)  # a console without ±
     except OSError:
-        pass  # the terminal is gone, or the program that reads our output: train on
+        pass  # The terminal, or the program that reads our output, is gone. Keep training.
 
 
 def train(config, watch=None, say=print_line):
@@ -1008,33 +1055,35 @@ def train(config, watch=None, say=print_line):
     With eval_only it returns one record, that of the validation.
 
     watch(model, optimizer, step) is called at each validation, and a dict that it returns joins the
-    record; with several ranks all must call it alike. say(line) shows the progress; say=None is
-    quiet. Raises ConfigError, DataError or Diverged. A run that is told to stop saves, and raises
-    KeyboardInterrupt (Ctrl-C) or SystemExit.
+    record; with several ranks, every rank must pass the same watch. say(line) shows the progress;
+    say=None is quiet. Raises ConfigError, DataError or Diverged. A run that is told to stop saves,
+    and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(lock_run(config))
-        return run(config, watch, say, stack)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(lock_run(config))
+        return run(config, watch, say, cleanup)
 
 
-def run(config, watch, say, stack):
-    """Set up a run and train, step by step. What the stack holds ends with train()."""
+def run(config, watch, say, cleanup):
+    """Set up a run and train, step by step.
+
+    `cleanup` belongs to train(). When the run ends, also after an error, it releases the folder's
+    lock and the signals.
+    """
     # Checkpoint: resume (or evaluate) the run in out_dir, or start from the weights of another one
     state = None
-    resuming = config.uses_own_checkpoint
-    if resuming:
-        hint = "give another --out_dir"
-        if not config.eval_only:
-            hint = "leave out --resume to start one"
+    own_checkpoint = config.uses_own_checkpoint
+    resuming = own_checkpoint and not config.eval_only
+    if own_checkpoint:
+        hint = "leave out --resume to start one" if resuming else "give another --out_dir"
         is_there = Path(config.out_dir, "ckpt.pt").exists()
         check(is_there, f"{config.out_dir}: no run here yet; {hint}")
         state = read_checkpoint(config.out_dir)
     elif config.init_from:
         state = read_checkpoint(config.init_from)
     if state:
-        config = with_checkpoint(config, state, resuming)
-    first_step = state["step"] if resuming else 0
-    seconds = state.get("seconds", 0.0) if resuming else 0.0  # in training steps alone
+        config = with_checkpoint(config, state)
+    first_step = state["step"] if own_checkpoint else 0
 
     # Device and ranks
     process = set_up_process(config)
@@ -1046,27 +1095,32 @@ def run(config, watch, say, stack):
     dataset = open_dataset(config, process)
     if state:
         check_dataset(config, state, dataset, resuming)
+    # On several machines each rank reads its own disk. All must have found the same files.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
-
-    # Model
-    model = make_model(config, process.device, state)
-    if config.eval_only:
-        measured = evaluate(model, dataset, config, process, config.final_eval_tokens)
-        say(json.dumps(measured))
-        return [measured]
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
         return read_log(folder)
 
+    # Model
+    model = make_model(config, process.device, state)
+    code = block_code(model)
+    if config.eval_only:
+        record = evaluate(model, dataset, config, process, config.final_eval_tokens)
+        say(json.dumps(record))
+        return [record]
+
     # Optimizer
     optimizer = make_optimizer(model, config)
+    clock = Clock(first_step)
     if resuming:
         load_moments(optimizer, state["optimizer"])
+        clock = Clock(first_step, state.get("seconds", 0.0))
     state = None  # free its memory
 
-    # Compiler, and gradients summed over the ranks
+    # Compile the model, and let the ranks sum their gradients. ddp_model is for the forward and
+    # backward pass of training; everything else uses the plain model inside it.
     is_compiled = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
@@ -1087,72 +1141,81 @@ def run(config, watch, say, stack):
             "minutes on a GPU.")
 
     # From here on Ctrl-C waits for the end of a step, and then the run is saved.
-    signals = stack.enter_context(noted_signals())
+    signals = cleanup.enter_context(noted_signals())
     stop_signal = 0
     step = first_step
     measured = None  # what the latest optimizer step measured
-    clock = Clock(seconds, first_step)
+    clock.resume()
     while True:
-        # What is due? At the first step of a resumed run nothing is, since it was done before.
+        # Each pass does what is due after `step` optimizer steps, and then takes the next step. A
+        # new run begins with step 0, where the untrained model is evaluated, logged and saved. A
+        # resumed run did all of this for its first step before it stopped, so nothing is due there.
+        done_before = resuming and step == first_step
         finished = step >= config.max_steps
-        is_new = step > first_step or not resuming
-        evaluating = is_new and (finished or step % config.eval_interval == 0)
-        saving = is_new and (finished or step % config.checkpoint_interval == 0)
-        logging = evaluating or saving or (is_new and step % config.log_interval == 0)
+        evaluating = not done_before and (finished or step % config.eval_interval == 0)
+        saving = not done_before and (finished or step % config.checkpoint_interval == 0)
+        logging = not done_before and step % config.log_interval == 0
+        logging = logging or evaluating or saving
         record = {"step": step, "tokens": step * config.total_batch_size}
 
         # Read what the latest step measured. The CPU waits for the GPU here, so this is done only
-        # when a record is due.
-        if logging and measured:
-            record |= check_measurements(measured, step, process)
+        # when a record is due, and after the first step. The clock is paused only afterwards,
+        # because that wait belongs to the steps.
+        after_first_step = step == first_step + 1
+        reading = measured is not None and (logging or after_first_step)
+        if reading:
+            record |= read_measurements(measured, step, process)
         clock.pause()
         record["seconds"] = clock.seconds
 
-        # Speed. The first step compiles the model, so it is a lap of its own.
-        is_first = step == first_step + 1
-        if is_first or (logging and measured):
+        # Speed. The first step compiles the model. It is a lap of its own, so that the next speed
+        # is that of the other steps alone.
+        if reading:
             seconds_per_step = clock.lap(step)
             record["tokens_per_s"] = config.total_batch_size / seconds_per_step
             record |= utilization(model, record["tokens_per_s"], process)
-        if is_first:
+        if after_first_step:
             say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
 
         # Evaluate
         if evaluating:
-            eval_tokens = config.eval_tokens
-            if finished:
-                eval_tokens = config.final_eval_tokens
-                say("The last validation reads more tokens than the ones before.")
+            eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
             record |= evaluate(model, dataset, config, process, eval_tokens)
-            is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)  # False for NaN
+            if watch:
+                extra = watch(model, optimizer, step) or {}
+                record = extra | record  # for equal names, the record's value stays
+            # Guessing has a loss of log(vocab_size). Untrained weights may be worse than that, so
+            # step 0 is exempt. A comparison with NaN is False, so NaN counts as diverged.
+            is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)
             if step > 0 and not is_sane:
                 raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is far "
                                "above that of guessing; a lower --learning_rate may help")
-            if watch:
-                record = (watch(model, optimizer, step) or {}) | record  # our own names win
 
-        # Has any rank been told to stop? All ranks must exchange their answers, for which the CPU
-        # waits for the GPU. So with more than one rank this happens only at every tenth step and
-        # where a record is due.
+        # Has any rank been told to stop? Signal numbers are positive, so the largest is 0 if none
+        # has. The ranks must exchange their answers, for which the CPU waits for the GPU. So with
+        # several ranks this happens only at every tenth step and where a record is due.
         if process.world_size == 1 or logging or step % 10 == 0:
             stop_signal = process.largest(signals[0] if signals else 0)
-        stopping = stop_signal and is_new
-        if stopping and not logging:
-            check_measurements(measured, step, process)  # so that no NaN is saved
+        if stop_signal and not done_before:
+            saving = True
+            if not logging:
+                read_measurements(measured, step, process)  # raises Diverged, so no NaN is saved
 
         # Log and save, on the main process
         if logging and main_process:
             append_log(folder, record)
             say(progress_line(record, config))
-        if (saving or stopping) and main_process:
-            save_checkpoint(folder / "ckpt.pt", model, optimizer, step, clock.seconds, config,
-                            dataset)
+        if saving and main_process:
+            save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, clock.seconds,
+                            config, dataset)
         if evaluating and main_process:
             draw_losses(folder)
 
         # Stop
         if stop_signal:
-            process.barrier()  # torchrun ends all ranks as soon as one fails
+            # Wait until rank 0 has saved: torchrun kills the other ranks as soon as one exits with
+            # an error, which is what these exceptions are.
+            process.barrier()
             say(f"\nStopped and saved at step {step}. "
                 "To resume: the same command with --resume=true")
             if stop_signal == signal.SIGINT:
@@ -1161,8 +1224,9 @@ def run(config, watch, say, stack):
         if finished:
             return read_log(folder)
 
-        # Take one optimizer step. Batches are prepared here and not in the background: on a GPU the
-        # CPU is ahead anyway, and a prefetching thread would save less than 1%.
+        # Take one optimizer step. On a GPU this only queues the work, and while the GPU does it,
+        # the CPU is back here and prepares the next batch. So prefetching in another thread, as
+        # many programs do, would save less than 1%.
         clock.resume()
         micro_batches = batches(dataset.train, step, config, process)
         measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
@@ -1174,7 +1238,8 @@ def main(argv):
     train(config)
     if "RANK" not in os.environ and not config.eval_only:
         print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
-        with contextlib.suppress(DataError):  # its tokenizer may not be at hand
+        # A tokenizer may need a download that fails. The run is complete without this sample.
+        with contextlib.suppress(DataError):
             model, tokenizer, _ = load_model(config.out_dir)
             start = torch.tensor([[tokenizer.eot_token]])
             tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
