@@ -6,7 +6,7 @@ Measure what normalization costs: the time and the memory of a training step, an
     python bench.py sample --batch_size=4       # tokens per second with the KV cache
     python bench.py curves out/angpt out/ngpt   # the logs of several runs in one picture
 
-`python bench.py speed --help` lists the options of speed, most of train.py's among them. --archs
+`python bench.py speed --help` lists the options of speed, which include most of train.py's. --archs
 says what to compare: names separated by commas, of which the first is the baseline of all ratios.
 GPT+ is called rmsnorm+qk_norm; an arch of your own is mine.py:name. Results go to out/bench.
 
@@ -20,7 +20,8 @@ from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
-# train is imported before torch: it sets how torch's threads wait.
+# Import train before torch: train.py sets environment variables that torch reads when it is
+# imported.
 from train import (TrainConfig, compile_model, make_model, make_optimizer, optimizer_step, read_log,
                    resolve, set_up_process, utilization)
 import pandas as pd
@@ -58,7 +59,7 @@ class SpeedOptions(MemoryOptions):
 class DecodingOptions(SpeedOptions):
     # Benchmark
     batch_size: int = 1         # sequences that are decoded together
-    new_tokens: int = 65        # tokens to generate after a prompt of 16; the first is not timed
+    new_tokens: int = 65        # tokens to generate after a prompt of 16 (the first is not timed)
 
 
 @dataclass
@@ -157,13 +158,13 @@ def make_step(config, process):
 def interleaved(jobs, rounds, warmup=3):
     """Call each job once per round, in random order; return {name: one dict per round}.
 
-    A machine that slows down for a while then slows down all of them, not one.
+    If the machine slows down for a while, all jobs are affected alike.
     """
     order = random.Random(1337)
     results = {name: [] for name in jobs}
     for i in tqdm(range(warmup + rounds), leave=False, disable=None):
-        # A compilation while the clock runs would give a wrong number, so that after the warm-up
-        # rounds it is an error.
+        # A compilation while the clock runs would give a wrong number, so it is an error after the
+        # warmup rounds.
         with torch.compiler.set_stance("default" if i < warmup else "fail_on_recompile"):
             for name in order.sample(list(jobs), len(jobs)):
                 results[name].append(jobs[name]())
@@ -179,7 +180,7 @@ def spread(values):
 def compare(benchmark, jobs, options, training, process):
     """Measure the jobs, print a table of medians and write all measurements to a JSON file.
 
-    The ratio is that of the jobs' first measurement to the first job's in the same round.
+    For the ratio, each round's first quantity of a job is divided by the first job's.
     """
     results = interleaved(jobs, options.rounds)
     rows = []
@@ -219,7 +220,7 @@ def speed(options, training):
 
 
 def decode(model, prompt, new_tokens):
-    """Generate greedily after prompt (B, T); return the rate, without the first new token."""
+    """Generate greedily after prompt (B, T); return tokens per second, not counting the first."""
     tokens = model.generate(prompt, new_tokens, temperature=0)
     next(tokens)
     start = now(prompt.device)
@@ -241,9 +242,9 @@ def sample(options, training):
 
 # ---- Memory --------------------------------------------------------------------------------------
 # A training step runs on fake tensors, which have shapes but no numbers, while torch's MemTracker
-# adds up the bytes that are alive. What would be compiled on a GPU is traced, and its operations
-# are taken for fused into as few kernels as possible. Nothing here has been checked on a GPU, whose
-# allocator adds some memory of its own.
+# adds up the bytes that are alive. Code that would be compiled on a GPU is traced, and we assume
+# that its operations fuse into as few kernels as possible. Nothing here has been checked on a GPU,
+# whose allocator adds some memory of its own.
 
 CARDS = 24, 40, 80, 141          # GB of common GPUs
 
@@ -263,7 +264,7 @@ def storages(node):
 def run_fused(graph, example_inputs):
     """Return a function that allocates what a compiled graph would, and computes nothing.
 
-    All operations between two matrix products are taken for one kernel. The tensors that then
+    All operations between two matrix products are assumed to be one kernel. The tensors that then
     exist are those that a product reads or writes, those that a later kernel reads, and the
     graph's results. Each is freed after the last kernel that reads it.
     """
@@ -311,7 +312,7 @@ def run_fused(graph, example_inputs):
 
 
 def as_compiled(modules, method):
-    """Make a method of modules that are alike take the memory that it would if it were compiled."""
+    """Replace a method of similar modules by one that uses the memory of its compiled form."""
     # These imports take two seconds.
     from functorch.compile import aot_function, min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
@@ -358,8 +359,8 @@ def peak_bytes(model, config, batch_size):
 
 def step_bytes(config, batch_size, layers=(1, 2)):
     """Return the most bytes of a training step, extrapolated from two models of a few layers."""
-    # The models do what they would do on a GPU. On a CPU the attention would keep all weights, and
-    # the loss would take fewer logits at once.
+    # The models do what they would do on a GPU. On a CPU the attention would keep all its
+    # weights, and the loss would take fewer logits at once.
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
           patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
         models = [GPT(replace(config, n_layer=n_layer)) for n_layer in layers]
@@ -394,8 +395,8 @@ def memory(options, training):
             row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9e9 * card)
         rows.append(row)
     print_table(rows)
-    print("GB of a training step on one GPU: fixed (weights, gradients, Adam's moments), for each\n"
-          "sequence of a small micro-batch, and for the micro-batch of batch_size. fits: the\n"
+    print("GB of a training step on one GPU. \"fixed\" is for the weights, gradients and Adam's\n"
+          "moments, \"per sequence\" for each sequence of a small micro-batch. \"fits\" is the\n"
           "largest batch_size, a power of two, that leaves a tenth of such a card free.")
     write_results("memory", options, training, results=rows)
 

@@ -14,8 +14,8 @@ Three things do not fit into the table. ngpt and angpt normalize q and k as well
 rmsnorm with qk_norm, which is called GPT+. NormFormer also scales each head. And ngpt and angpt
 normalize or bound their weights after every optimizer step.
 
-In the shapes behind the code B is the number of sequences, T of tokens in each, d = n_embd of
-channels, H = n_head of heads with d_k = d/H channels each, and V of tokens in the vocabulary.
+In the shapes at the ends of the lines there are B sequences with T tokens each, d = n_embd
+channels, H = n_head heads with d_k = d/H channels each, and V tokens in the vocabulary.
 
 Reading order: the configuration, small functions, norm layers, blocks, and at the end the GPT.
 """
@@ -37,7 +37,7 @@ except ImportError:
 
 
 class ConfigError(ValueError):
-    """An option has an impossible value. The message names the option, its value and what fits."""
+    """An option has an impossible value. The message names it, its value and what is allowed."""
 
 
 @dataclass
@@ -112,7 +112,7 @@ def rope(x, cos, sin):
 
 def heads(qkv, n_head):
     """Split (B, T, 3d) into the heads of q, k and v, each (B, H, T, d_k)."""
-    return qkv.unflatten(-1, (3 * n_head, -1)).transpose(1, 2).chunk(3, 1)  # of (B, 3H, T, d_k)
+    return qkv.unflatten(-1, (3 * n_head, -1)).transpose(1, 2).chunk(3, 1)  # from (B, 3H, T, d_k)
 
 
 def joined(y):
@@ -133,7 +133,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
 
-    # The formula. Behind a cache torch's is_causal would take the queries for the first of the S
+    # The formula. With a cache, torch's is_causal would treat the queries as the first of the S
     # positions. And for short sequences on a CPU a step with torch's kernel takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
         # int32, since a step with int64 positions takes a tenth longer
@@ -224,7 +224,7 @@ class PowerNorm(nn.Module):
     """
     eps = 1e-5
     groups = 4
-    rate = 0.1  # of the running means
+    rate = 0.1  # update rate of the running means
 
     def __init__(self, n, config):
         super().__init__()
@@ -235,7 +235,8 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
-        # nu is not trained, but a gradient is the way out of the backward pass: see PowerScale.
+        # nu is not trained, but its gradient carries a result out of the backward pass (see
+        # PowerScale).
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
         # Sums over the micro-batches of an optimizer step.
@@ -259,7 +260,7 @@ class PowerNorm(nn.Module):
         return self.weight * xhat + self.bias
 
     def _apply(self, fn, recurse=True):
-        # .to() and .double() put a new tensor in nu's place, which would not gather a gradient.
+        # .to() and .double() put a new tensor in nu's place, in which no gradient would arrive.
         super()._apply(fn, recurse)
         self.nu = self.nu.detach().requires_grad_()
         return self
@@ -295,14 +296,15 @@ class PowerScale(torch.autograd.Function):
     def backward(ctx, g):
         xhat, inv_psi, nu = ctx.saved_tensors
         left = g - nu * xhat
-        nu_grad = (left * xhat).mean((0, 1))  # (n,); no derivative, but what update_ adds to nu
+        # This is not a derivative: update_ adds it to nu.
+        nu_grad = (left * xhat).mean((0, 1))  # (n,)
         return left * inv_psi, None, nu_grad
 
 
 def mean_over_ranks(x):
     """Return the mean of a tensor over all ranks."""
     if dist.is_initialized():
-        # The functional all_reduce, since torch.compile cannot trace dist.all_reduce.
+        # Use the functional all_reduce, because torch.compile cannot trace dist.all_reduce.
         x = all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
     return x
 
@@ -314,18 +316,18 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 
 
 class Block(nn.Module):
-    """The linear maps that all blocks have, and what others must know of a class of blocks."""
+    """The linear maps that all blocks have, and the class attributes that GPT and train.py read."""
 
-    # Whose recipe in train.py fits this block.
+    # The name of the recipe in train.py that fits this block.
     family = None
-    # The norm layer that GPT puts behind the last block.
+    # The norm layer that GPT puts after the last block.
     Norm = nn.Identity
     # Options that must keep their defaults, because this block has no equation for them.
     refuses = ("resid_scale",)
-    # Whether the weights have norms of 1, or at most 1. Then GPT initializes them at 1, calls
+    # True if the weights have norms of 1, or at most 1. Then GPT initializes them at 1, calls
     # constrain_ after each optimizer step, and stores s_z, the scale of the logits, at `scale`.
     sphere = False
-    # On the sphere: the matrices whose columns are constrained. In all others it is the rows.
+    # If sphere is True, the columns of these matrices are constrained, and the rows of all others.
     columns = ()
 
     def __init__(self, config):
@@ -334,7 +336,7 @@ class Block(nn.Module):
         self.d = d
         self.n_head = config.n_head
         self.d_k = d // config.n_head
-        self.dropout = config.dropout           # of attention weights
+        self.dropout = config.dropout           # for attention weights
         self.drop = nn.Dropout(config.dropout)  # of what w_o and w_down give
         self.w_qkv = nn.Linear(d, 3 * d, bias=config.bias)
         self.w_o = nn.Linear(d, d, bias=config.bias)
@@ -342,13 +344,13 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer` of n_layer. None of the six does."""
+        """Change the initial weights of block number `layer` of n_layer. The six do not use it."""
 
 
 class PreNormBlock(Block):
     """h <- h + Attn(Norm(h)); h <- h + MLP(Norm(h)): layernorm, rmsnorm and powernorm.
 
-    The numbers behind the lines are those of nGPT's equations.
+    The numbers at the ends of the lines are those of nGPT's equations.
     """
     family = "rmsnorm"
 
@@ -418,12 +420,12 @@ class NormFormerBlock(PreNormBlock):
 class NGPTBlock(Block):
     """h and the output of each branch have norm 1, and so have q and k, before s_qk scales them.
 
-    (nGPT sections 2.2 to 2.4, whose equation numbers stand behind the lines. z is called v there.)
+    (nGPT sections 2.2 to 2.4, with the equation numbers at the ends of the lines. z is v there.)
     """
     family = "ngpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
-    columns = WRITERS  # whose columns, not rows, have d channels (section 2.6)
+    columns = WRITERS  # the columns of these matrices have d channels (section 2.6)
 
     def __init__(self, config):
         super().__init__(config)
@@ -495,7 +497,7 @@ class ANGPTBlock(Block):
         h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, -1)              # Table 1, MLP: (B, T, 4d)
-        # Not in Table 1, but in nGPT (21): z gets the standard deviation 1/2 that nu_acf is for.
+        # Not in Table 1, but in nGPT (21): it gives z the standard deviation 1/2 that nu_acf assumes.
         z = z * self.d ** 0.5
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
         return self.nu(alpha_m) * (h + alpha_m * (h_m - h))        # Table 1, Residual
@@ -556,7 +558,7 @@ class GPT(nn.Module):
             if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                # On the sphere weights are drawn too long, and project_ makes their norms 1.
+                # On the sphere weights are drawn with large norms, and project_ makes these 1.
                 p.normal_(std=100.0 if self.sphere else std)
             elif name.endswith("bias"):
                 p.zero_()
@@ -582,20 +584,20 @@ class GPT(nn.Module):
         return self.s_z() * z if self.sphere else z  # (3)
 
     def summed_loss(self, h, targets):
-        """Return the sum of the cross-entropies of h (B, T, d) in nats, without targets of -1."""
+        """Return the summed cross-entropy of h (B, T, d) in nats. Targets of -1 do not count."""
         logits = wide(self.logits(h)).flatten(0, 1)  # (B T, V)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
 
     def mean_loss(self, h, targets):
-        """Return the mean cross-entropy of h (B, T, d) in nats, without targets of -1."""
+        """Return the mean cross-entropy of h (B, T, d) in nats. Targets of -1 do not count."""
         n_logits = h.shape[0] * h.shape[1] * self.config.vocab_size
         at_once = self.most_logits_on_gpu if h.is_cuda else self.most_logits
         if n_logits <= at_once:
             total = self.summed_loss(h, targets)
         else:
-            # So many logits would outweigh all other tensors. Take them in chunks of positions,
-            # and let the backward pass compute each chunk again. There are 2, 4, 8, ... chunks, so
-            # that all have the same shape and are compiled once.
+            # So many logits would need more memory than all other tensors. Take chunks of
+            # positions, and let the backward pass compute each chunk again. There are 2, 4, 8, ...
+            # chunks, so that all have the same shape and are compiled once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0
@@ -615,7 +617,7 @@ class GPT(nn.Module):
         start = caches[0].length if caches else 0
         stop = start + idx.shape[1]
         if stop > config.block_size:
-            raise ValueError(f"{stop} tokens given, block_size is {config.block_size}")
+            raise ValueError(f"got {stop} tokens, but block_size is {config.block_size}")
         h = self.wte(idx)  # (B, T, d)
         if config.pos == "learned":
             h = h + self.wpe.weight[start:stop]

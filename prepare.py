@@ -6,11 +6,12 @@ Turn text into a dataset of tokens.
     python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb, streamed
     python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
 
-A dataset is a folder data/<name>/ of shards in llm.c's format, <name>_val_000000.bin to validate
-on, <name>_train_000001.bin and so on to train on, and, written last, meta.json. The same command
-resumes a preparation that was stopped.
+A dataset is a folder data/<name>/ of shards in llm.c's format: <name>_val_000000.bin to validate
+on, and <name>_train_000001.bin and so on to train on. meta.json is written last. If a preparation
+was stopped, the same command resumes it.
 """
-# The helpers for errors, options and files stand first. All other scripts import them from here.
+# The helpers for errors, options and files come first, because all other scripts import them from
+# here. To read how a dataset is made, begin at "Tokenizers".
 import argparse
 import codecs
 import contextlib
@@ -30,7 +31,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import get_args
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin
 
 import numpy as np
 import tiktoken
@@ -43,7 +45,7 @@ from model import ConfigError, GPTConfig
 # ---- Errors and checks (all scripts use them) ----------------------------------------------------
 
 class DataError(Exception):
-    """An error in files or in what they hold, told in one line."""
+    """An error in files or in what they hold, with a message of one line."""
 
 
 def check(condition, message):
@@ -64,7 +66,7 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# What users of nanoGPT type
+# nanoGPT's names of options, and ours
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "min_lr": "min_lr_ratio",
@@ -108,19 +110,21 @@ PATH_OPTIONS = ("arch", "data", "data_dir", "file", "init_from", "out_dir", "res
 
 def allowed_values(field):
     """Return an option's type and, if it is a bool or a Literal, the words it may be set to."""
-    kind = (get_args(field.type) or (field.type,))[0]    # str | None -> str, Literal["a"] -> "a"
+    kind = field.type
+    if get_origin(kind) in (UnionType, Union):
+        kind = get_args(kind)[0]     # str | None -> str
     if kind is bool:
         return bool, ("false", "true")
-    if isinstance(kind, str):
-        return str, get_args(field.type)
-    return kind, get_args(kind)                          # of Literal["a"] | None the words
+    if get_origin(kind) is Literal:
+        return str, get_args(kind)
+    return kind, ()
 
 
 def clean_option(field, value):
     """Return an option's value as a plain str, int, float or bool. Raises ConfigError."""
     kind, words = allowed_values(field)
-    if getattr(value, "ndim", None) == 0:                # a scalar of NumPy or torch
-        value = value.item()
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()         # a scalar of NumPy or torch
     if words:
         word = str(value).lower()
         check_choice(field.name, word, words)
@@ -138,7 +142,7 @@ def clean_option(field, value):
 def clean_options(cls, options):
     """Return the options that are not None, checked against a dataclass and made plain values.
 
-    Raises ConfigError for an unknown name, a wrong type, and a value that a Literal lacks.
+    Raises ConfigError for an unknown name, a wrong type, and a value that is not allowed.
     """
     known = {field.name: field for field in fields(cls)}
     cleaned = {}
@@ -151,10 +155,11 @@ def clean_options(cls, options):
 
 
 def read_comments(classes):
-    """Return two dicts, name of option -> its help and -> its heading, from dataclasses' source.
+    """Return two dicts, from the names of options to their help texts and to their headings.
 
-    The comment behind an option is its help. A comment line above it, as `    # Model`, begins a
-    group of options; it has no full stop, unlike a sentence that explains something.
+    Both are read from the dataclasses' source. The comment behind an option is its help text. A
+    comment line above it, such as `    # Model`, begins a group of options; it has no full stop,
+    unlike a sentence that explains something.
     """
     helps, headings = {}, {}
     for cls in classes:
@@ -171,9 +176,9 @@ def read_comments(classes):
 def parse_options(argv, description, *classes):
     """Return the options that a command line sets, as a dict of plain values.
 
-    The options are the fields of the dataclasses; where two have the same name the first one's is
-    meant. They are set by --name=value, --name value, or --name alone for true. --help prints them
-    and exits. Raises argparse.ArgumentError and ConfigError.
+    The options are the fields of the dataclasses; if two classes have a field of the same name, the
+    first class wins. They are set by --name=value, --name value, or --name alone for true. --help
+    prints them and exits. Raises argparse.ArgumentError and ConfigError.
     """
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--name=value ...]", description=inspect.cleandoc(description),
@@ -184,7 +189,9 @@ def parse_options(argv, description, *classes):
     options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
-        owners += cls.__mro__[-2::-1]                    # what a subclass says comes last
+        # From the most general class to the subclass, so that a subclass may say something else.
+        # The last entry of __mro__ is `object`.
+        owners += reversed(cls.__mro__[:-1])
     helps, headings = read_comments(owners)
 
     groups = {None: parser}
@@ -195,7 +202,7 @@ def parse_options(argv, description, *classes):
         else:
             argument = dict(type=kind, metavar=kind.__name__)
         if "true" in words:
-            argument |= dict(nargs="?", const="true")    # --name alone
+            argument |= dict(nargs="?", const="true")  # --name alone
         about = helps.get(name, "").replace("%", "%%")
         if field.default is not None:
             about += f" [{field.default}]"
@@ -226,12 +233,13 @@ def explain_unknown(word, options):
 
 
 def run_script(main):
-    """Call main with the words of the command line.
+    """Call main with the command-line arguments.
 
-    An error that the user can mend becomes one line; the exit code is 2 or the exception's own.
+    An error that the user can fix is printed as one line. The exit code is 2, or the exception's
+    own (Diverged has 3).
     """
-    # A cron job may close a stream, and a console may lack a character: neither ends a script.
-    # (stderr writes characters that it lacks as \u.... by itself.)
+    # A cron job may close a stream, and a console may lack a character. Neither should stop a
+    # script. (stderr writes characters that it lacks as \u.... by itself.)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")
@@ -239,13 +247,13 @@ def run_script(main):
         main(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        # Die of the signal, so that a shell's loop around this script ends, too.
+        # Let the signal end this process, so that a shell's loop around this script ends, too.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
     except BrokenPipeError:
-        # `| head -1` wants no more. What is still buffered goes nowhere, or Python would complain.
+        # `| head -1` has closed the pipe. Discard what is still buffered, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)                                    # as a shell counts SIGPIPE
+        sys.exit(141)  # a shell's exit code for SIGPIPE
     except (argparse.ArgumentError, ConfigError, DataError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
@@ -272,12 +280,12 @@ def atomic_write(path):
 
 
 def lock_folder(folder, message, wait=False):
-    """Lock a folder until the `with` ends.
+    """Return a context manager that holds the lock of a folder.
 
     If another process has locked it, wait for that process or raise DataError with the message.
     """
     folder = Path(folder).resolve()
-    check(folder.name, f"{folder}: give a folder in it")
+    check(folder.name, f"{folder}: choose a folder inside it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
@@ -325,9 +333,9 @@ def get_tokenizer(name):
 
 
 def encode(tokenizer, data, new=True):
-    """Return UTF-8 text as uint16 tokens (n,), after an end-of-text token if `new`.
+    """Return UTF-8 text as uint16 tokens (n,), after an end-of-text token if a `new` text begins.
 
-    The words "<|endoftext|>" in the text are text.
+    The words "<|endoftext|>" in the text are encoded as ordinary text.
     """
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
@@ -350,7 +358,7 @@ def token_lengths(meta):
 # ---- Shards: llm.c's format ----------------------------------------------------------------------
 
 MAGIC, VERSION = 20240520, 1
-HEADER = 256                                             # int32 numbers before the tokens
+HEADER = 256  # int32 numbers before the tokens
 
 
 def write_shard(path, tokens):
@@ -400,6 +408,7 @@ class PrepareConfig:
 
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
+        # books/*.txt -> books
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
         if Path(self.name).name != self.name or self.name == "..":
             raise ConfigError(f"name={self.name}: expected a name; --data_dir sets the folder")
@@ -410,24 +419,27 @@ class PrepareConfig:
 
 # ---- Sources: files ------------------------------------------------------------------------------
 
-CHUNK_BYTES = 900_000                # at most; tiktoken cannot take a million spaces at a time
+# Chunks are at most this long, because tiktoken fails on a million spaces.
+CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
             "unzstd), else convert it (iconv -t UTF-8)")
 
 
 def find_files(source, seed):
-    """Return the files of a source on this machine in a seeded order, each text once."""
+    """Return the files of a source on this machine in a seeded order, without duplicates."""
     place, suffixes, left_out = Path(source), SUFFIXES, set()
     if source == "stdlib":
-        # Some installations lack test folders.
+        # Leave the test folders out, so that all installations of a Python version give the same
+        # text.
         place, suffixes = Path(os.__file__).parent, (".py",)
         left_out = {"site-packages", "dist-packages", "test", "tests"}
     root, found = Path(), [place]
     if place.is_dir():
         root, found = place, place.rglob("*")
     elif not place.exists():
-        # Not by glob.glob, whose ** follows links, even back to a folder that holds the link.
+        # glob.glob is not used, because its ** follows links, even back to a folder that holds
+        # the link.
         with explain_errors(f"--source={source}: not a pattern"):
             found = list(Path(place.anchor).glob(source.removeprefix(place.anchor)))
         check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
@@ -435,7 +447,8 @@ def find_files(source, seed):
 
     by_text, skipped = {}, []
     for path in sorted(found):
-        # Hidden files and folders, as Jupyter's copies, count only if the source names them.
+        # Hidden files and folders, such as Jupyter's copies, count only if the source names them.
+        # `names` are the parts of the path below the source: all parts if the source is a glob.
         names = path.parts[len(root.parts):]
         is_hidden = any(name.startswith(".") and name not in place.parts for name in names)
         is_text = path.is_file() and path.stat().st_size > 0
@@ -449,7 +462,8 @@ def find_files(source, seed):
     if skipped and source != "stdlib":
         print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
               f"{', '.join(skipped):.60}")
-    check(by_text, f"--source={source}: no text in it; a folder's {', '.join(SUFFIXES)} are read")
+    check(by_text, f"--source={source}: no text in it; of a folder only {', '.join(SUFFIXES)} are "
+          "read")
     paths = sorted(by_text.values())
     random.Random(seed).shuffle(paths)
     return paths
@@ -463,7 +477,7 @@ def read_rows(path):
                 text = json.loads(line)["text"] if line.strip() else ""
                 yield text.encode(errors="replace")
     else:
-        # Not by `datasets`, which takes the text 2024-01-01 for a date.
+        # `datasets` is not used, because it reads the text 2024-01-01 as a date.
         from pyarrow.parquet import ParquetFile
         for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
             for text in batch["text"].to_pylist():
@@ -474,7 +488,7 @@ def open_documents(path):
     """Yield each document of a file as a binary file: a row's text, or the whole file."""
     if path.suffix.lower() not in (".jsonl", ".parquet"):
         with path.open("rb") as file:
-            # UTF-16 is full of zeros, which are UTF-8, too.
+            # UTF-16 text has many zero bytes, and these are valid UTF-8 as well.
             zero = file.read(1000).find(0)
             check(zero < 0, NOT_TEXT.format(path, zero))
             file.seek(0)
@@ -491,7 +505,7 @@ def open_documents(path):
 
 
 def cut(document, size, path):
-    """Yield a document in chunks of about size to 2 size bytes that end with a line if one ends.
+    """Yield a document in chunks of size to 2 size bytes, up to the end of a line if possible.
 
     No character is cut, and a byte-order mark is dropped. Raises DataError.
     """
@@ -508,8 +522,9 @@ def cut(document, size, path):
 def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    To resume from a place that was yielded continues with the next chunk. A document that has more
-    than 5% of the total bytes is cut finely, so that not much more than 5% is held out.
+    With a place that was yielded before, reading continues with the next chunk. A document of more
+    than 5% of the total bytes is cut into chunks of 0.5%, so that not much more than 5% goes to the
+    validation shard, which ends with a chunk.
     """
     number = 0
     for path in paths:
@@ -531,7 +546,8 @@ def read_files(paths, total, place=0):
 def stream_fineweb(subset, place):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    A place is the state of the stream before a row, and how many of the row's chunks are done.
+    A place is the state of the stream before a row, and the number of the row's chunks that are
+    done.
     """
     import datasets
     state, n_done = place or (None, 0)
@@ -557,11 +573,11 @@ def fetch_shards(folder, options):
         n_shards = min(n_shards, math.ceil(options.tokens / 100_000_000))
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, n_shards + 1)]
     names.append("fineweb_val_000000.bin")
-    failed = f"{options.source}: not complete; the same command resumes"
+    failed = f"{options.source}: incomplete; the same command resumes"
     with explain_errors(failed):
         huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
-    # Without a network snapshot_download returns what there is.
+    # Without a network snapshot_download returns the files that are already here.
     for name in names:
         check((folder / name).exists(), f"{failed} ({name} could not be downloaded)")
         read_shard(folder / name)
@@ -569,11 +585,11 @@ def fetch_shards(folder, options):
 
 # ---- Writing -------------------------------------------------------------------------------------
 
-PROGRESS = "progress.json"           # what an unfinished dataset is made of, and where to resume
+PROGRESS = "progress.json"  # an unfinished dataset's sources and settings, and where to resume
 
 
 def describe(options, paths):
-    """Return what a dataset is made of and with, as meta.json keeps it."""
+    """Return a dataset's sources and settings, as meta.json keeps them."""
     settings = asdict(options)
     del settings["data_dir"]
     if paths:
@@ -585,7 +601,9 @@ def describe(options, paths):
 
 
 def load_progress(folder, settings):
-    """Return meta.json if the dataset in a folder is complete, else its progress, else a new one.
+    """Return meta.json if the dataset in a folder is complete; if not, its progress.
+
+    The progress is what an earlier command has saved, or a new one.
 
     Raises DataError if the folder holds a dataset that was made with other settings.
     """
@@ -608,7 +626,7 @@ def load_progress(folder, settings):
 
 def encode_chunks(tokenizer, chunks):
     """Yield (tokens, bytes of text, place) of chunks in their order, encoded by all cores."""
-    with ThreadPoolExecutor() as pool:                   # tiktoken releases Python's lock
+    with ThreadPoolExecutor() as pool:  # tiktoken releases Python's lock
         while batch := list(itertools.islice(chunks, 32)):
             data, begins, places = zip(*batch)
             tokens = pool.map(functools.partial(encode, tokenizer), data, begins)
@@ -618,13 +636,15 @@ def encode_chunks(tokenizer, chunks):
 def write_shards(folder, options, tokenizer, paths, progress):
     """Write the shards that are missing, the validation shard first. Raises DataError.
 
-    The validation shard ends after val_tokens, or with the chunk at 5% of the text. Training shards
-    have shard_tokens each, and the last one may be shorter.
+    The validation shard ends after val_tokens, or after the chunk that reaches 5% of the text.
+    Training shards have shard_tokens each, and the last one may be shorter.
     """
     n_train = options.tokens or sys.maxsize
     val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
     val_bytes = math.inf
     if paths:
+        # A first pass counts the bytes. It also finds text that is not UTF-8 before anything is
+        # written.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:
@@ -632,6 +652,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     else:
         chunks = stream_fineweb(options.subset, progress["place"])
     encoded = encode_chunks(tokenizer, chunks)
+    # The tokens that are read already, but not yet in a shard.
     left_over = np.frombuffer(bytes.fromhex(progress["left_over"]), np.uint16)
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
@@ -641,7 +662,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
         if progress["shards"] == 0:
             split, n_wanted = "val", val_tokens
 
-        # Take text, encoded, until the shard is full. What the previous one left comes first.
+        # Add encoded text until the shard is full, starting with what the previous shard left over.
         parts = [left_over]
         n_tokens, n_bytes = len(left_over), 0
         while n_tokens < n_wanted and (split == "train" or n_bytes < val_bytes):
@@ -657,7 +678,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
             break
         tokens, left_over = np.split(np.concatenate(parts), [n_wanted])
 
-        # Write the shard, and then where to resume behind it.
+        # Write the shard, and then save where to resume.
         write_shard(folder / f"{folder.name}_{split}_{progress['shards']:06d}.bin", tokens)
         progress["shards"] += 1
         if split == "train":
@@ -669,7 +690,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
 
 
 def write_meta(folder, tokenizer, settings):
-    """Write meta.json: what the dataset is, and what it was made of and with."""
+    """Write meta.json, with the dataset's properties, sources and settings."""
     lengths = token_lengths({"tokenizer": tokenizer.name})
     counts = {}
     fingerprint = hashlib.sha256()
@@ -693,7 +714,7 @@ def write_meta(folder, tokenizer, settings):
 def prepare(source="stdlib", **options):
     """Make a dataset, or what is missing of it, and return its folder.
 
-    The options are the command's. Raises ConfigError and DataError.
+    The options are the command-line options. Raises ConfigError and DataError.
     """
     options = PrepareConfig(**clean_options(PrepareConfig, {"source": source, **options}))
     folder = Path(options.data_dir, options.name)
@@ -715,7 +736,7 @@ def prepare(source="stdlib", **options):
     print(f"{folder}: {n_train:,} tokens to train on, {n_val:,} to validate on")
     if min(n_train, n_val) <= GPTConfig.block_size:
         print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; "
-              "give more text, or train.py a smaller --block_size")
+              "give more text, or set a smaller --block_size for train.py")
     return folder
 
 

@@ -1,6 +1,6 @@
 """Print text that trained models write.
 
-    python sample.py                                              # out/angpt, from nothing
+    python sample.py                                              # out/angpt, without a prompt
     python sample.py --out_dir=out/ngpt --prompt="def "
     python sample.py --init_from=gpt2 --prompt="The capital of France is"
     python sample.py --out_dir=out/ngpt,out/angpt --prompt="$(cat story.txt)" --temperature=0.7
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 # Import train before torch: train.py sets environment variables that torch reads when it is
-# imported, among them how torch's threads wait for each other.
+# imported.
 from train import find_device, load_model
 import torch
 
@@ -35,14 +35,14 @@ class SampleConfig:
     prompt: str = ""              # text to continue
     num_samples: int = 1          # samples per run
     max_new_tokens: int = 500     # most tokens per sample
-    temperature: float = 0.8      # 0: the likeliest token; 1: as the model has learned
+    temperature: float = 0.8      # 0: the likeliest token; 1: the model's own probabilities
     top_k: int | None = None      # sample among the k likeliest tokens (no limit)
     seed: int = 1337              # seed of the first sample
 
     def __post_init__(self):
         check_at_least(1, self, "num_samples", "max_new_tokens", "top_k")
         check_at_least(0, self, "temperature", "seed")
-        # Dividing by less would make the logits infinite.
+        # Dividing by a smaller temperature could make the logits infinite.
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:

@@ -475,8 +475,8 @@ def make_model(config, device, state=None):
             model.load_state_dict(state["model"])
         saved_code = state.get("block_code")
         if saved_code and saved_code != block_code(model):
-            print(f"The code of {config.arch}'s block has changed since this checkpoint was saved.",
-                  file=sys.stderr)
+            print(f"The code of {config.arch}'s block has changed since this checkpoint was saved: "
+                  "undo the change, or train again.", file=sys.stderr)
     return model.to(device)
 
 
