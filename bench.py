@@ -396,8 +396,9 @@ def memory(options, training):
         rows.append(row)
     print_table(rows)
     print("GB of a training step on one GPU. \"fixed\" is for the weights, gradients and Adam's\n"
-          "moments, \"per sequence\" for each sequence of a small micro-batch. \"fits\" is the\n"
-          "largest batch_size, a power of two, that leaves a tenth of such a card free.")
+          "moments, \"per sequence\" for each sequence of a small micro-batch, and the next\n"
+          "column for a micro-batch of that many sequences. \"fits\" is the largest batch_size,\n"
+          "a power of two, that leaves a tenth of such a card free.")
     write_results("memory", options, training, results=rows)
 
 

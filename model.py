@@ -497,7 +497,7 @@ class ANGPTBlock(Block):
         h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, -1)              # Table 1, MLP: (B, T, 4d)
-        # Not in Table 1, but in nGPT (21): it gives z the standard deviation 1/2 that nu_acf assumes.
+        # Not in Table 1, but in nGPT (21): z gets the standard deviation 1/2 that nu_acf assumes.
         z = z * self.d ** 0.5
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
         return self.nu(alpha_m) * (h + alpha_m * (h_m - h))        # Table 1, Residual

@@ -523,8 +523,8 @@ def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
     With a place that was yielded before, reading continues with the next chunk. A document of more
-    than 5% of the total bytes is cut into chunks of 0.5%, so that not much more than 5% goes to the
-    validation shard, which ends with a chunk.
+    than 5% of the total bytes is cut into chunks of at most 0.5%, so that not much more than 5%
+    goes to the validation shard, which ends with a chunk.
     """
     number = 0
     for path in paths:
@@ -643,8 +643,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
     val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
     val_bytes = math.inf
     if paths:
-        # A first pass counts the bytes. It also finds text that is not UTF-8 before anything is
-        # written.
+        # A first pass counts the bytes. It also finds text that is not UTF-8 before any shard
+        # is written.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:

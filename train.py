@@ -62,8 +62,8 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: with up to
-# 16 sequences GPT.mean_loss takes all logits at once, and a compiled step needs at most 70 GB on
-# one GPU (python bench.py memory).
+# 16 sequences GPT.mean_loss takes all logits at once (with more, it computes the loss in chunks),
+# and a compiled step needs at most 70 GB on one GPU (python bench.py memory).
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -72,6 +72,7 @@ LARGE = dict(
     total_batch_size=524_288,
 )
 SIZES = {
+    # The laptop's model has the defaults of GPTConfig in model.py.
     "laptop": dict(max_steps=1600, batch_size=8, total_batch_size=2048),
     "32m": dict(LARGE, n_embd=256, n_layer=6, n_head=4, max_steps=1223),
     "62m": dict(LARGE, n_embd=384, n_layer=10, n_head=6, max_steps=2375),
@@ -154,7 +155,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens in each validation (0.5% of the training tokens)
-    final_eval_tokens: int | None = None  # tokens in the last validation (eval_tokens, else 2**20)
+    final_eval_tokens: int | None = None  # tokens in the last validation (eval_tokens, or 2**20)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -169,7 +170,7 @@ class TrainConfig(GPTConfig):
         options = clean_options(TrainConfig, options)
         if "arch" in options:
             options["arch"] = load_arch(options["arch"])
-        # The options that are set, now or when the run was started.
+        # The options that come from a checkpoint (see with_checkpoint), and those that are set now.
         self.options = {**inherited, **options}
 
         defaults = {field.name: field.default for field in fields(TrainConfig)}
@@ -192,8 +193,9 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # If a checkpoint is needed, the model's options are not complete yet. They are checked in
-        # the second TrainConfig, which with_checkpoint() makes.
+        # A run that reads a checkpoint makes two TrainConfigs: this one, from the command line, to
+        # find the checkpoint, and that of with_checkpoint(), with the checkpoint's options. Only
+        # the model of the second one can be checked.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         if inherited or not needs_checkpoint:
             self.check_model()
@@ -301,9 +303,9 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # cache_enabled=False, because autocast would otherwise cache a bfloat16 copy of lm_head. If
-        # the loss is computed in chunks, their gradients would then be summed in bfloat16 and lose
-        # precision.
+        # By default autocast casts the weight of lm_head once. All chunks of the loss then share
+        # that copy, so that their gradients are added up in bfloat16. Without the cache each chunk
+        # casts it again, and the gradients are added up in float32.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -480,6 +482,12 @@ def make_model(config, device, state=None):
     return model.to(device)
 
 
+@functools.cache  # the source as it was when a class was first used, and reading it takes 0.1 s
+def class_code(cls):
+    """Return the source of a class without comments."""
+    return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
+
+
 def block_code(model):
     """Return the source of the classes in a model's blocks, without comments, or None.
 
@@ -491,8 +499,7 @@ def block_code(model):
             if not cls.__module__.startswith(("torch", "builtins")):
                 classes.add(cls)
     try:
-        sources = [textwrap.dedent(inspect.getsource(cls)) for cls in classes]
-        return "\n".join(sorted(ast.unparse(ast.parse(source)) for source in sources))
+        return "\n".join(sorted(class_code(cls) for cls in classes))
     except (OSError, TypeError, SyntaxError):
         return None  # a class that was typed into an interpreter has no file
 
@@ -551,10 +558,9 @@ def compile_model(model, config, process):
 def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
-    DistributedDataParallel calls this with the `state` that it was registered with, which is None.
-    By default it averages over the ranks, but optimizer_step has divided the loss by the number of
-    ranks already: PowerNorm looks at gradients during the backward pass, and these must not depend
-    on the number of ranks.
+    By default DistributedDataParallel averages over the ranks. We sum, because optimizer_step has
+    divided the loss by the number of ranks already. It divides before the backward pass, because
+    PowerNorm uses gradients during that pass, and these must not depend on the number of ranks.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda finished: finished.value()[0])  # value() is a list of one tensor
@@ -565,6 +571,7 @@ def distribute(model, process):
     if process.world_size == 1:
         return model
     # By default torch.compile cuts a block into several graphs, wherever a gradient bucket ends.
+    # That is for models that are compiled as a whole; our blocks are graphs of their own already.
     torch._dynamo.config.optimize_ddp = False
     # PowerNorm's buffers are the same on all ranks and need no broadcast. Gradients live in the
     # buckets themselves, so that they are not copied.
@@ -573,7 +580,7 @@ def distribute(model, process):
         warnings.simplefilter("ignore", FutureWarning)
         ddp_model = DistributedDataParallel(model, broadcast_buffers=False,
                                             gradient_as_bucket_view=True)
-    ddp_model.register_comm_hook(None, sum_bucket)
+    ddp_model.register_comm_hook(state=None, hook=sum_bucket)
     return ddp_model
 
 
@@ -627,6 +634,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     error = None
     if n_batches > 1:
         variance = max(0.0, total_squares / n_tokens - mean ** 2)
+        # Dividing by n - 1 instead of n corrects for the mean, which is estimated as well.
         error = math.sqrt(variance / (n_batches - 1))
     return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
             "val_bpb": total_nats / math.log(2) / max(1, n_bytes)}
@@ -649,7 +657,7 @@ def read_checkpoint(source):
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    # (explain_errors is for a file that does not hold a dict.)
+    # check() is for a dict that lacks something, explain_errors() for anything but such a dict.
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         missing = {"model", "config", "step", "tokenizer"} - state.keys()
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
@@ -708,7 +716,8 @@ def with_checkpoint(config, state):
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
-    # All options of the model must match, except for these, which new training may change.
+    # An inherited option differs only if it is set now. All options of the model must match, except
+    # for these, which new training may change.
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
     if "size" in config.options and "size" in saved:
@@ -746,8 +755,8 @@ def load_model(source, device="cpu", arch=None):
     `arch` is "FILE.py:NAME" if the model's arch is defined in a file of your own. Raises DataError.
     """
     state = read_checkpoint(source)
-    # These are the options of a run that starts from the model's weights, and so inherits what the
-    # model was made with. An arch of None counts as not set.
+    # Pretend to start a run from these weights: with_checkpoint() then gives it the options of the
+    # model. An arch of None counts as not set.
     config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
     model = make_model(config, device, state)
     return model.eval(), get_tokenizer(state["tokenizer"]), state
@@ -1005,8 +1014,8 @@ def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
     The loop looks at the list between steps. A second signal of the same kind acts as usual. Under
-    torchrun it is only noted, too, because torchrun may pass on a signal that this process has
-    received already.
+    torchrun a second one is only noted as well, because torchrun may pass on a signal that this
+    process has received already.
     """
     received = []
     handlers = {}
@@ -1067,11 +1076,12 @@ def train(config, watch=None, say=print_line):
 def run(config, watch, say, cleanup):
     """Set up a run and train, step by step.
 
-    `cleanup` belongs to train(). When the run ends, also after an error, it releases the folder's
-    lock and the signals.
+    `cleanup` is train()'s ExitStack, a `with` block to which more context managers can be added.
+    When train() ends, also after an error, it leaves them all: the folder's lock and the signals.
     """
     # Checkpoint: resume (or evaluate) the run in out_dir, or start from the weights of another one
     state = None
+    # The checkpoint in out_dir is for resuming or for evaluating. `resuming` is true for the first.
     own_checkpoint = config.uses_own_checkpoint
     resuming = own_checkpoint and not config.eval_only
     if own_checkpoint:
@@ -1105,7 +1115,7 @@ def run(config, watch, say, cleanup):
 
     # Model
     model = make_model(config, process.device, state)
-    code = block_code(model)
+    code = block_code(model)  # read now, because the file may be edited while the run lasts
     if config.eval_only:
         record = evaluate(model, dataset, config, process, config.final_eval_tokens)
         say(json.dumps(record))
@@ -1159,8 +1169,8 @@ def run(config, watch, say, cleanup):
         record = {"step": step, "tokens": step * config.total_batch_size}
 
         # Read what the latest step measured. The CPU waits for the GPU here, so this is done only
-        # when a record is due, and after the first step. The clock is paused only afterwards,
-        # because that wait belongs to the steps.
+        # when a record is due, and after the first step, whose time is measured by itself. The
+        # clock is paused only afterwards, because that wait belongs to the steps.
         after_first_step = step == first_step + 1
         reading = measured is not None and (logging or after_first_step)
         if reading:
@@ -1174,22 +1184,22 @@ def run(config, watch, say, cleanup):
             seconds_per_step = clock.lap(step)
             record["tokens_per_s"] = config.total_batch_size / seconds_per_step
             record |= utilization(model, record["tokens_per_s"], process)
-        if after_first_step:
-            say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
+            if after_first_step:
+                say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
 
         # Evaluate
         if evaluating:
             eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
             record |= evaluate(model, dataset, config, process, eval_tokens)
-            if watch:
-                extra = watch(model, optimizer, step) or {}
-                record = extra | record  # for equal names, the record's value stays
             # Guessing has a loss of log(vocab_size). Untrained weights may be worse than that, so
             # step 0 is exempt. A comparison with NaN is False, so NaN counts as diverged.
             is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)
             if step > 0 and not is_sane:
                 raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is far "
                                "above that of guessing; a lower --learning_rate may help")
+            if watch:
+                extra = watch(model, optimizer, step) or {}
+                record = extra | record  # for equal names, the record's value stays
 
         # Has any rank been told to stop? Signal numbers are positive, so the largest is 0 if none
         # has. The ranks must exchange their answers, for which the CPU waits for the GPU. So with
@@ -1198,8 +1208,10 @@ def run(config, watch, say, cleanup):
             stop_signal = process.largest(signals[0] if signals else 0)
         if stop_signal and not done_before:
             saving = True
+            # Raise Diverged instead of saving a NaN. (At step 0, where nothing has been measured,
+            # logging is always true.)
             if not logging:
-                read_measurements(measured, step, process)  # raises Diverged, so no NaN is saved
+                read_measurements(measured, step, process)
 
         # Log and save, on the main process
         if logging and main_process:
@@ -1208,7 +1220,7 @@ def run(config, watch, say, cleanup):
         if saving and main_process:
             save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, clock.seconds,
                             config, dataset)
-        if evaluating and main_process:
+        if evaluating and step > 0 and main_process:
             draw_losses(folder)
 
         # Stop

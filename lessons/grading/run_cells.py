@@ -108,6 +108,7 @@ def shorten_training(steps):
         limits = {
             "max_steps": length,
             "eval_interval": config.eval_interval or length,
+            "checkpoint_interval": config.checkpoint_interval or length,
             "eval_tokens": 1024,
             "final_eval_tokens": 1024,
         }
