@@ -476,7 +476,8 @@ def make_model(config, device, state=None):
         with explain_errors("the checkpoint's weights do not fit this model"):
             model.load_state_dict(state["model"])
         saved_code = state.get("block_code")
-        if saved_code and saved_code != block_code(model):
+        has_changed = saved_code and saved_code != block_code(model)
+        if has_changed and os.environ.get("RANK", "0") == "0":
             print(f"The code of {config.arch}'s block has changed since this checkpoint was saved: "
                   "undo the change, or train again.", file=sys.stderr)
     return model.to(device)
@@ -1081,7 +1082,8 @@ def run(config, watch, say, cleanup):
     """
     # Checkpoint: resume (or evaluate) the run in out_dir, or start from the weights of another one
     state = None
-    # The checkpoint in out_dir is for resuming or for evaluating. `resuming` is true for the first.
+    # The checkpoint in out_dir is there to resume the run or to evaluate it. `resuming` is true
+    # only for the first of these.
     own_checkpoint = config.uses_own_checkpoint
     resuming = own_checkpoint and not config.eval_only
     if own_checkpoint:
