@@ -1939,6 +1939,35 @@ ARCHS["mine"] = Mine
     path.write_text(working)
     assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"
 
+def test_an_edit_while_a_run_continues_is_said_when_it_is_resumed(
+        tiny, tmp_path, monkeypatch, capsys):
+    """The checkpoint has the code that was trained, not what the file holds when it is saved."""
+    monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
+    path = tmp_path / "mine.py"
+    text = """
+from model import ARCHS, LayerNormBlock
+class Mine(LayerNormBlock):
+    slope = 1
+ARCHS["mine"] = Mine
+"""
+    path.write_text(text)
+    config = tiny(arch=f"{path}:mine")
+
+    def edit(model, optimizer, step):
+        path.write_text(text.replace("slope = 1", "slope = 23"))
+
+    train(config, watch=edit, say=None)
+    train(resumed(config, arch=f"{path}:mine", max_steps=7), say=None)
+    assert "The code of mine's block has changed" in capsys.readouterr().err
+
+def test_a_picture_is_drawn_at_each_validation_but_the_one_before_the_first_step(
+        tiny, monkeypatch):
+    steps = []
+    draw = lambda folder: steps.append(read_log(folder)[-1]["step"])
+    monkeypatch.setattr(train_py, "draw_losses", draw)
+    train(tiny(max_steps=6, eval_interval=3), say=None)
+    assert steps == [3, 6]
+
 def test_a_checkpoint_of_another_program_is_said_to_be_one(tmp_path):
     torch.save({"model": {}, "model_args": {}, "config": {"dataset": "x"}}, tmp_path / "ckpt.pt")
     with pytest.raises(DataError, match="a checkpoint of another program than train.py"):
