@@ -53,11 +53,11 @@ class GPTConfig:
     pos: Literal["rope", "learned"] = "rope"    # how positions are encoded
     rope_fraction: float = 1.0  # fraction of each head's channels that rope rotates
     dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
-    qk_norm: bool = False       # unit q and k with a learned gain; ngpt and angpt always have this
-    mlp: Literal["swiglu", "gelu"] = "swiglu"   # gelu: GPT-2's; not for ngpt and angpt
-    bias: bool = False          # biases in linear maps and norms; not for ngpt and angpt
+    qk_norm: bool = False       # normalize q and k, with a learned gain (ngpt and angpt always do)
+    mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP; not for ngpt and angpt
+    bias: bool = False          # biases in the blocks' linear maps and norms; not for ngpt and angpt
     tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
-    embed_std: float = 0.02     # initial standard deviation of embeddings; not for ngpt and angpt
+    embed_std: float = 0.02     # initial standard deviation of embeddings; no effect on ngpt, angpt
     resid_scale: bool = False   # normformer: a learned scale on the second residual
     checkpoint_blocks: bool = False  # recompute activations to save memory; not for powernorm
     pn_warmup: int = 4000       # powernorm: steps that normalize with the batch's own statistics
@@ -102,8 +102,8 @@ def unit(x, dim=-1):
 def rope(x, cos, sin):
     """Return the rotary embedding (Su et al. 2021) of x (B, H, T, d_k).
 
-    Each pair of channels (i, i + r/2), i < r/2, is rotated by an angle that grows with the
-    position. Channels from r on stay as they are.
+    The first r channels of each head form the pairs (i, i + r/2), i < r/2. Each pair is rotated by
+    an angle that grows with the position. The other channels stay as they are.
     """
     n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
     a, b, rest = x.tensor_split((n, 2 * n), -1)                # (B, H, T, r/2) twice, the rest
@@ -136,14 +136,14 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     # The formula. With a cache, torch's is_causal would treat the queries as the first of the S
     # positions. And for short sequences on a CPU a step with torch's kernel takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
-        # int32, since a step with int64 positions takes a tenth longer
+        # With int64 positions, torch's default, a step would take a tenth longer.
         position = torch.arange(S, device=v.device, dtype=torch.int32)
         scores = q @ k.mT                                                         # (B, H, T, S)
         scores = scores.masked_fill(position > position[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
 
-    # flash_attn is for half precision, and for GPUs before Hopper: there torch's own kernel is
-    # cuDNN's, which is faster.
+    # flash_attn works in half precision only, and it is used on GPUs before Hopper only. On Hopper
+    # torch's own kernel is cuDNN's, which is faster.
     is_half = v.is_cuda and v.dtype.itemsize == 2
     if flash_attn_func and is_half and T == S and not on_hopper(v.device):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
@@ -181,7 +181,7 @@ def swiglu(x):
 
 
 class Scale(nn.Module):
-    """n learned numbers that start at `init` but are stored as `scale` (nGPT section 2.5).
+    """n learned numbers, initialized to `init` but stored as `scale` (nGPT section 2.5).
 
     Adam moves each stored number by about the learning rate per step, and therefore the number
     itself by learning rate * init / scale.
@@ -239,7 +239,7 @@ class PowerNorm(nn.Module):
         # PowerScale).
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
-        # Sums over the micro-batches of an optimizer step.
+        # These buffers sum over the micro-batches of an optimizer step.
         for name in ("moment", "micro_steps"):
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
@@ -337,14 +337,14 @@ class Block(nn.Module):
         self.n_head = config.n_head
         self.d_k = d // config.n_head
         self.dropout = config.dropout           # for attention weights
-        self.drop = nn.Dropout(config.dropout)  # of what w_o and w_down give
+        self.drop = nn.Dropout(config.dropout)  # for the outputs of w_o and w_down
         self.w_qkv = nn.Linear(d, 3 * d, bias=config.bias)
         self.w_o = nn.Linear(d, d, bias=config.bias)
         self.w_up = nn.Linear(d, 8 * d if config.mlp == "swiglu" else 4 * d, bias=config.bias)
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer` of n_layer. The six do not use it."""
+        """Change the initial weights of block number `layer` of n_layer. None of the six archs does."""
 
 
 class PreNormBlock(Block):
@@ -420,7 +420,8 @@ class NormFormerBlock(PreNormBlock):
 class NGPTBlock(Block):
     """h and the output of each branch have norm 1, and so have q and k, before s_qk scales them.
 
-    (nGPT sections 2.2 to 2.4, with the equation numbers at the ends of the lines. z is v there.)
+    (nGPT sections 2.2 to 2.4, with the equation numbers at the ends of the lines. Our z is
+    the paper's v.)
     """
     family = "ngpt"
     sphere = True
@@ -459,7 +460,7 @@ class NGPTBlock(Block):
 class ANGPTBlock(Block):
     """nGPT with constant factors nu in place of the norms of h (anGPT Table 1).
 
-    Of these factors only nu(alpha) and nu_uz have an effect, since unit() cancels the others.
+    Of these factors only nu(alpha) and nu_uz have an effect, because unit() cancels the others.
     """
     family = "angpt"
     sphere = True
@@ -497,7 +498,8 @@ class ANGPTBlock(Block):
         h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, -1)              # Table 1, MLP: (B, T, 4d)
-        # Not in Table 1, but in nGPT (21): z gets the standard deviation 1/2 that nu_acf assumes.
+        # This factor is not in Table 1, but in nGPT (21). It gives z the standard deviation 1/2
+        # that nu_acf assumes.
         z = z * self.d ** 0.5
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
         return self.nu(alpha_m) * (h + alpha_m * (h_m - h))        # Table 1, Residual

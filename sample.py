@@ -1,4 +1,5 @@
-"""Print text that trained models write.
+"""
+Print text that trained models write.
 
     python sample.py                                              # out/angpt, without a prompt
     python sample.py --out_dir=out/ngpt --prompt="def "
@@ -27,14 +28,14 @@ class SampleConfig:
     """Options of sample.py."""
     # Model
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
-    init_from: str | None = None  # instead of out_dir: a .pt file, or gpt2 (GPT-2's weights)
+    init_from: str | None = None  # a .pt file to use instead of out_dir, or gpt2 for GPT-2's
     arch: str | None = None       # FILE.py:NAME, if your own file defines the run's arch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
     # Text
     prompt: str = ""              # text to continue
     num_samples: int = 1          # samples per run
-    max_new_tokens: int = 500     # most tokens per sample
+    max_new_tokens: int = 500     # maximum number of tokens per sample
     temperature: float = 0.8      # 0: the likeliest token; 1: the model's own probabilities
     top_k: int | None = None      # sample among the k likeliest tokens (no limit)
     seed: int = 1337              # seed of the first sample
@@ -46,7 +47,7 @@ class SampleConfig:
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:
-            raise ConfigError(f"seed={self.seed}: expected less than 2**63")
+            raise ConfigError(f"seed={self.seed}: expected less than 2**63 - num_samples")
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -54,7 +55,8 @@ class SampleConfig:
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
     """Yield the text that follows a prompt as it is sampled, until an end-of-text token."""
     device = next(model.parameters()).device
-    # If the shell's encoding is wrong, the prompt has characters that UTF-8 cannot encode.
+    # If the shell's encoding is wrong, the prompt may have characters that UTF-8 cannot encode.
+    # They become question marks.
     ids = encode(tokenizer, prompt.encode(errors="replace")).astype("int64")
     idx = torch.from_numpy(ids)[None].to(device)         # (1, T), end-of-text first
     generator = torch.Generator(device).manual_seed(seed)
@@ -64,13 +66,14 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
         if token.item() == tokenizer.eot_token:
             break
-        if token.item() < tokenizer.n_vocab:             # the vocabulary may be padded
+        # A padded vocabulary has ids that stand for no text. Skip them.
+        if token.item() < tokenizer.n_vocab:
             yield decoder.decode(tokenizer.decode_single_token_bytes(token.item()))
     yield decoder.decode(b"", final=True)
 
 
 def write(model, tokenizer, prompt="", **options):
-    """Print a prompt and the text that follows, piece by piece."""
+    """Print a prompt, and then the text that follows, token by token."""
     print(prompt, end="", flush=True)
     for text in stream(model, tokenizer, prompt, **options):
         print(text, end="", flush=True)
