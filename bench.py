@@ -2,7 +2,7 @@
 Measure what normalization costs: the time and the memory of a training step, and decoding.
 
     python bench.py speed                       # time of a training step, at laptop size
-    python bench.py memory --size=0.5b          # memory of a training step on a GPU, without a GPU
+    python bench.py memory --size=0.5b          # GPU memory of a training step; needs no GPU
     python bench.py sample --batch_size=4       # tokens per second with the KV cache
     python bench.py curves out/angpt out/ngpt   # the logs of several runs in one picture
 
@@ -10,7 +10,7 @@ Measure what normalization costs: the time and the memory of a training step, an
 says what to compare: names separated by commas, of which the first is the baseline of all ratios.
 GPT+ is called rmsnorm+qk_norm; an arch of your own is mine.py:name. Results go to out/bench.
 
-Which arch learns most is another question, and takes complete runs: lessons/studies/race.py.
+Which arch learns most is another question. lessons/studies/race.py answers it with complete runs.
 """
 import json
 import random
@@ -31,8 +31,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from model import GPT
-from prepare import check, check_at_least, check_choice, parse_options, run_script
+from model import GPT, ConfigError
+from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options,
+                     run_script)
 
 # Colors by Okabe and Ito, which color-blind readers can tell apart
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9",
@@ -59,7 +60,7 @@ class SpeedOptions(MemoryOptions):
 class DecodingOptions(SpeedOptions):
     # Benchmark
     batch_size: int = 1         # sequences that are decoded together
-    new_tokens: int = 65        # tokens to generate after a prompt of 16 (the first is not timed)
+    new_tokens: int = 65        # tokens to generate after 16 tokens (the first is not timed)
 
 
 @dataclass
@@ -71,10 +72,11 @@ class CurvesOptions:
 
 
 class TrainingOptions(TrainConfig):
-    """Training and model."""
+    """The options of train.py that a benchmark accepts."""
 
 
-# A benchmark sets these options of train.py itself, or has no use for them.
+# A benchmark sets these options of train.py itself, or cannot use them. It accepts all others,
+# though not every benchmark needs every one.
 NOT_HERE = {"arch", "qk_norm", "resume", "init_from", "eval_only", "max_steps", "eval_interval",
             "final_eval_tokens", "checkpoint_interval"}
 TrainingOptions.__dataclass_fields__ = {field.name: field for field in fields(TrainConfig)
@@ -92,7 +94,9 @@ def parse(words, description, options_class):
 def train_config(name, training, **changes):
     """Return the TrainConfig of an arch, named as in --archs. Raises ConfigError."""
     arch, _, switch = name.partition("+")
-    check_choice(f"archs={name}: switch", switch, ("", "qk_norm"))
+    if switch not in ("", "qk_norm"):
+        raise ConfigError(f"archs={name}: only +qk_norm may follow the name of an arch"
+                          f"{did_you_mean(switch, ['qk_norm'])}")
     return TrainConfig(**{"arch": arch, "qk_norm": switch == "qk_norm", **training, **changes})
 
 
@@ -180,7 +184,8 @@ def spread(values):
 def compare(benchmark, jobs, options, training, process):
     """Measure the jobs, print a table of medians and write all measurements to a JSON file.
 
-    For the ratio, each round's first quantity of a job is divided by the first job's.
+    Ratios are taken within a round: the job's first quantity, such as ms/step, is divided by that
+    of the first job.
     """
     results = interleaved(jobs, options.rounds)
     rows = []
@@ -207,10 +212,10 @@ def write_results(benchmark, options, training, **results):
 
 
 def speed(options, training):
-    """Measure the time of a training step with every arch."""
+    """Measure the time of a training step with every arch, compiled unless --compile=false."""
     training = {"compile": "true", **training}
-    # Archs of one family share code but have different constants. torch then has to compile the
-    # same lines more often than its limit allows, and has to treat numbers as constants.
+    # Several archs share lines of code but have different constants in them. torch has to compile
+    # such lines more often than its limit allows, and has to treat numbers as constants.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
     configs = resolve_each(options.archs, training)
@@ -256,7 +261,7 @@ def is_product(node):
 
 
 def storages(node):
-    """Return the memory behind a node's results, {key: tensor}. A view has the key of its base."""
+    """Return the storages behind a node's results, {key: a tensor in that storage}."""
     results = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
     return {x.untyped_storage()._cdata: x for x in results}
 
@@ -307,12 +312,16 @@ def run_fused(graph, example_inputs):
                 result = memory[key].as_strided(x.shape, x.stride(), x.storage_offset())
             results.append(result)
         return results
-    run._boxed_call = True       # run empties the list of its arguments, so that they can be freed
+    # This tells torch that run empties the list of its arguments, so that they can be freed.
+    run._boxed_call = True
     return run
 
 
 def as_compiled(modules, method):
-    """Replace a method of similar modules by one that uses the memory of its compiled form."""
+    """Replace a method of some modules by one that allocates what its compiled form would.
+
+    The modules may differ in their weights only.
+    """
     # These imports take two seconds.
     from functorch.compile import aot_function, min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
@@ -337,7 +346,7 @@ def as_compiled(modules, method):
 
 
 def peak_bytes(model, config, batch_size):
-    """Return the most bytes that a training step holds at once, in its last micro-step."""
+    """Return the peak memory in bytes of a step's last micro-batch and the optimizer's update."""
     from torch.distributed._tools.mem_tracker import MemTracker
     optimizer = make_optimizer(model, config)
     idx = torch.zeros(batch_size, config.block_size, dtype=torch.long)
@@ -349,7 +358,8 @@ def peak_bytes(model, config, batch_size):
         loss.backward()
         optimizer.step()
 
-    step()  # gradients and Adam's moments exist from now on
+    # The first step makes the gradients and Adam's moments, which exist from then on.
+    step()
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
     with tracker:
@@ -358,7 +368,7 @@ def peak_bytes(model, config, batch_size):
 
 
 def step_bytes(config, batch_size, layers=(1, 2)):
-    """Return the most bytes of a training step, extrapolated from two models of a few layers."""
+    """Return the peak memory of a step in bytes, extrapolated from two models of a few layers."""
     # The models do what they would do on a GPU. On a CPU the attention would keep all its
     # weights, and the loss would take fewer logits at once.
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
@@ -381,7 +391,7 @@ def largest_batch_size(bytes_at, limit):
 
 
 def memory(options, training):
-    """Count the memory of a training step with every arch on a GPU. No GPU is needed."""
+    """Estimate how much memory of a GPU a compiled bfloat16 step needs with every arch."""
     training = {"compile": "true", "dtype": "bfloat16", **training}
     rows = []
     configs = resolve_each(options.archs, training)
@@ -395,10 +405,10 @@ def memory(options, training):
             row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9e9 * card)
         rows.append(row)
     print_table(rows)
-    print("GB of a training step on one GPU. \"fixed\" is for the weights, gradients and Adam's\n"
-          "moments, \"per sequence\" for each sequence of a small micro-batch, and the next\n"
-          "column for a micro-batch of that many sequences. \"fits\" is the largest batch_size,\n"
-          "a power of two, that leaves a tenth of such a card free.")
+    print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is for the\n"
+          "weights, gradients and Adam's moments, \"per sequence\" for each sequence of a small\n"
+          "micro-batch, and the column batch_size the total with that many sequences. \"fits\" is\n"
+          "the largest batch_size, a power of two, that leaves a tenth of such a card free.")
     write_results("memory", options, training, results=rows)
 
 
@@ -410,7 +420,7 @@ def curves(options, folders):
 
         python bench.py curves out/angpt out/ngpt --key=loss
 
-    The folders may stand before, between or after the options.
+    The folders may stand before, between or after the options. Write an option as --name=value.
     """
     check(folders, "curves: expected the folders of some runs, such as out/angpt")
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
@@ -456,7 +466,8 @@ def main(argv):
         print(__doc__)
         return
     name, *words = argv
-    check_choice("benchmark", name, BENCHMARKS, "; the race is lessons/studies/race.py")
+    hint = "; the race is lessons/studies/race.py" if name == "race" else ""
+    check_choice("benchmark", name, BENCHMARKS, hint)
     benchmark, options_class = BENCHMARKS[name]
     if benchmark is curves:
         folders = [word for word in words if not word.startswith("-")]

@@ -55,7 +55,7 @@ class GPTConfig:
     dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
     qk_norm: bool = False       # normalize q and k, with a learned gain (ngpt and angpt always do)
     mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP; not for ngpt and angpt
-    bias: bool = False          # biases in the blocks' linear maps and norms; not for ngpt and angpt
+    bias: bool = False          # biases in a block's linear maps and norms; not for ngpt, angpt
     tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # initial standard deviation of embeddings; no effect on ngpt, angpt
     resid_scale: bool = False   # normformer: a learned scale on the second residual
@@ -324,8 +324,9 @@ class Block(nn.Module):
     Norm = nn.Identity
     # Options that must keep their defaults, because this block has no equation for them.
     refuses = ("resid_scale",)
-    # True if the weights have norms of 1, or at most 1. Then GPT initializes them at 1, calls
-    # constrain_ after each optimizer step, and stores s_z, the scale of the logits, at `scale`.
+    # True if the weights have norms of 1, or at most 1. Then GPT initializes them with norms of 1,
+    # calls constrain_ after each optimizer step, and stores s_z, the scale of the logits, at
+    # `scale`.
     sphere = False
     # If sphere is True, the columns of these matrices are constrained, and the rows of all others.
     columns = ()
@@ -344,7 +345,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer` of n_layer. None of the six archs does."""
+        """Change the initial weights of block number `layer` of n_layer; the six archs do not."""
 
 
 class PreNormBlock(Block):
@@ -420,8 +421,8 @@ class NormFormerBlock(PreNormBlock):
 class NGPTBlock(Block):
     """h and the output of each branch have norm 1, and so have q and k, before s_qk scales them.
 
-    (nGPT sections 2.2 to 2.4, with the equation numbers at the ends of the lines. Our z is
-    the paper's v.)
+    (nGPT sections 2.2 to 2.4, with the equation numbers at the ends of the lines. Our z is the
+    paper's v.)
     """
     family = "ngpt"
     sphere = True

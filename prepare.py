@@ -4,11 +4,11 @@ Turn text into a dataset of tokens.
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
     python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb, streamed
-    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # tokenized by others
+    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb as tokens
 
-A dataset is a folder data/<name>/ of shards in llm.c's format: <name>_val_000000.bin to validate
-on, and <name>_train_000001.bin and so on to train on. meta.json is written last. If a preparation
-was stopped, the same command resumes it.
+A dataset is a folder data/<name>/ of shards in llm.c's format: *_val_000000.bin for validation, and
+*_train_000001.bin, *_train_000002.bin and so on for training. meta.json is written last. If a
+preparation was stopped, the same command resumes it.
 """
 # The helpers for errors, options and files come first, because all other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
@@ -31,8 +31,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import tiktoken
@@ -45,7 +44,7 @@ from model import ConfigError, GPTConfig
 # ---- Errors and checks (all scripts use them) ----------------------------------------------------
 
 class DataError(Exception):
-    """An error in files or in what they hold, with a message of one line."""
+    """An error in a file, on this machine or in a run, with a message of one line."""
 
 
 def check(condition, message):
@@ -66,7 +65,7 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# nanoGPT's names of options, and ours
+# Names that users of nanoGPT are likely to type, and our names for them
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "min_lr": "min_lr_ratio",
@@ -80,11 +79,9 @@ NANOGPT_NAMES = {
 
 
 def did_you_mean(word, names):
-    """Return the name that a mistyped word most likely means as the end of a sentence, or ""."""
+    """Return "; did you mean NAME?" for the name most similar to a word, or "" if none is."""
     word = str(word).lower()
-    similar = difflib.get_close_matches(word, names)
-    if NANOGPT_NAMES.get(word) in names:
-        similar = [NANOGPT_NAMES[word]]
+    similar = difflib.get_close_matches(NANOGPT_NAMES.get(word, word), names)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
@@ -105,13 +102,10 @@ def check_at_least(minimum, config, *names):
 
 # ---- Options (all scripts use them) --------------------------------------------------------------
 
-PATH_OPTIONS = ("arch", "data", "data_dir", "file", "init_from", "out_dir", "results", "source")
-
-
 def allowed_values(field):
     """Return an option's type and, if it is a bool or a Literal, the words it may be set to."""
     kind = field.type
-    if get_origin(kind) in (UnionType, Union):
+    if type(None) in get_args(kind):
         kind = get_args(kind)[0]     # str | None -> str
     if kind is bool:
         return bool, ("false", "true")
@@ -131,8 +125,8 @@ def clean_option(field, value):
         return word == "true" if kind is bool else word
     if kind is float and type(value) is int:
         value = float(value)
-    # A shell leaves the ~ of --out_dir=~/runs as it is.
-    if field.name in PATH_OPTIONS and isinstance(value, (str, Path)):
+    # Most of these name a file or a folder, and a shell leaves the ~ of --out_dir=~/runs as it is.
+    if isinstance(value, (str, Path)) and field.name != "prompt":
         value = os.path.expanduser(value)
     if type(value) is not kind:
         raise ConfigError(f"{field.name}={value!r}: expected {kind.__name__}")
@@ -185,12 +179,13 @@ def parse_options(argv, description, *classes):
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        epilog="[...] is the default of an option; (...) says what decides its default.")
+        epilog="[...] is an option's default, unless a preset of --size or the arch sets another; "
+               "(...) says how a default is chosen.")
     options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
-        # From the most general class to the subclass, so that a subclass may say something else.
-        # The last entry of __mro__ is `object`.
+        # Go from the most general class to the subclass, so that the subclass's comment wins. The
+        # last entry of __mro__ is `object`.
         owners += reversed(cls.__mro__[:-1])
     helps, headings = read_comments(owners)
 
@@ -221,7 +216,7 @@ def explain_unknown(word, options):
     """Return one line about a word on the command line that is no option."""
     if word.startswith("-"):
         meant = did_you_mean(word.split("=")[0].lstrip("-"), options)
-        return f"{word}: no such option{meant}; --help lists them"
+        return f"{word}: no such option{meant} (--help lists them)"
     example = "--name=value"
     if word.endswith(".py"):
         example += "; there are no configuration files"
@@ -238,8 +233,8 @@ def run_script(main):
     An error that the user can fix is printed as one line. The exit code is 2, or the exception's
     own (Diverged has 3).
     """
-    # A cron job may close a stream, and a console may lack a character. Neither should stop a
-    # script. (stderr writes characters that it lacks as \u.... by itself.)
+    # Whoever starts a script may have closed a stream, and a console may lack a character. Neither
+    # should stop the script. (stderr writes characters that it lacks as \u.... by itself.)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")
@@ -265,7 +260,8 @@ def run_script(main):
 def atomic_write(path):
     """Yield a binary file that gets its name only once it is whole and on the disk.
 
-    If that fails, raise DataError, remove the temporary file, and leave an earlier file as it was.
+    If the file cannot be written, raise DataError, remove the temporary file, and leave an earlier
+    file as it was.
     """
     temporary = Path(f"{path}.tmp")
     try:
@@ -282,7 +278,8 @@ def atomic_write(path):
 def lock_folder(folder, message, wait=False):
     """Return a context manager that holds the lock of a folder.
 
-    If another process has locked it, wait for that process or raise DataError with the message.
+    If another process has locked it, raise DataError with the message or, if `wait` is true, print
+    the message and wait.
     """
     folder = Path(folder).resolve()
     check(folder.name, f"{folder}: choose a folder inside it")
@@ -296,7 +293,7 @@ def lock_folder(folder, message, wait=False):
         return lock.acquire()
     except OSError as error:
         # Some file systems have no locks, and the parent folder may be read-only.
-        print(f"{folder}: not locked ({error}), so let no other process write there",
+        print(f"{folder}: not locked ({error}); make sure that no other process writes there",
               file=sys.stderr)
         return contextlib.nullcontext()
 
@@ -321,14 +318,14 @@ TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")  # those t
 def get_tokenizer(name):
     """Return the tiktoken.Encoding of that name.
 
-    "bytes" has a token for each byte, and 256 for the end of a text.
+    "bytes" has a token for each byte, and token 256 marks the end of a text.
     """
     if name == "bytes":
-        # Nothing is ever merged, so the pattern only sets the speed.
+        # This tokenizer merges no bytes, so the pattern changes only its speed.
         return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
-    with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; TIKTOKEN_CACHE_DIR"
-                        " may name a folder that has it"):
+    with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; if tiktoken has "
+                        "stored it in a folder, set TIKTOKEN_CACHE_DIR to that folder"):
         return tiktoken.get_encoding(name)
 
 
@@ -346,7 +343,7 @@ def encode(tokenizer, data, new=True):
 
 
 def token_lengths(meta):
-    """Return how many bytes of text each token stands for, (vocab_size,); 0 for end-of-text."""
+    """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     tokenizer = get_tokenizer(meta["tokenizer"])
@@ -373,7 +370,7 @@ def write_shard(path, tokens):
 def read_shard(path):
     """Return the tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
     header = np.fromfile(path, "<i4", count=3).tolist()
-    count = (os.path.getsize(path) - 4 * HEADER) / 2
+    count = (os.path.getsize(path) - 4 * HEADER) / 2  # half a token, if a byte is missing
     check(header == [MAGIC, VERSION, count], f"{path}: not a whole shard in llm.c's format")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
@@ -399,10 +396,10 @@ class PrepareConfig:
     source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
     name: str | None = None            # name of the dataset (by source)
     data_dir: str = "data"             # folder of all datasets
-    tokenizer: str | None = None       # bytes, or gpt2 and the like (bytes; gpt2 for FineWeb)
-    subset: str = "sample-10BT"        # part of fineweb
+    tokenizer: str | None = None       # bytes, gpt2, r50k_base, ... (bytes; gpt2 for FineWeb)
+    subset: str = "sample-10BT"        # the subset that --source=fineweb streams
     tokens: int | None = None          # limit on the training tokens (no limit)
-    val_tokens: int | None = None      # limit on the validation tokens (5%, at most 10M)
+    val_tokens: int | None = None      # limit on the validation tokens (5% of all, at most 10M)
     shard_tokens: int = 100_000_000    # tokens per shard
     seed: int = 1337                   # seed of the order of files
 
@@ -411,7 +408,8 @@ class PrepareConfig:
         # books/*.txt -> books
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
         if Path(self.name).name != self.name or self.name == "..":
-            raise ConfigError(f"name={self.name}: expected a name; --data_dir sets the folder")
+            raise ConfigError(f"name={self.name}: expected a name without slashes; --data_dir sets "
+                              "the folder")
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
         check_choice("tokenizer", self.tokenizer,
                      ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
@@ -445,26 +443,29 @@ def find_files(source, seed):
         check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
               f"stdlib, or {' or '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
-    by_text, skipped = {}, []
+    by_hash, skipped = {}, []
     for path in sorted(found):
         # Hidden files and folders, such as Jupyter's copies, count only if the source names them.
         # `names` are the parts of the path below the source: all parts if the source is a glob.
         names = path.parts[len(root.parts):]
         is_hidden = any(name.startswith(".") and name not in place.parts for name in names)
-        is_text = path.is_file() and path.stat().st_size > 0
-        if is_hidden or not is_text or left_out.intersection(names):
+        if is_hidden or left_out.intersection(names):
+            continue
+        if path.is_symlink() and path.is_dir():
+            print(f"{path}: skipped, because a link to a folder may lead in circles")
+        if not path.is_file() or path.stat().st_size == 0:
             continue
         if place.is_dir() and path.suffix.lower() not in suffixes:
             skipped.append(path.name)
             continue
         with path.open("rb") as file:
-            by_text[hashlib.file_digest(file, "sha256").digest()] = path
+            by_hash[hashlib.file_digest(file, "sha256").digest()] = path
     if skipped and source != "stdlib":
         print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
               f"{', '.join(skipped):.60}")
-    check(by_text, f"--source={source}: no text in it; of a folder only {', '.join(SUFFIXES)} are "
-          "read")
-    paths = sorted(by_text.values())
+    check(by_hash, f"--source={source}: no text in it; in a folder, only {', '.join(SUFFIXES)} "
+          "files are read")
+    paths = sorted(by_hash.values())
     random.Random(seed).shuffle(paths)
     return paths
 
@@ -500,14 +501,16 @@ def open_documents(path):
             n_rows += 1
             yield io.BytesIO(text)
     except Exception:
-        with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text`"):
+        # explain_errors() cannot stand around the loop, because its message names the row.
+        with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text` in every row"):
             raise
 
 
 def cut(document, size, path):
-    """Yield a document in chunks of size to 2 size bytes, up to the end of a line if possible.
+    """Yield a document in chunks of `size` to 2 * `size` bytes; the last one may be shorter.
 
-    No character is cut, and a byte-order mark is dropped. Raises DataError.
+    Each chunk ends with a line if possible. No character is cut, and a byte-order mark is dropped.
+    Raises DataError.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     try:
@@ -551,7 +554,7 @@ def stream_fineweb(subset, place):
     """
     import datasets
     state, n_done = place or (None, 0)
-    with explain_errors("fineweb: failed; the same command resumes from the last whole shard"):
+    with explain_errors("fineweb: failed; the same command resumes after the last whole shard"):
         rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=subset, split="train",
                                      streaming=True)
         if state:
@@ -601,13 +604,13 @@ def describe(options, paths):
 
 
 def load_progress(folder, settings):
-    """Return meta.json if the dataset in a folder is complete; if not, its progress.
+    """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
-    The progress is what an earlier command has saved, or a new one.
+    If there was no earlier command, nothing is done yet.
 
     Raises DataError if the folder holds a dataset that was made with other settings.
     """
-    is_empty = not any(folder.glob("*_train_*.bin"))
+    has_shards = any(folder.glob("*_train_*.bin"))
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
             progress = read_json(path)
@@ -615,18 +618,21 @@ def load_progress(folder, settings):
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             if not other:
-                return progress
-            check(is_empty, f"{folder}: made with {'; '.join(other)}; "
-                  "go back, give another --name, or remove the folder")
-    check(is_empty, f"{folder}: holds unknown shards; give another --name, or remove the folder")
+                return progress if path.name == PROGRESS else None
+            check(not has_shards, f"{folder}: made with {'; '.join(other)}; "
+                  "go back to the earlier settings and files, give another --name, or remove the "
+                  "folder")
+    check(not has_shards,
+          f"{folder}: holds unknown shards; give another --name, or remove the folder")
     progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
     write_json(folder / PROGRESS, progress)
     return progress
 
 
 def encode_chunks(tokenizer, chunks):
-    """Yield (tokens, bytes of text, place) of chunks in their order, encoded by all cores."""
-    with ThreadPoolExecutor() as pool:  # tiktoken releases Python's lock
+    """Encode chunks on all cores, and yield (tokens, number of bytes, place) of each in order."""
+    # Threads are enough, because tiktoken releases the GIL.
+    with ThreadPoolExecutor() as pool:
         while batch := list(itertools.islice(chunks, 32)):
             data, begins, places = zip(*batch)
             tokens = pool.map(functools.partial(encode, tokenizer), data, begins)
@@ -636,11 +642,12 @@ def encode_chunks(tokenizer, chunks):
 def write_shards(folder, options, tokenizer, paths, progress):
     """Write the shards that are missing, the validation shard first. Raises DataError.
 
-    The validation shard ends after val_tokens, or after the chunk that reaches 5% of the text.
+    The validation shard ends after val_tokens. Without that option it ends after the chunk that
+    reaches 5% of the text, after 5% of --tokens, or after 10M tokens, whichever comes first.
     Training shards have shard_tokens each, and the last one may be shorter.
     """
     n_train = options.tokens or sys.maxsize
-    val_tokens = options.val_tokens or min(10_000_000, n_train // 20 or 1)
+    val_tokens = options.val_tokens or min(10_000_000, max(1, n_train // 20))
     val_bytes = math.inf
     if paths:
         # A first pass counts the bytes. It also finds text that is not UTF-8 before any shard
@@ -652,7 +659,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     else:
         chunks = stream_fineweb(options.subset, progress["place"])
     encoded = encode_chunks(tokenizer, chunks)
-    # The tokens that are read already, but not yet in a shard.
+    # These tokens have been read, but are not in a shard yet.
     left_over = np.frombuffer(bytes.fromhex(progress["left_over"]), np.uint16)
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
@@ -724,7 +731,7 @@ def prepare(source="stdlib", **options):
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
         folder.mkdir(exist_ok=True)
         progress = load_progress(folder, settings)
-        if not (folder / "meta.json").exists():
+        if progress:
             if options.source in PRETOKENIZED:
                 fetch_shards(folder, options)
             else:

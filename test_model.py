@@ -909,7 +909,7 @@ def link_to(folder, name):
     ("d/[ce].*", "ce"),                            # by name or glob a file may have any suffix
     ("d/.hidden", "d"),
     ("d/s.csv", "c")])
-def test_each_text_is_read_once(tmp_path, source, expected):
+def test_each_text_is_read_once(tmp_path, source, expected, capsys):
     d = tmp_path / "d"
     (d / ".hidden").mkdir(parents=True)
     files = {"a.txt": "a", "k[1].txt": "b", "c.csv": "c", ".hidden/d.txt": "d", "e.md": "e",
@@ -920,6 +920,7 @@ def test_each_text_is_read_once(tmp_path, source, expected):
     link_to(d, "two")
     text = text_of(prepare(f"{tmp_path}/{source}", data_dir=f"{tmp_path}/data", name="x"))
     assert sorted(text) == sorted(100 * expected.encode())
+    assert ("d/one: skipped" in capsys.readouterr().out) == (source == "d")
 
 
 JAPANESE = "A" + "日本語" * 2000

@@ -6,13 +6,13 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     python train.py --init_from=out/angpt --data=data/mine   # start from the weights of another run
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
-Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. An earlier run there moves
-to out/<arch>.1. Options come from these sources, of which the later ones win: the defaults below,
-the size preset, the arch's recipe, the checkpoint, the command line.
+Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. An earlier run there is
+moved to out/<arch>.1. Options come from these sources, of which the later ones win: the defaults
+below, the size preset, the arch's recipe, the checkpoint, the command line.
 """
-# The file begins with the options and ends with run(), which you may read first. It reads the
-# checkpoint, sets up the ranks, the dataset, the model and the optimizer, and then loops: evaluate,
-# log, save, stop, take one optimizer step. Each of these has a section of its own above it.
+# You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
+# the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, take one
+# optimizer step. The functions that it calls are in the sections above it.
 import ast
 import contextlib
 import copy
@@ -37,13 +37,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
-# These two variables are read when torch is imported, so they have to be set before. This is why
-# sample.py, bench.py and the lessons import train.py before torch.
+# These two variables have to be set before torch reads them: the first when it is imported, the
+# second when it first compiles. This is why sample.py, bench.py and the lessons import train.py
+# before torch.
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# On a CPU torch.compile calls GCC, whose version 12 may compile bfloat16 code to NaN. One flag
-# prevents this. torch has no option for compiler flags, but it puts the text of this variable after
-# -march=, where a second flag can follow.
+# On a CPU torch.compile calls GCC. What GCC 12 makes of bfloat16 code may return NaN, and one flag
+# prevents this. torch has no option for compiler flags, but it puts the text of this variable
+# after -march=, where a second flag can follow.
 if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 
@@ -61,9 +62,9 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # ---- Options -------------------------------------------------------------------------------------
 
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
-# presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: with up to
-# 16 sequences GPT.mean_loss takes all logits at once (with more, it computes the loss in chunks),
-# and a compiled step needs at most 70 GB on one GPU (python bench.py memory).
+# presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
+# largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
+# compute the loss in chunks). A compiled step then needs at most 70 GB (python bench.py memory).
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -82,9 +83,9 @@ SIZES = {
     "1b": dict(LARGE, n_embd=1280, n_layer=36, n_head=20, max_steps=40917, batch_size=8),
 }
 
-# The training options of each family of archs: the best values of a search at laptop size, where
-# the width is 128 (lessons/studies). The family is an attribute of the block class in model.py, and
-# an arch of your own inherits it.
+# The training options of each family of archs. The learning rates and embed_std are the best of a
+# search at width 128, which is the laptop's (lessons/studies). The family is an attribute of the
+# block class in model.py, and an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)  # nGPT section 2.6, anGPT Table F.2
 RECIPES = {
@@ -100,9 +101,9 @@ RECIPES = {
 def recipe(arch, n_embd, tie, init_from):
     """Return the options that suit an arch of this width, as a dict."""
     options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
-    # Wider models need lower learning rates. This rule is only a start for a search of your own. At
-    # widths 64 to 256 the best learning rates were 0.7 to 3.8 times what the rule gives
-    # (lessons/studies).
+    # Wider models need lower learning rates. This rule is only a start for a search of your own:
+    # at widths 64 to 256 the best learning rates of GPT+, nGPT and anGPT were 0.7 to 3.8 times what
+    # it gives (lessons/studies).
     options["learning_rate"] *= math.sqrt(128 / n_embd)
     if init_from:
         # Trained weights would be damaged by the learning rate that suits random ones.
@@ -117,9 +118,10 @@ def recipe(arch, n_embd, tie, init_from):
 class TrainConfig(GPTConfig):
     """The options of a training run.
 
-    resolve() completes those that depend on the dataset and the number of processes. The dataclass
-    lists the options, but the constructor is ours, because the value of an option that is not set
-    may depend on the size, the arch or a checkpoint.
+    In the comments behind the options, (...) says what decides one that is not set. resolve()
+    completes those that depend on the dataset and the number of processes. The dataclass lists the
+    options, but the constructor is ours, because the value of an option that is not set may depend
+    on the size, the arch or a checkpoint.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value.
@@ -133,12 +135,12 @@ class TrainConfig(GPTConfig):
 
     # Model
     vocab_size: int | None = None   # tokens in the vocabulary (by size, else by dataset)
-    pn_warmup: int | None = None    # powernorm: steps that use batch statistics (the warmup)
+    pn_warmup: int | None = None    # powernorm: steps with batch statistics (those of the warmup)
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
     batch_size: int | None = None   # sequences in a micro-batch of one process (by size)
-    total_batch_size: int | None = None  # tokens in an optimizer step of all processes (by size)
+    total_batch_size: int | None = None  # tokens in an optimizer step, over all processes (by size)
     seed: int = 1337                # seed of the weights, the order of the data, and dropout
 
     # Optimizer
@@ -154,8 +156,8 @@ class TrainConfig(GPTConfig):
 
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
-    eval_tokens: int | None = None  # tokens in each validation (0.5% of the training tokens)
-    final_eval_tokens: int | None = None  # tokens in the last validation (eval_tokens, or 2**20)
+    eval_tokens: int | None = None  # tokens in a validation (0.5% of training's, 4096 to 10M)
+    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens, else over 2**20)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -165,7 +167,7 @@ class TrainConfig(GPTConfig):
     compile: Literal["auto", "true", "false"] = "auto"  # auto: on GPUs, and on CPUs in long runs
 
     def __init__(self, inherited=None, /, **options):
-        """Complete the options that are set. `inherited` holds those of a checkpoint, if any."""
+        """Give every option a value. `inherited` is None or a dict of a checkpoint's options."""
         inherited = inherited or {}
         options = clean_options(TrainConfig, options)
         if "arch" in options:
@@ -193,9 +195,9 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # A run that reads a checkpoint makes two TrainConfigs: this one, from the command line, to
-        # find the checkpoint, and that of with_checkpoint(), with the checkpoint's options. Only
-        # the model of the second one can be checked.
+        # Check the model's options once they are complete. A run that reads a checkpoint makes two
+        # TrainConfigs: one from the command line alone, to find the checkpoint, and a second one in
+        # with_checkpoint(), with the options that it inherits. Only that one is complete.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         if inherited or not needs_checkpoint:
             self.check_model()
@@ -228,7 +230,7 @@ class TrainConfig(GPTConfig):
 
 
 def load_arch(arch):
-    """Run the file of an arch like "mine.py:scalenorm", which adds it to ARCHS. Return its name."""
+    """Return the name of an arch. For "mine.py:scalenorm" run mine.py first, to add it to ARCHS."""
     path, _, name = arch.rpartition(":")
     if path and not path.endswith(".py"):
         raise ConfigError(f"arch={arch}: expected FILE.py:NAME")
@@ -248,14 +250,13 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
     Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
     """
     c = copy.copy(config)
-    c.check_model()
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
     if "batch_size" not in c.options:
         # The more processes share a step, the fewer sequences each of them has. Take the largest
-        # batch size that divides both their number and the preset's batch size.
+        # batch size that divides both the sequences of a process and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     if c.total_batch_size % micro_batch_tokens != 0:
@@ -270,7 +271,8 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
         c.final_eval_tokens = c.eval_tokens or max(1_048_576, usual_eval_tokens)
     c.eval_tokens = c.eval_tokens or usual_eval_tokens
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
-    # A checkpoint has 12 bytes per parameter and all ranks wait for it, so a run saves only ten.
+    # A checkpoint has 12 bytes per parameter, and all ranks wait for it. So a run saves only at
+    # every tenth of its steps.
     c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
@@ -303,16 +305,17 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # By default autocast casts the weight of lm_head once. All chunks of the loss then share
-        # that copy, so that their gradients are added up in bfloat16. Without the cache each chunk
-        # casts it again, and the gradients are added up in float32.
+        # GPT.mean_loss may use lm_head once for each chunk of positions. With autocast's cache, the
+        # default, the chunks would share one bfloat16 copy of its weight, and their gradients would
+        # be added up in bfloat16. Without the cache they are added up in float32.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
     def sum(self, tensor):
         """Return the sum of a tensor over all ranks."""
         if self.world_size > 1:
-            tensor = tensor.to(self.device, copy=True)  # all_reduce overwrites it
+            # all_reduce overwrites its tensor, so give it a copy.
+            tensor = tensor.to(self.device, copy=True)
             dist.all_reduce(tensor)
         return tensor
 
@@ -383,22 +386,21 @@ class Tokens:
         # vocab_size is not used; notebooks that were handed out earlier still pass it.
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
-        # FineWeb has more shards than a process may have open files, so at most 128 are kept open.
-        # This is @lru_cache, applied to read_shard for this object only.
-        self.open_shard = functools.lru_cache(maxsize=128)(read_shard)
         # Targets are shifted by one, so a shard needs one token after its last window.
         counts = [(len(read_shard(path)) - 1) // length for path in self.paths]
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
         self.starts = np.cumsum([0, *counts])
         self.windows = int(self.starts[-1])
         check(self.windows > 0, f"{folder}: too few {split} tokens for one window of "
-              f"--block_size={length}; set a smaller one, or prepare more text")
+              f"--block_size={length}; set a smaller --block_size, or prepare more text")
 
     def window(self, i):
         """Return window i and the token after it: (length + 1,) int64."""
         n = np.searchsorted(self.starts, i, side="right") - 1  # the last n with starts[n] <= i
         start = (i - self.starts[n]) * self.length
-        shard = self.open_shard(self.paths[n])
+        # Map the shard anew each time, which takes 0.05 ms. FineWeb has more shards than a process
+        # may keep open.
+        shard = read_shard(self.paths[n])
         return shard[start:start + self.length + 1].astype(np.int64)
 
     def batch(self, indices, device):
@@ -422,7 +424,8 @@ def open_dataset(config, process):
     is_missing = not Path(config.data, "meta.json").exists()
     if is_missing and config.data == TrainConfig.data and process.rank == 0:
         prepare()
-    process.barrier()  # the other ranks wait until it is there
+    # The other ranks wait here until rank 0 has made it.
+    process.barrier()
     meta = read_meta(config.data)
     with explain_errors(f"{config.data}/meta.json: not written by prepare.py"):
         dataset = SimpleNamespace(**meta)
@@ -437,7 +440,8 @@ def open_dataset(config, process):
     return dataset
 
 
-@functools.lru_cache(maxsize=2)  # a step may reach into the next epoch
+# Keep the orders of two epochs, because a step may reach into the next one.
+@functools.lru_cache(maxsize=2)
 def epoch_order(seed, epoch, n_windows):
     """Return the numbers of all training windows, each once, in this epoch's random order."""
     return np.random.default_rng((seed, epoch)).permutation(n_windows)
@@ -457,10 +461,9 @@ def batches(tokens, step, config, process):
         epoch, index_in_epoch = divmod(position, tokens.windows)
         order = epoch_order(config.seed, epoch, tokens.windows)
         indices.append(order[index_in_epoch])
-    micro_batches = []
-    for start in range(0, len(indices), config.batch_size):
-        micro_batches.append(tokens.batch(indices[start:start + config.batch_size], process.device))
-    return micro_batches
+    size = config.batch_size
+    return [tokens.batch(indices[first:first + size], process.device)
+            for first in range(0, len(indices), size)]
 
 
 # ---- Model and optimizer -------------------------------------------------------------------------
@@ -493,17 +496,15 @@ def class_code(cls):
 def block_code(model):
     """Return the source of the classes in a model's blocks, without comments, or None.
 
-    A checkpoint keeps it, so that a change of a block's equations does not go unnoticed.
+    A checkpoint keeps it, so that a change of these classes does not go unnoticed.
     """
-    classes = set()
-    for module in model.blocks.modules():
-        for cls in type(module).__mro__:
-            if not cls.__module__.startswith(("torch", "builtins")):
-                classes.add(cls)
+    classes = {cls for module in model.blocks.modules() for cls in type(module).__mro__
+               if not cls.__module__.startswith(("torch", "builtins"))}
     try:
         return "\n".join(sorted(class_code(cls) for cls in classes))
     except (OSError, TypeError, SyntaxError):
-        return None  # a class that was typed into an interpreter has no file
+        # A class that was typed into an interpreter has no file.
+        return None
 
 
 def make_optimizer(model, config):
@@ -522,7 +523,8 @@ def make_optimizer(model, config):
 def compile_model(model, config, process):
     """Let torch compile the blocks and the loss at their first call, if --compile asks for it.
 
-    Return True if it will. Raises DataError if --compile=true does not work on this machine.
+    Return True if they will be compiled. Raises DataError if --compile=true does not work on this
+    machine.
     """
     # torch.compile gives up on a function that it has compiled too often. Forget the models that
     # this process has trained before.
@@ -533,8 +535,9 @@ def compile_model(model, config, process):
     if is_auto and process.device.type == "mps":
         return False
     if is_auto and process.device.type == "cpu":
-        # Compiling takes about 20 s on a CPU and saves a third of every step, so it pays for runs
-        # of over a minute. These have parameters times tokens of more than about 2e12.
+        # Compiling takes about 20 s on a CPU and saves a third of every step, so it pays off in
+        # runs of more than about a minute. In these, the number of parameters times the number of
+        # training tokens exceeds about 2e12.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
         if work < 2e12 or not shutil.which("g++"):
@@ -549,10 +552,11 @@ def compile_model(model, config, process):
         print(f"{reason}; training without it", file=sys.stderr)
         return False
 
+    # Module.compile() works in place: from now on a call of the block runs compiled code.
     for block in model.blocks:
         block.compile()
-    # Replace a method of this one model by its compiled form. It computes the head and the loss,
-    # which are half of a step if the vocabulary is large.
+    # Replace a method of this one model by its compiled form. The method computes the head and the
+    # loss, which are half of a step if the vocabulary is large.
     model.summed_loss = torch.compile(model.summed_loss)
     return True
 
@@ -563,9 +567,11 @@ def sum_bucket(state, bucket):
     By default DistributedDataParallel averages over the ranks. We sum, because optimizer_step has
     divided the loss by the number of ranks already. It divides before the backward pass, because
     PowerNorm uses gradients during that pass, and these must not depend on the number of ranks.
+    `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda finished: finished.value()[0])  # value() is a list of one tensor
+    # value() is a list of one tensor.
+    return future.then(lambda finished: finished.value()[0])
 
 
 def distribute(model, process):
@@ -594,7 +600,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
 
     The windows are spread evenly over the whole validation set, and are the same for every arch and
     number of ranks. val_error is the standard error of val_loss, estimated from the differences
-    between micro-batches; None if there is only one.
+    between micro-batches. It is None if there is only one micro-batch.
     """
     tokens = dataset.val
     n_windows = (eval_tokens or config.eval_tokens) // config.block_size
@@ -636,7 +642,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     error = None
     if n_batches > 1:
         variance = max(0.0, total_squares / n_tokens - mean ** 2)
-        # Dividing by n - 1 instead of n corrects for the mean, which is estimated as well.
+        # The standard error of a mean of n values is their standard deviation over sqrt(n). With
+        # n - 1 in place of n it also allows for the mean, which is estimated from the same values.
         error = math.sqrt(variance / (n_batches - 1))
     return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
             "val_bpb": total_nats / math.log(2) / max(1, n_bytes)}
@@ -654,12 +661,13 @@ def read_checkpoint(source):
         path /= "ckpt.pt"
     if not path.exists():
         # This may be the name or the folder of GPT-2's published weights; if it is not, read_gpt2
-        # raises an error. It is imported here because training works without the lessons folder.
+        # raises an error. read_gpt2 is imported here, because training works without the lessons.
         from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    # check() is for a dict that lacks something, explain_errors() for anything but such a dict.
+    # If the file holds a dict that lacks something, check() says what. If it holds anything else,
+    # the next lines fail in some other way, and explain_errors() says so.
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         missing = {"model", "config", "step", "tokenizer"} - state.keys()
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
@@ -687,11 +695,11 @@ def save_checkpoint(path, model, code, optimizer, step, seconds, config, dataset
 
 
 def check_dataset(config, state, dataset, resuming):
-    """Raise DataError if a checkpoint has another tokenizer, or a resumed run another dataset."""
+    """Raise DataError if a checkpoint's tokenizer, or a resumed run's dataset, is not this one."""
     check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
           f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
     if resuming:
-        # Older checkpoints do not name their dataset, or only its sizes.
+        # Older checkpoints have no fingerprint of their dataset, or its sizes instead.
         trained_on = state.get("dataset", dataset.fingerprint)
         check(trained_on in (dataset.fingerprint, dataset.sizes),
               f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
@@ -718,26 +726,23 @@ def with_checkpoint(config, state):
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
-    # An inherited option differs only if it is set now. All options of the model must match, except
-    # for these, which new training may change.
+    # All options of the model must match the checkpoint, except for these five, which new training
+    # may change. (An inherited option can differ only if it is set again now.)
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
     if "size" in config.options and "size" in saved:
+        # The checkpoint's width and depth win over those of a --size. Refuse another size, because
+        # a user would expect its model.
         must_match.add("size")
     if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
         # Options that were not set are derived again, since a longer run has other intervals.
-        if "options" in state:
-            set_before = state["options"]
-        elif "given" in state:
-            set_before = state["given"]  # older checkpoints
-        else:
-            set_before = saved  # the oldest
-        for name in set_before:
-            if name in TrainConfig.__dataclass_fields__ and name not in inherited:
-                inherited[name] = set_before[name]
-    # Keep the folder in which the checkpoint was found. The default of an inherited arch would be
-    # another one.
+        # Older checkpoints call these "given", and the oldest do not tell them from the others.
+        set_before = state.get("options", state.get("given", saved))
+        for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
+            inherited.setdefault(name, set_before[name])
+    # Keep the folder in which the checkpoint was found. The default folder of the inherited arch
+    # may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     if own_checkpoint and "warmup_ratio" not in config.options:
@@ -770,16 +775,17 @@ RUN_FILES = ("ckpt.pt", "log.jsonl", "loss.png")
 
 
 def open_folder(folder, say):
-    """Make the folder of a new run. An earlier run in it moves to folder.1, folder.2, ..."""
+    """Make the folder of a new run. An earlier run in it is moved to folder.1, folder.2, ..."""
     with explain_errors(f"out_dir={folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    # Other files would be moved as well: other runs, a dataset, or this program.
+    # Moving the folder would move everything in it, such as other runs, a dataset or this program.
+    # So refuse a folder that holds anything else.
     others = [path.name for path in folder.iterdir()
               if path.name not in RUN_FILES and not path.name.startswith(".")]
     if others:
         raise ConfigError(f"out_dir={folder}: holds other files ({', '.join(sorted(others)[:3])}); "
                           f"give this run its own folder, such as --out_dir={folder}/mine")
-    if any((folder / name).exists() for name in ("ckpt.pt", "log.jsonl")):
+    if any((folder / name).exists() for name in RUN_FILES):
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
@@ -816,7 +822,8 @@ def cut_log(folder, step):
 
 def append_log(folder, record):
     with open(folder / "log.jsonl", "a") as file:
-        file.write(json.dumps(record, default=float) + "\n")  # watch() may return tensors
+        # The tensors that watch() may return become floats.
+        file.write(json.dumps(record, default=float) + "\n")
 
 
 def draw_losses(folder):
@@ -827,11 +834,11 @@ def draw_losses(folder):
         tokens = [record["tokens"] / 1e6 for record in records]
         axes.plot(tokens, [record[key] for record in records], style, markersize=4, label=label)
 
-    # The loss of step 0 is that of guessing, and would squeeze the rest of the picture.
+    # The loss of step 0 is usually so high that it would squeeze the rest of the picture.
     records = [record for record in read_log(folder) if record["step"] > 0]
     draw("loss", "C0-", "training", [record for record in records if "loss" in record])
     validations = [record for record in records if "val_loss" in record]
-    # The last validation of a run uses more tokens, which makes it another measurement, so each
+    # The last validation of a run may use more tokens, which makes it another measurement. So each
     # number of tokens has a line of its own. (Older logs do not have the number.)
     for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
         same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
@@ -843,33 +850,6 @@ def draw_losses(folder):
     axes.grid(alpha=0.3)
     axes.legend()
     axes.figure.savefig(folder / "loss.png")
-
-
-class Clock:
-    """A stopwatch for the training steps. It is paused during evaluation, logging and saving."""
-
-    def __init__(self, step, seconds=0.0):
-        """Make a paused clock. A resumed run has taken `seconds` for its steps up to this one."""
-        self.seconds = seconds
-        self.lap_seconds = seconds
-        self.lap_step = step
-        self.started = None
-
-    def pause(self):
-        self.seconds += time.perf_counter() - self.started
-
-    def resume(self):
-        self.started = time.perf_counter()
-
-    def lap(self, step):
-        """Return the seconds per step since the last lap, and begin a new lap at this step.
-
-        Call it while the clock is paused.
-        """
-        seconds_per_step = (self.seconds - self.lap_seconds) / (step - self.lap_step)
-        self.lap_seconds = self.seconds
-        self.lap_step = step
-        return seconds_per_step
 
 
 # Dense bfloat16 operations per second, from NVIDIA's data sheets.
@@ -991,17 +971,18 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     optimizer.zero_grad(set_to_none=process.world_size == 1)
 
     # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
-    gpt = model.module if isinstance(model, DistributedDataParallel) else model
-    gpt.project_()
+    # (DistributedDataParallel keeps the GPT in its attribute `module`.)
+    getattr(model, "module", model).project_()
     return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
 
 
 def read_measurements(measured, step, process):
     """Return the loss, gradient norm and learning rate of a step as numbers, the same on all ranks.
 
-    Raises Diverged if one of them is not finite.
+    Raises Diverged if the loss or the gradient norm is not finite.
     """
     loss = process.sum(measured["loss"]).item()
+    # The norm is that of gradients that are summed already, so it is the same on all ranks.
     grad_norm = measured["grad_norm"].item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise Diverged(f"step {step}: loss {loss}, gradient norm {grad_norm}; "
@@ -1015,15 +996,19 @@ def read_measurements(measured, step, process):
 def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
-    The loop looks at the list between steps. A second signal of the same kind acts as usual. Under
-    torchrun a second one is only noted as well, because torchrun may pass on a signal that this
-    process has received already.
+    The loop looks at the list between steps. A second signal of the same kind ends the process at
+    once, as it would without this function. Under torchrun it does not, because torchrun may pass
+    on a signal that this process has received already.
     """
     received = []
     handlers = {}
 
     def note(number, frame):
         received.append(number)
+        # A validation may last a minute, so say that the signal has been noticed. (print() would
+        # fail if the signal came in the middle of another print().)
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nThe run will stop and be saved after this step.\n")
         if "RANK" not in os.environ:
             signal.signal(number, handlers[number])
 
@@ -1065,26 +1050,20 @@ def train(config, watch=None, say=print_line):
 
     With eval_only it returns one record, that of the validation.
 
-    watch(model, optimizer, step) is called at each validation, and a dict that it returns joins the
-    record; with several ranks, every rank must pass the same watch. say(line) shows the progress;
-    say=None is quiet. Raises ConfigError, DataError or Diverged. A run that is told to stop saves,
-    and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    watch(model, optimizer, step) is called at each validation. If it returns a dict, the record
+    gets its entries. With several ranks, every rank must pass the same watch. say(line) shows the
+    progress; say=None is quiet. Raises ConfigError, DataError or Diverged. A run that is told to
+    stop saves, and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(lock_run(config))
-        return run(config, watch, say, cleanup)
+    with lock_run(config):
+        return run(config, watch, say)
 
 
-def run(config, watch, say, cleanup):
-    """Set up a run and train, step by step.
-
-    `cleanup` is train()'s ExitStack, a `with` block to which more context managers can be added.
-    When train() ends, also after an error, it leaves them all: the folder's lock and the signals.
-    """
-    # Checkpoint: resume (or evaluate) the run in out_dir, or start from the weights of another one
+def run(config, watch, say):
+    """Set up a run and train, step by step, as train() describes."""
+    # Checkpoint. own_checkpoint: read the checkpoint in out_dir, either to resume that run
+    # (resuming) or only to evaluate it. With init_from, start from the weights of another run.
     state = None
-    # The checkpoint in out_dir is there to resume the run or to evaluate it. `resuming` is true
-    # only for the first of these.
     own_checkpoint = config.uses_own_checkpoint
     resuming = own_checkpoint and not config.eval_only
     if own_checkpoint:
@@ -1108,7 +1087,8 @@ def run(config, watch, say, cleanup):
     dataset = open_dataset(config, process)
     if state:
         check_dataset(config, state, dataset, resuming)
-    # On several machines each rank reads its own disk. All must have found the same files.
+    # On several machines each rank may read a disk of its own. Check that all have found the same
+    # checkpoint, which its step tells, and the same dataset.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1118,26 +1098,27 @@ def run(config, watch, say, cleanup):
 
     # Model
     model = make_model(config, process.device, state)
-    code = block_code(model)  # read now, because the file may be edited while the run lasts
     if config.eval_only:
         record = evaluate(model, dataset, config, process, config.final_eval_tokens)
         say(json.dumps(record))
         return [record]
 
-    # Optimizer
+    # Optimizer. `seconds` is the time that the steps have taken so far, in all sessions of a run.
     optimizer = make_optimizer(model, config)
-    clock = Clock(first_step)
+    seconds = 0.0
     if resuming:
         load_moments(optimizer, state["optimizer"])
-        clock = Clock(first_step, state.get("seconds", 0.0))
+        seconds = state.get("seconds", 0.0)
     state = None  # free its memory
 
-    # Compile the model, and let the ranks sum their gradients. ddp_model is for the forward and
-    # backward pass of training; everything else uses the plain model inside it.
-    is_compiled = compile_model(model, config, process)
+    # Let torch compile the model at its first call, and let the ranks sum their gradients. `model`
+    # stays the same object. With several ranks ddp_model wraps it, and with one it is `model`
+    # itself. Only the optimizer step uses ddp_model.
+    will_compile = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
-    # Folder
+    # Folder. Read the block's source now, because its file may be edited while the run lasts.
+    code = block_code(model)
     if main_process and resuming:
         cut_log(folder, first_step)
     elif main_process:
@@ -1149,103 +1130,119 @@ def run(config, watch, say, cleanup):
         f"{process.device.type}, {str(process.dtype).removeprefix('torch.')}")
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
         f"{epochs:,.2f} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
-    if is_compiled:
+    if will_compile:
         say("First the model is compiled, which takes about 20 seconds on a CPU and one to two "
             "minutes on a GPU.")
 
-    # From here on Ctrl-C waits for the end of a step, and then the run is saved.
-    signals = cleanup.enter_context(noted_signals())
     stop_signal = 0
     step = first_step
     measured = None  # what the latest optimizer step measured
-    clock.resume()
-    while True:
-        # Each pass does what is due after `step` optimizer steps, and then takes the next step. A
-        # new run begins with step 0, where the untrained model is evaluated, logged and saved. A
-        # resumed run did all of this for its first step before it stopped, so nothing is due there.
-        done_before = resuming and step == first_step
-        finished = step >= config.max_steps
-        evaluating = not done_before and (finished or step % config.eval_interval == 0)
-        saving = not done_before and (finished or step % config.checkpoint_interval == 0)
-        logging = not done_before and step % config.log_interval == 0
-        logging = logging or evaluating or saving
-        record = {"step": step, "tokens": step * config.total_batch_size}
+    lap_step, lap_seconds = first_step, seconds  # where the latest speed was measured
+    started = time.perf_counter()
 
-        # Read what the latest step measured. The CPU waits for the GPU here, so this is done only
-        # when a record is due, and after the first step, whose time is measured by itself. The
-        # clock is paused only afterwards, because that wait belongs to the steps.
-        after_first_step = step == first_step + 1
-        reading = measured is not None and (logging or after_first_step)
-        if reading:
-            record |= read_measurements(measured, step, process)
-        clock.pause()
-        record["seconds"] = clock.seconds
+    # From here on Ctrl-C waits for the end of a step, and then the run is saved.
+    with noted_signals() as signals:
+        while True:
+            # After `step` optimizer steps, a pass of this loop
+            #   1. decides what is due,
+            #   2. reads the loss and the gradient norm of the step that the previous pass took,
+            #   3. evaluates,
+            #   4. asks whether to stop,
+            #   5. logs, saves and draws,
+            #   6. ends the run, or takes the next optimizer step.
 
-        # Speed. The first step compiles the model. It is a lap of its own, so that the next speed
-        # is that of the other steps alone.
-        if reading:
-            seconds_per_step = clock.lap(step)
-            record["tokens_per_s"] = config.total_batch_size / seconds_per_step
-            record |= utilization(model, record["tokens_per_s"], process)
-            if after_first_step:
-                say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
+            # Decide. Each validation and each regular checkpoint has a record in the log. A new run
+            # begins with its initial weights at step 0. A resumed run did what is due at its first
+            # step before it stopped.
+            finished = step >= config.max_steps
+            evaluating = finished or step % config.eval_interval == 0
+            saving = finished or step % config.checkpoint_interval == 0
+            logging = evaluating or saving or step % config.log_interval == 0
+            done_before = resuming and step == first_step
+            if done_before:
+                evaluating = saving = logging = False
+            # The ranks ask each other for signals at some steps only, since the CPU then waits for
+            # the GPU.
+            asking = process.world_size == 1 or logging or step % 10 == 0
+            record = {"step": step, "tokens": step * config.total_batch_size}
 
-        # Evaluate
-        if evaluating:
-            eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
-            record |= evaluate(model, dataset, config, process, eval_tokens)
-            # Guessing has a loss of log(vocab_size). Untrained weights may be worse than that, so
-            # step 0 is exempt. A comparison with NaN is False, so NaN counts as diverged.
-            is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)
-            if step > 0 and not is_sane:
-                raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is far "
-                               "above that of guessing; a lower --learning_rate may help")
-            if watch:
-                extra = watch(model, optimizer, step) or {}
-                record = extra | record  # for equal names, the record's value stays
+            # Read. The CPU waits for the GPU here, too, so do it only when a record is due, and
+            # after the first step. That step compiles the model, and its time must not count in the
+            # next speed.
+            after_first_step = step == first_step + 1
+            reading = measured is not None and (logging or after_first_step)
+            if reading:
+                record |= read_measurements(measured, step, process)
+            now = time.perf_counter()
+            seconds += now - started
+            started = now
+            record["seconds"] = seconds
+            if reading:
+                seconds_per_step = (seconds - lap_seconds) / (step - lap_step)
+                lap_step, lap_seconds = step, seconds
+                record["tokens_per_s"] = config.total_batch_size / seconds_per_step
+                record |= utilization(model, record["tokens_per_s"], process)
+                if after_first_step:
+                    say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
 
-        # Has any rank been told to stop? Signal numbers are positive, so the largest is 0 if none
-        # has. The ranks must exchange their answers, for which the CPU waits for the GPU. So with
-        # several ranks this happens only at every tenth step and where a record is due.
-        if process.world_size == 1 or logging or step % 10 == 0:
-            stop_signal = process.largest(signals[0] if signals else 0)
-        if stop_signal and not done_before:
-            saving = True
-            # Raise Diverged instead of saving a NaN. (At step 0, where nothing has been measured,
-            # logging is always true.)
-            if not logging:
-                read_measurements(measured, step, process)
+            # Evaluate
+            if evaluating:
+                eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
+                record |= evaluate(model, dataset, config, process, eval_tokens)
+                # Guessing has a loss of log(vocab_size). Untrained weights may be worse than that,
+                # so step 0 is exempt. A comparison with NaN is False, so NaN counts as diverged.
+                is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)
+                if step > 0 and not is_sane:
+                    raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is "
+                                   "far above that of guessing; a lower --learning_rate may help")
+                if watch:
+                    extra = watch(model, optimizer, step) or {}
+                    record = extra | record  # for equal names, the record's value stays
 
-        # Log and save, on the main process
-        if logging and main_process:
-            append_log(folder, record)
-            say(progress_line(record, config))
-        if saving and main_process:
-            save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, clock.seconds,
-                            config, dataset)
-        if evaluating and step > 0 and main_process:
-            draw_losses(folder)
+            # Ask whether any rank has been told to stop. Signal numbers are positive, so the
+            # largest is 0 if none has.
+            if asking:
+                stop_signal = process.largest(signals[0] if signals else 0)
+            if stop_signal and not done_before:
+                saving = True
+                # Where no record is due, the latest step has not been read yet. Read it to see that
+                # it is finite: Diverged is raised instead of saving NaN.
+                if not logging:
+                    read_measurements(measured, step, process)
 
-        # Stop
-        if stop_signal:
-            # Wait until rank 0 has saved: torchrun kills the other ranks as soon as one exits with
-            # an error, which is what these exceptions are.
-            process.barrier()
-            say(f"\nStopped and saved at step {step}. "
-                "To resume: the same command with --resume=true")
-            if stop_signal == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise SystemExit(128 + stop_signal)
-        if finished:
-            return read_log(folder)
+            # Log, save and draw, on the main process
+            if main_process:
+                if logging:
+                    append_log(folder, record)
+                    say(progress_line(record, config))
+                if saving:
+                    save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, seconds,
+                                    config, dataset)
+                if evaluating and step > 0:
+                    draw_losses(folder)
 
-        # Take one optimizer step. On a GPU this only queues the work, and while the GPU does it,
-        # the CPU is back here and prepares the next batch. So prefetching in another thread, as
-        # many programs do, would save less than 1%.
-        clock.resume()
-        micro_batches = batches(dataset.train, step, config, process)
-        measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
-        step += 1
+            # End the run
+            if stop_signal:
+                # Wait until rank 0 has saved: torchrun kills the other ranks as soon as one exits
+                # with an error, which is what these exceptions are.
+                process.barrier()
+                say(f"\nStopped and saved at step {step}. "
+                    "To resume: the same command with --resume=true")
+                if stop_signal == signal.SIGINT:
+                    raise KeyboardInterrupt
+                raise SystemExit(128 + stop_signal)
+            if finished:
+                return read_log(folder)
+
+            # Take one optimizer step. On a GPU this only queues the work, and while the GPU does
+            # it, the CPU is back here and prepares the next batch. So prefetching in another
+            # thread, as many programs do, would save less than 1%. The time of validations, logging
+            # and saving does not count.
+            if logging or saving:
+                started = time.perf_counter()
+            micro_batches = batches(dataset.train, step, config, process)
+            measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
+            step += 1
 
 
 def main(argv):
