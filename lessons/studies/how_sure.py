@@ -288,6 +288,17 @@ def trajectory(name):
     return lambda row: (row["path"]["step"], row["path"][name])
 
 
+# How the picture calls the variants of seeds.py.
+SHOWN_AS = {
+    "half rate": "half the learning rate",
+    "clip 0.3": "clipped at 0.3",
+    "no clip": "not clipped",
+    "s_z slower": "s_z stored at 1",
+    "s_qk slower": "s_qk stored at 1",
+    "alpha 0.2/layers": "alpha from 0.2 / layers",
+}
+
+
 def draw_spread(axes, found):
     """Draw each run's last loss: archs at their best learning rates, and nGPT's variants."""
     shown = [key for key, rows in found.items() if len(rows) > 7 and not key[1].startswith("5 tokens")]
@@ -295,7 +306,12 @@ def draw_spread(axes, found):
         losses = column(found[key])
         axes.plot(losses, [place] * len(losses), "o", alpha=0.5, ms=5)
         axes.plot(losses.mean(), place, "k|", ms=16)
-    names = [label(arch) + (f", {variant}" if variant != "built-in" else "") for arch, variant in shown]
+    names = []
+    for arch, variant in shown:
+        name = label(arch)
+        if variant != "built-in":
+            name += ", " + SHOWN_AS.get(variant, variant).replace("warm-up", "warmup")
+        names.append(name)
     axes.set_yticks(range(len(shown)), names)
     axes.set(title="last losses, and their means", xlabel="nats per byte")
     axes.invert_yaxis()
@@ -312,13 +328,13 @@ def draw():
     draw_runs(early, rows, lambda row: (looks[0, :, 0], np.array(row["early"])[:, 1] - mean),
               "nGPT: validation loss minus the runs' mean")
     draw_runs(norm, rows, trajectory("norm"), "gradient norm, medians")
-    draw_runs(alpha, rows, trajectory("1.alpha_m"), "mean alpha of the middle block's MLP")
-    for variant in ("built-in", "warm-up 10%"):
+    draw_runs(alpha, rows, trajectory("1.alpha_m"), "mean alpha, middle block's MLP")
+    for variant, name in (("built-in", "as searched"), ("warm-up 10%", "10% warmup")):
         runs = found["ngpt", variant]
         alphas = [row["path"]["1.alpha_m"][500 // EVERY - 1] for row in runs]
-        wake.plot(alphas, column(runs), "o", label=variant)
+        wake.plot(alphas, column(runs), "o", label=name)
     wake.legend()
-    wake.set(title="that alpha at step 500, and the last loss", xlabel="alpha", ylabel="nats per byte")
+    wake.set(title="nGPT: this alpha at step 500, last loss", xlabel="alpha", ylabel="nats per byte")
     draw_spread(spread, found)
     generator = np.random.default_rng(0)
     seeds = range(1, 17)
@@ -326,7 +342,7 @@ def draw():
     for true in (0.005, 0.01, 0.02):
         chance.plot(seeds, [wrong(a, b, n, true, generator) for n in seeds], label=f"{true} nats apart")
     chance.legend()
-    chance.set(title="chance of a wrong winner", xlabel="seeds of each", ylim=0)
+    chance.set(title="chance of a wrong winner", xlabel="seeds of each arch", ylim=0, xticks=range(2, 17, 2))
     figure.savefig(ROOT / "assets/seeds.png")
 
 
