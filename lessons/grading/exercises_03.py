@@ -453,27 +453,33 @@ def table_inputs(generator):
 
 def read_table(base_steps, steps, base_hours, hours):
     longer = (hours / steps) / (base_hours / base_steps) - 1
-    return steps / base_steps, hours / base_hours, longer
+    return steps / base_steps, longer
 
 
-TABLE_PARTS = ("fraction of the steps", "fraction of the hours", "longer")
-TABLE = Exercise(reference=read_table, inputs=table_inputs, parts=TABLE_PARTS, misconceptions={
-    "The third: the ratio of the hours compares runs of different lengths. How long does one step "
+TABLE = Exercise(reference=read_table, inputs=table_inputs,
+                 parts=("fraction of the steps", "longer"), misconceptions={
+    "The second: the ratio of the hours compares runs of different lengths. How long does one step "
     "take?":
-        lambda right: (right[0], right[1], right[1] - 1),
-    "The third: you have exchanged baseline and NormFormer.":
-        lambda right: (right[0], right[1], 1 / (1 + right[2]) - 1),
-    "The third: you take the difference of the hours per step. \"How much longer\" asks for that "
-    "difference as a fraction of the baseline's hours per step.":
-        lambda right, base_hours, base_steps: (*right[:2], right[2] * base_hours / base_steps),
-    "You assume that a step of both models takes equally long. Use the hours.":
-        lambda right: (right[0], right[0], 0.0),
-    "The third: you divide the difference by NormFormer's step. \"Longer than the baseline's\" "
+        lambda right, base_hours, hours: (right[0], hours / base_hours - 1),
+    "The second: you have exchanged baseline and NormFormer.":
+        lambda right: (right[0], 1 / (1 + right[1]) - 1),
+    "The second: you take the difference of the hours per step. \"By what fraction longer\" asks "
+    "for that difference as a fraction of the baseline's hours per step.":
+        lambda right, base_hours, base_steps: (right[0], right[1] * base_hours / base_steps),
+    "The second: you divide the difference by NormFormer's step. \"Longer than the baseline's\" "
     "means to divide by the baseline's.":
-        lambda right: (right[0], right[1], 1 - 1 / (1 + right[2])),
-    "Your first two numbers say how much faster NormFormer is. The task asks for what it needs, "
-    "divided by what the baseline needs.":
-        lambda right: (1 / right[0] - 1, 1 / right[1] - 1, right[2]),
+        lambda right: (right[0], 1 - 1 / (1 + right[1])),
+    "The second: you return the ratio of the two steps. A step that takes 3% longer has the ratio "
+    "1.03; the task asks for 0.03.":
+        lambda right: (right[0], 1 + right[1]),
+    "The first: you return the fraction of the steps that NormFormer saves. The paper's 70% is "
+    "what it needs.":
+        lambda right: (1 - right[0], right[1]),
+    "The first: you say how much faster NormFormer is. The task asks for what it needs, divided by "
+    "what the baseline needs.":
+        lambda right: (1 / right[0] - 1, right[1]),
+    "You return percentages. The task asks for fractions: 0.7 for 70%.":
+        lambda right: (100 * right[0], 100 * right[1]),
 })
 
 
@@ -873,12 +879,10 @@ PROPERTIES = {
     "3.8": {
         "First number: half the steps are a fraction of 0.5, and in yours they are not.":
             lambda y, right: not near(right[0], 0.5) or near(y[0], 0.5),
-        "Second number: half the hours are a fraction of 0.5, and in yours they are not.":
-            lambda y, right: not near(right[1], 0.5) or near(y[1], 0.5),
-        "Third number: with half the steps in half the time, a step takes as long as before.":
-            lambda y, right: not near(right[2], 0) or near(y[2], 0),
-        "Third number: with half the steps in the same time, a step takes 100% longer.":
-            lambda y, right: not near(right[2], 1) or near(y[2], 1)},
+        "Second number: with half the steps in half the time, a step takes as long as before.":
+            lambda y, right: not near(right[1], 0) or near(y[1], 0),
+        "Second number: with half the steps in the same time, a step takes 100% longer.":
+            lambda y, right: not near(right[1], 1) or near(y[1], 1)},
     "3.9": {
         "9.1: there the learning rate grows from 0 to 0.1 in 1,000 steps. Your learning rate does "
         "not fit that.":
