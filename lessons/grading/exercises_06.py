@@ -686,7 +686,7 @@ def table(d0, a_d, n0, a_n, c):
 
 TABLE = Exercise(
     reference=table, inputs=table_inputs,
-    parts=("sum", "6ND/C", "D/N"),
+    parts=("power", "6ND/C", "D/N"),
     misconceptions={
     "You do not use D0 and N0, or not as factors.":
         lambda a_d, a_n, c: table(1.0, a_d, 1.0, a_n, c),
@@ -933,7 +933,8 @@ PROPERTIES = {
     "6.1": {
         "Your tokens divided by the parameters are not `ratio`.":
             lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
-        "Your FLOPs divided by tokens and parameters are not 6: see the formula in the text.":
+        "Your FLOPs per token and parameter are wrong. In how many products does a weight take part, "
+        "forward and backward, and how many FLOPs is each, with its addition?":
             lambda y, n: near(y[1] / y[0] / n, 6, 1e-6)},
     "6.2": {
         "At a loss that a run has, the answer is that run's tokens. Yours is not.":
@@ -1011,7 +1012,8 @@ PROPERTIES = {
         "least?":
             never},
     "6.9": {
-        "Your first number is not the sum of the two exponents.":
+        "Your first number is wrong. With which power of C does the product of two powers of C "
+        "grow?":
             lambda y, right: near(y[0], right[0], 1e-6),
         "For the pair of laws with 6ND = C, your second number should be 1. It is not.":
             lambda y, a_d: a_d != 0.5 or near(y[1], 1, 1e-5),
