@@ -848,7 +848,7 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     "Your gain is always before rope, whatever before_rope says. (Only the division could stand on "
     "either side.)":
         lambda q, gain, cos, sin: normed_and_turned(q, gain, cos, sin, True),
-    "Your gain is always behind rope, whatever before_rope says. (Only the division could stand on "
+    "Your gain is always after rope, whatever before_rope says. (Only the division could stand on "
     "either side.)":
         lambda q, gain, cos, sin: normed_and_turned(q, gain, cos, sin, False),
     "You have the two orders exchanged: before_rope is True where the norm comes first, then "
