@@ -64,7 +64,8 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
 # largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
-# compute the loss in chunks). A compiled step then needs at most 70 GB (python bench.py memory).
+# compute the loss in chunks). A compiled step then needs at most 70 GB (python bench.py memory);
+# for this, 1b has only 8.
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -102,8 +103,8 @@ def recipe(arch, n_embd, tie, init_from):
     """Return the options that suit an arch of this width, as a dict."""
     options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
-    # at widths 64 to 256 the best learning rates of GPT+, nGPT and anGPT were 0.7 to 3.8 times what
-    # it gives (lessons/studies).
+    # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
+    # were 0.7 to 3.8 times what it gives (lessons/studies).
     options["learning_rate"] *= math.sqrt(128 / n_embd)
     if init_from:
         # Trained weights would be damaged by the learning rate that suits random ones.
@@ -118,10 +119,10 @@ def recipe(arch, n_embd, tie, init_from):
 class TrainConfig(GPTConfig):
     """The options of a training run.
 
-    In the comments behind the options, (...) says what decides one that is not set. resolve()
-    completes those that depend on the dataset and the number of processes. The dataclass lists the
-    options, but the constructor is ours, because the value of an option that is not set may depend
-    on the size, the arch or a checkpoint.
+    In the comments behind the options, (...) says what decides one that is not set. The dataclass
+    lists the options, but the constructor is ours, because the value of an option that is not set
+    may depend on the size, the arch or a checkpoint. Some options stay None until the dataset and
+    the number of processes are known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value.
@@ -157,7 +158,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens in a validation (0.5% of training's, 4096 to 10M)
-    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens, else over 2**20)
+    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens, else 2**20 to 10M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -217,10 +218,11 @@ class TrainConfig(GPTConfig):
         return f"out/{self.arch}+qk_norm" if self.qk_norm else f"out/{self.arch}"
 
     def check_ranges(self):
+        # check_at_least() skips what is not a number: text, and None, which an option has that is
+        # still open.
         check_at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "vocab_size",
                        "max_steps", "batch_size", "total_batch_size", "eval_tokens",
                        "final_eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
-        # This skips the options that are not numbers.
         check_at_least(0, self, *self.__dataclass_fields__)
         for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
             self.check_option(name, getattr(self, name) <= 1, "a number from 0 to 1")
@@ -245,7 +247,10 @@ def load_arch(arch):
 
 
 def resolve(config, dataset_vocab_size=257, world_size=1):
-    """Return a copy of config with the options that depend on the dataset and the processes.
+    """Return a copy of config with the options that the constructor has left open.
+
+    vocab_size and batch_size depend on the dataset and the number of processes. The intervals, the
+    numbers of validation tokens and pn_warmup follow from other options.
 
     Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
     """
@@ -418,8 +423,9 @@ class Tokens:
 def open_dataset(config, process):
     """Return the dataset in config.data: its splits `train` and `val`, and the fields of meta.json.
 
-    It also has `vocab_size`, `token_bytes`, and a `fingerprint` that tells datasets apart. The
-    default dataset is made if it is missing. Raises DataError if a file is missing or damaged.
+    These are `tokenizer` (a name), `train_tokens` and `val_tokens` (counts), and others. It also
+    has `vocab_size`, `token_bytes`, and a `fingerprint` that tells datasets apart. The default
+    dataset is made if it is missing. Raises DataError if a file is missing or damaged.
     """
     is_missing = not Path(config.data, "meta.json").exists()
     if is_missing and config.data == TrainConfig.data and process.rank == 0:
@@ -498,6 +504,8 @@ def block_code(model):
 
     A checkpoint keeps it, so that a change of these classes does not go unnoticed.
     """
+    # These are the classes of all modules in the blocks, and the classes that they inherit from
+    # (__mro__), without those of torch and Python.
     classes = {cls for module in model.blocks.modules() for cls in type(module).__mro__
                if not cls.__module__.startswith(("torch", "builtins"))}
     try:
@@ -566,7 +574,8 @@ def sum_bucket(state, bucket):
 
     By default DistributedDataParallel averages over the ranks. We sum, because optimizer_step has
     divided the loss by the number of ranks already. It divides before the backward pass, because
-    PowerNorm uses gradients during that pass, and these must not depend on the number of ranks.
+    PowerNorm adds gradients to a running mean during that pass, and the size of these must not
+    depend on the number of ranks.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -699,7 +708,8 @@ def check_dataset(config, state, dataset, resuming):
     check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
           f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
     if resuming:
-        # Older checkpoints have no fingerprint of their dataset, or its sizes instead.
+        # Older checkpoints have the dataset's sizes in place of its fingerprint, and the oldest
+        # have nothing, so that any dataset passes.
         trained_on = state.get("dataset", dataset.fingerprint)
         check(trained_on in (dataset.fingerprint, dataset.sizes),
               f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
@@ -731,13 +741,14 @@ def with_checkpoint(config, state):
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
     if "size" in config.options and "size" in saved:
-        # The checkpoint's width and depth win over those of a --size. Refuse another size, because
-        # a user would expect its model.
+        # The checkpoint's width and depth win over those of --size, so another --size would not
+        # give the model of that size. Refuse it.
         must_match.add("size")
     if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
-        # Options that were not set are derived again, since a longer run has other intervals.
-        # Older checkpoints call these "given", and the oldest do not tell them from the others.
+        # Inherit only the options that were set. The others are derived again, since a longer run
+        # has other intervals. Older checkpoints call the options that were set "given". The oldest
+        # do not tell them from the others, so all are inherited.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -936,18 +947,19 @@ def learning_rate(config, step):
 
 
 def optimizer_step(step, model, optimizer, micro_batches, config, process):
-    """Take one optimizer step with the micro-batches of all ranks, and return what it measured.
+    """Take one optimizer step, and return what it measured.
 
-    `model` is a GPT, or a GPT inside DistributedDataParallel. The result has `lr` and two tensors,
-    `grad_norm` and `loss`. The sum of `loss` over all ranks is the mean loss of the step. Reading a
-    tensor makes the CPU wait for the GPU, so that is left to read_measurements.
+    `micro_batches` are this rank's share of the step; all ranks have equally many. `model` is a
+    GPT, or a GPT inside DistributedDataParallel. The result has `lr` and two tensors, `grad_norm`
+    and `loss`. The sum of `loss` over all ranks is the mean loss of the step. Reading a tensor
+    makes the CPU wait for the GPU, so that is left to read_measurements.
     """
     lr = learning_rate(config, step)
     for group in optimizer.param_groups:
         group["lr"] = lr
 
-    # Reseed every step, so that a resumed run draws the same dropout masks. (The hash of integers
-    # is the same in every process.)
+    # Reseed every step, so that a resumed run draws the same dropout masks. (Python randomizes the
+    # hash of text at each start, but not that of numbers.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
     loss = 0.0
@@ -1088,7 +1100,7 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # checkpoint, which its step tells, and the same dataset.
+    # dataset, and a checkpoint of the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1117,8 +1129,11 @@ def run(config, watch, say):
     will_compile = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
-    # Folder. Read the block's source now, because its file may be edited while the run lasts.
+    # Each checkpoint keeps the block's source, so that a later change of it is noticed. Read it
+    # now, because its file may be edited while the run lasts.
     code = block_code(model)
+
+    # Folder. Continue the log of a resumed run, or make room for a new run.
     if main_process and resuming:
         cut_log(folder, first_step)
     elif main_process:
@@ -1167,12 +1182,15 @@ def run(config, watch, say):
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read. The CPU waits for the GPU here, too, so do it only when a record is due, and
-            # after the first step. That step compiles the model, and its time must not count in the
-            # next speed.
+            # after the first step. That step compiles the model, so it is slow. Reading it begins a
+            # new lap after it, and the next speed is measured without it. (If no record is due
+            # then, only say_if_slow() uses what has been read.)
             after_first_step = step == first_step + 1
             reading = measured is not None and (logging or after_first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
+            # Count the time since `started`, which is set again below after validations, logging
+            # and saving. So `seconds` is the time of the steps alone.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1236,8 +1254,7 @@ def run(config, watch, say):
 
             # Take one optimizer step. On a GPU this only queues the work, and while the GPU does
             # it, the CPU is back here and prepares the next batch. So prefetching in another
-            # thread, as many programs do, would save less than 1%. The time of validations, logging
-            # and saving does not count.
+            # thread, as many programs do, would save less than 1%.
             if logging or saving:
                 started = time.perf_counter()
             micro_batches = batches(dataset.train, step, config, process)
@@ -1254,8 +1271,10 @@ def main(argv):
         with contextlib.suppress(DataError):
             model, tokenizer, _ = load_model(config.out_dir)
             start = torch.tensor([[tokenizer.eot_token]])
+            # generate() yields one new token at a time, without the start.
             tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
-            tokens = tokens[tokens < tokenizer.n_vocab]  # the vocabulary may be padded
+            # A padded vocabulary has ids that stand for no text.
+            tokens = tokens[tokens < tokenizer.n_vocab]
             print_line(tokenizer.decode(tokens.tolist()))
 
 

@@ -272,7 +272,7 @@ PLACEMENTS = [
         equation="$h + F_2(N(F_1(h)))$",
         branch={3.5: "N?", 2.9: "$F_1$", 2.3: "N", 1.7: "$F_2$"},
         who=("normformer's MLP", "(and before)", "hybridnorm's", "attention (q, k, v;",
-             "and behind the sum)")),
+             "and after the sum)")),
     Placement(
         where="behind\nthe sum",
         equation="$N(\\alpha h + F(h))$",
