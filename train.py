@@ -64,12 +64,12 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
 # largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
-# compute the loss in chunks). A compiled step then needs at most 70 GB (python bench.py memory);
-# for this, 1b has only 8.
+# compute the loss in chunks). A compiled step needs at most 70 GB (python bench.py memory), for
+# which 1b takes a batch size of 8.
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
-    vocab_size=50304,
+    vocab_size=50304,    # GPT-2's 50257, padded to a multiple of 128
     batch_size=16,
     total_batch_size=524_288,
 )
@@ -88,7 +88,9 @@ SIZES = {
 # search at width 128, which is the laptop's (lessons/studies). The family is an attribute of the
 # block class in model.py, and an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
-SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)  # nGPT section 2.6, anGPT Table F.2
+# nGPT's weights have norms of 1 and anGPT's at most 1, so both papers train them without weight
+# decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
+SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)
 RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
     "rmsnorm": PRE_NORM,
@@ -119,10 +121,10 @@ def recipe(arch, n_embd, tie, init_from):
 class TrainConfig(GPTConfig):
     """The options of a training run.
 
-    In the comments behind the options, (...) says what decides one that is not set. The dataclass
-    lists the options, but the constructor is ours, because the value of an option that is not set
-    may depend on the size, the arch or a checkpoint. Some options stay None until the dataset and
-    the number of processes are known; then resolve() completes them.
+    In the comments behind the options, (...) says how an option gets its value if it is not set.
+    The dataclass lists the options, but the constructor is ours, because such a value may depend on
+    the size, the arch or a checkpoint. Some options stay None until the dataset and the number of
+    processes are known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value.
@@ -136,7 +138,7 @@ class TrainConfig(GPTConfig):
 
     # Model
     vocab_size: int | None = None   # tokens in the vocabulary (by size, else by dataset)
-    pn_warmup: int | None = None    # powernorm: steps with batch statistics (those of the warmup)
+    pn_warmup: int | None = None    # powernorm: steps with batch statistics (as warmup_ratio)
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
@@ -147,7 +149,7 @@ class TrainConfig(GPTConfig):
     # Optimizer
     max_steps: int | None = None    # optimizer steps (by size)
     learning_rate: float | None = None  # peak learning rate (by arch and width)
-    min_lr_ratio: float = 0.01      # final learning rate as a fraction of the peak (cosine decay)
+    min_lr_ratio: float = 0.01      # final learning rate of the cosine, as a fraction of the peak
     warmup_ratio: float | None = None  # fraction of the steps used for linear warmup (by arch)
     weight_decay: float | None = None  # weight decay of matrices and embeddings (by arch)
     beta1: float = 0.9              # Adam's beta1
@@ -198,7 +200,7 @@ class TrainConfig(GPTConfig):
         self.check_ranges()
         # Check the model's options once they are complete. A run that reads a checkpoint makes two
         # TrainConfigs: one from the command line alone, to find the checkpoint, and a second one in
-        # with_checkpoint(), with the options that it inherits. Only that one is complete.
+        # with_checkpoint(), with the options that it inherits. Only that one has all of the model.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         if inherited or not needs_checkpoint:
             self.check_model()
@@ -218,8 +220,7 @@ class TrainConfig(GPTConfig):
         return f"out/{self.arch}+qk_norm" if self.qk_norm else f"out/{self.arch}"
 
     def check_ranges(self):
-        # check_at_least() skips what is not a number: text, and None, which an option has that is
-        # still open.
+        # check_at_least() skips text, and None, the value of an option that is still open.
         check_at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "vocab_size",
                        "max_steps", "batch_size", "total_batch_size", "eval_tokens",
                        "final_eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
@@ -276,8 +277,8 @@ def resolve(config, dataset_vocab_size=257, world_size=1):
         c.final_eval_tokens = c.eval_tokens or max(1_048_576, usual_eval_tokens)
     c.eval_tokens = c.eval_tokens or usual_eval_tokens
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
-    # A checkpoint has 12 bytes per parameter, and all ranks wait for it. So a run saves only at
-    # every tenth of its steps.
+    # A checkpoint has 12 bytes per parameter, and all ranks wait for it. So a run saves about ten
+    # times, not more often.
     c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
@@ -298,7 +299,8 @@ def find_device(name):
         return torch.empty(0, device=name).device
     except Exception:
         raise DataError(f"device={name}: torch cannot use it on this machine; --device=auto takes "
-                        "a GPU if there is one, else the CPU") from None
+                        "a GPU if there is one, else the CPU, and torchrun needs a GPU for each "
+                        "process") from None
 
 
 @dataclass
@@ -365,7 +367,8 @@ def set_up_process(config):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves 20 to 40% of a step.
+        # which saves 20 to 40% of a step: never shrink the heap, and take also large blocks, of up
+        # to 32 MB, from the heap, because others are returned when they are freed.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -572,10 +575,10 @@ def compile_model(model, config, process):
 def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
-    By default DistributedDataParallel averages over the ranks. We sum, because optimizer_step has
-    divided the loss by the number of ranks already. It divides before the backward pass, because
-    PowerNorm adds gradients to a running mean during that pass, and the size of these must not
-    depend on the number of ranks.
+    DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
+    default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
+    the number of ranks already. It divides before the backward pass, because PowerNorm uses
+    gradients during that pass, and their size must not depend on the number of ranks.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -671,7 +674,8 @@ def read_checkpoint(source):
     if not path.exists():
         # This may be the name or the folder of GPT-2's published weights; if it is not, read_gpt2
         # raises an error. read_gpt2 is imported here, because training works without the lessons.
-        from lessons.extras.gpt2 import read_gpt2
+        with explain_errors(f"{source}: no such checkpoint"):
+            from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -722,14 +726,14 @@ def load_moments(optimizer, saved):
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 
-def with_checkpoint(config, state):
+def with_checkpoint(config, state, own_checkpoint=False):
     """Return config, completed by the options of a checkpoint.
 
     A run that starts from another run's weights inherits the options of the model. A run that is
-    resumed or evaluated inherits all options that were set when it was started. Raises DataError if
-    an option that is set now would change the model, or the order of a resumed run's data.
+    resumed or evaluated, whose own_checkpoint this is, also inherits all other options that were
+    set when it was started. Raises DataError if an option that is set now would change the model,
+    or the order of a resumed run's data.
     """
-    own_checkpoint = config.uses_own_checkpoint
     source = config.out_dir if own_checkpoint else config.init_from
     saved = state["config"]
     check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: its arch is defined in a "
@@ -737,7 +741,8 @@ def with_checkpoint(config, state):
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
     # All options of the model must match the checkpoint, except for these five, which new training
-    # may change. (An inherited option can differ only if it is set again now.)
+    # may change. Inherited values are the checkpoint's own, so the check at the end of this
+    # function can only fail for an option that is set again now.
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
     if "size" in config.options and "size" in saved:
@@ -746,9 +751,9 @@ def with_checkpoint(config, state):
         must_match.add("size")
     if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
-        # Inherit only the options that were set. The others are derived again, since a longer run
-        # has other intervals. Older checkpoints call the options that were set "given". The oldest
-        # do not tell them from the others, so all are inherited.
+        # Of the other options, inherit only those that were set. The rest is derived again, since a
+        # longer run has other intervals. Older checkpoints call the options that were set "given".
+        # The oldest do not tell them from the others, so all are inherited.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -756,11 +761,12 @@ def with_checkpoint(config, state):
     # may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
-    if own_checkpoint and "warmup_ratio" not in config.options:
-        # Keep the number of warmup steps. As a fraction it would grow with max_steps, and a longer
-        # run would be in its warmup again.
+    set_now = config.options.get("warmup_ratio")
+    if own_checkpoint and set_now in (None, inherited.get("warmup_ratio")):
+        # Keep the number of warmup steps, unless another warmup is set now. As a fraction it would
+        # grow with max_steps, and a longer run would be in its warmup again.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-        completed.warmup_ratio = warmup_steps / completed.max_steps
+        completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}")
@@ -790,9 +796,9 @@ def open_folder(folder, say):
     with explain_errors(f"out_dir={folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
     # Moving the folder would move everything in it, such as other runs, a dataset or this program.
-    # So refuse a folder that holds anything else.
-    others = [path.name for path in folder.iterdir()
-              if path.name not in RUN_FILES and not path.name.startswith(".")]
+    # So refuse a folder that holds anything else. (A run that was killed may leave ckpt.pt.tmp.)
+    others = [path.name for path in folder.iterdir() if not path.name.startswith(".")
+              and path.name.removesuffix(".tmp") not in RUN_FILES]
     if others:
         raise ConfigError(f"out_dir={folder}: holds other files ({', '.join(sorted(others)[:3])}); "
                           f"give this run its own folder, such as --out_dir={folder}/mine")
@@ -941,6 +947,7 @@ def learning_rate(config, step):
     warmup_steps = round(config.warmup_ratio * config.max_steps)
     if step < warmup_steps:
         return config.learning_rate * (step + 1) / warmup_steps
+    # From 0, at the first step after the warmup, to 1, at the last step of the run.
     progress = (step - warmup_steps) / max(1, config.max_steps - 1 - warmup_steps)
     cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 down to 0
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
@@ -958,8 +965,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     for group in optimizer.param_groups:
         group["lr"] = lr
 
-    # Reseed every step, so that a resumed run draws the same dropout masks. (Python randomizes the
-    # hash of text at each start, but not that of numbers.)
+    # Reseed every step, so that a resumed run draws the dropout masks that an undisturbed one would
+    # draw. (The hash of numbers is always the same; only that of text changes at each start.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
     loss = 0.0
@@ -1020,7 +1027,8 @@ def noted_signals():
         # A validation may last a minute, so say that the signal has been noticed. (print() would
         # fail if the signal came in the middle of another print().)
         with contextlib.suppress(OSError):
-            os.write(2, b"\nThe run will stop and be saved after this step.\n")
+            os.write(2, b"\nThe run will soon be saved and stop.\n")
+        # Let the next signal of this kind act as usual.
         if "RANK" not in os.environ:
             signal.signal(number, handlers[number])
 
@@ -1039,6 +1047,10 @@ def noted_signals():
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if received:
+        # The run has ended by itself before the loop looked at the list. Let the signal act now, so
+        # that a loop over several runs ends, too.
+        signal.raise_signal(received[0])
 
 
 def lock_run(config):
@@ -1063,7 +1075,8 @@ def train(config, watch=None, say=print_line):
     With eval_only it returns one record, that of the validation.
 
     watch(model, optimizer, step) is called at each validation. If it returns a dict, the record
-    gets its entries. With several ranks, every rank must pass the same watch. say(line) shows the
+    gets its entries. With several ranks, every rank must pass the same watch, since a model in
+    training mode may wait for the other ranks. say(line) shows the
     progress; say=None is quiet. Raises ConfigError, DataError or Diverged. A run that is told to
     stop saves, and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
@@ -1086,7 +1099,7 @@ def run(config, watch, say):
     elif config.init_from:
         state = read_checkpoint(config.init_from)
     if state:
-        config = with_checkpoint(config, state)
+        config = with_checkpoint(config, state, own_checkpoint)
     first_step = state["step"] if own_checkpoint else 0
 
     # Device and ranks
@@ -1115,17 +1128,17 @@ def run(config, watch, say):
         say(json.dumps(record))
         return [record]
 
-    # Optimizer. `seconds` is the time that the steps have taken so far, in all sessions of a run.
+    # Optimizer. `seconds` is the time that all steps of the run have taken so far.
     optimizer = make_optimizer(model, config)
     seconds = 0.0
     if resuming:
         load_moments(optimizer, state["optimizer"])
         seconds = state.get("seconds", 0.0)
-    state = None  # free its memory
+    state = None  # it is not needed any more
 
-    # Let torch compile the model at its first call, and let the ranks sum their gradients. `model`
-    # stays the same object. With several ranks ddp_model wraps it, and with one it is `model`
-    # itself. Only the optimizer step uses ddp_model.
+    # Let torch compile the blocks and the loss at their first call, if that pays off. This changes
+    # `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums the
+    # gradients; with one, it is `model` itself. Only the optimizer step uses ddp_model.
     will_compile = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
@@ -1152,10 +1165,11 @@ def run(config, watch, say):
     stop_signal = 0
     step = first_step
     measured = None  # what the latest optimizer step measured
-    lap_step, lap_seconds = first_step, seconds  # where the latest speed was measured
+    # The speed is averaged over laps of some steps. This is where the current lap began.
+    lap_step, lap_seconds = first_step, seconds
     started = time.perf_counter()
 
-    # From here on Ctrl-C waits for the end of a step, and then the run is saved.
+    # From here on Ctrl-C does not end the process at once. The run is saved first.
     with noted_signals() as signals:
         while True:
             # After `step` optimizer steps, a pass of this loop
@@ -1166,9 +1180,9 @@ def run(config, watch, say):
             #   5. logs, saves and draws,
             #   6. ends the run, or takes the next optimizer step.
 
-            # Decide. Each validation and each regular checkpoint has a record in the log. A new run
-            # begins with its initial weights at step 0. A resumed run did what is due at its first
-            # step before it stopped.
+            # Decide. Each validation and each regular checkpoint has a record in the log. At step 0
+            # everything is due, so a new run evaluates and saves its initial weights. A resumed run
+            # did what is due at its first step before it stopped.
             finished = step >= config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
@@ -1176,21 +1190,21 @@ def run(config, watch, say):
             done_before = resuming and step == first_step
             if done_before:
                 evaluating = saving = logging = False
-            # The ranks ask each other for signals at some steps only, since the CPU then waits for
-            # the GPU.
+            # Asking the other ranks for signals makes the CPU wait for the GPU, so several ranks do
+            # it only where a record is due and at every tenth step.
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read. The CPU waits for the GPU here, too, so do it only when a record is due, and
-            # after the first step. That step compiles the model, so it is slow. Reading it begins a
-            # new lap after it, and the next speed is measured without it. (If no record is due
-            # then, only say_if_slow() uses what has been read.)
+            # after the first step, which is slow if it compiles the model. There a new lap begins,
+            # so that the next speed is that of the other steps. (If no record is due, the numbers
+            # are dropped.)
             after_first_step = step == first_step + 1
             reading = measured is not None and (logging or after_first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Count the time since `started`, which is set again below after validations, logging
-            # and saving. So `seconds` is the time of the steps alone.
+            # Count the time since the previous pass was here. (Below, that of validation, logging
+            # and saving is left out.)
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1223,10 +1237,9 @@ def run(config, watch, say):
                 stop_signal = process.largest(signals[0] if signals else 0)
             if stop_signal and not done_before:
                 saving = True
-                # Where no record is due, the latest step has not been read yet. Read it to see that
-                # it is finite: Diverged is raised instead of saving NaN.
-                if not logging:
-                    read_measurements(measured, step, process)
+            if saving and measured is not None:
+                # This raises Diverged if the latest step was not finite, so that NaN is not saved.
+                read_measurements(measured, step, process)
 
             # Log, save and draw, on the main process
             if main_process:
@@ -1239,24 +1252,27 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # End the run
-            if stop_signal:
-                # Wait until rank 0 has saved: torchrun kills the other ranks as soon as one exits
-                # with an error, which is what these exceptions are.
+            # End the run. First wait until rank 0 has saved, because torchrun kills the other ranks
+            # as soon as one exits with an error, which is what the exceptions below are. A signal
+            # that comes in the last step acts after the run, see noted_signals().
+            if finished or stop_signal:
                 process.barrier()
+            if finished:
+                return read_log(folder)
+            if stop_signal:
                 say(f"\nStopped and saved at step {step}. "
                     "To resume: the same command with --resume=true")
                 if stop_signal == signal.SIGINT:
                     raise KeyboardInterrupt
                 raise SystemExit(128 + stop_signal)
-            if finished:
-                return read_log(folder)
+
+            # Leave the time of validation, logging and saving out of `seconds`.
+            if logging:
+                started = time.perf_counter()
 
             # Take one optimizer step. On a GPU this only queues the work, and while the GPU does
             # it, the CPU is back here and prepares the next batch. So prefetching in another
             # thread, as many programs do, would save less than 1%.
-            if logging or saving:
-                started = time.perf_counter()
             micro_batches = batches(dataset.train, step, config, process)
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
             step += 1
