@@ -1650,6 +1650,11 @@ def test_a_folder_that_holds_other_files_is_refused(tiny, tmp_path, other):
         train(tiny(out_dir=str(tmp_path / "busy")), say=None)
     assert path.exists()
 
+def test_what_a_killed_run_left_blocks_no_new_one(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ckpt.pt.tmp").write_bytes(b"half")
+    assert len(train(tiny(resume="auto", max_steps=1), say=None)) == 2
+
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
     def full(state, file):
         file.write(b"x" * 100)
@@ -1729,14 +1734,45 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_resumes_bit_by_bit(
     assert seconds == sorted(seconds)
     assert_same_state(weights(parts), weights(whole))
 
-def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny):
+@pytest.mark.parametrize("again", [{}, dict(warmup_ratio=0.5)])
+def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny, again):
     train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
-    log = train(resumed(tiny(), max_steps=40), say=None)
+    log = train(resumed(tiny(), max_steps=40, **again), say=None)
     rates = [rate for _, rate in column(log, "lr")]
     assert rates[6:] == sorted(rates[6:], reverse=True)
     assert rates[-1] == pytest.approx(0.01 * tiny().learning_rate)
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
+
+def test_a_warm_up_that_is_longer_than_the_rest_of_a_run_ends_with_it(tiny):
+    with pytest.raises(SystemExit):
+        train(tiny(warmup_ratio=1.0, max_steps=30), say=None,
+              watch=lambda *_: signal.raise_signal(signal.SIGTERM))
+    log = train(resumed(tiny(), max_steps=6), say=None)
+    assert column(log, "lr")[-1][1] == pytest.approx(tiny().learning_rate)
+
+def test_a_signal_in_the_last_step_acts_after_the_run(tiny, monkeypatch):
+    def save_last(path, model, code, optimizer, step, *rest, save=train_py.save_checkpoint):
+        if step == 6:
+            signal.raise_signal(signal.SIGINT)
+        save(path, model, code, optimizer, step, *rest)
+
+    monkeypatch.setattr(train_py, "save_checkpoint", save_last)
+    lines = []
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), say=lines.append)
+    assert checkpoint(tiny())["step"] == 6
+    assert not any("Stopped" in line for line in lines)
+
+def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, monkeypatch):
+    def barrier(process):
+        run = Path(tiny().out_dir)
+        seen.append((read_log(run)[-1:], (run / "ckpt.pt").exists()))
+
+    seen = []
+    monkeypatch.setattr(train_py.Process, "barrier", barrier)
+    log = train(tiny(), say=None)
+    assert seen[-1] == (log[-1:], True)
 
 @pytest.mark.parametrize("factor, saved_step", [(1.0, 5), (math.nan, 3)])
 def test_a_signal_between_records_is_noticed_and_a_nan_is_not_saved(
@@ -1968,6 +2004,11 @@ def test_a_picture_is_drawn_at_each_validation_but_the_one_before_the_first_step
     monkeypatch.setattr(train_py, "draw_losses", draw)
     train(tiny(max_steps=6, eval_interval=3), say=None)
     assert steps == [3, 6]
+
+def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lessons.extras.gpt2", None)   # an import of it fails
+    with pytest.raises(DataError, match="^out/typo: no such checkpoint"):
+        read_checkpoint("out/typo")
 
 def test_a_checkpoint_of_another_program_is_said_to_be_one(tmp_path):
     torch.save({"model": {}, "model_args": {}, "config": {"dataset": "x"}}, tmp_path / "ckpt.pt")
