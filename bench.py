@@ -1,5 +1,5 @@
 """
-Measure what normalization costs: the time and the memory of a training step, and decoding.
+Measure what normalization costs: the time and memory of a training step, and the speed of decoding.
 
     python bench.py speed                       # time of a training step, at laptop size
     python bench.py memory --size=0.5b          # GPU memory of a training step; needs no GPU
@@ -20,8 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
 
-# Import train before torch: train.py sets environment variables that torch reads when it is
-# imported.
+# Import train before torch, because train.py sets environment variables that torch reads.
 from train import (TrainConfig, compile_model, make_model, make_optimizer, optimizer_step, read_log,
                    resolve, set_up_process, utilization)
 import pandas as pd

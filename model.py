@@ -54,7 +54,7 @@ class GPTConfig:
     rope_fraction: float = 1.0  # fraction of each head's channels that rope rotates
     dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
     qk_norm: bool = False       # normalize q and k, with a learned gain (ngpt and angpt always do)
-    mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP; not for ngpt and angpt
+    mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP (ngpt, angpt: always swiglu)
     bias: bool = False          # biases in a block's linear maps and norms; not for ngpt, angpt
     tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # initial standard deviation of embeddings; no effect on ngpt, angpt
@@ -345,7 +345,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer` of n_layer; the six archs do not."""
+        """Change the initial weights of block `layer` of n_layer, in an arch that needs it."""
 
 
 class PreNormBlock(Block):
@@ -440,7 +440,7 @@ class NGPTBlock(Block):
         self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 
     def constrain_(self, weight, dim):
-        """Make the norms along dim 1."""
+        """Divide the vectors along `dim` by their norms."""
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1e-30))
 
     def forward(self, h, cos, sin, cache=None):
@@ -459,9 +459,9 @@ class NGPTBlock(Block):
 
 
 class ANGPTBlock(Block):
-    """nGPT with constant factors nu in place of the norms of h (anGPT Table 1).
+    """nGPT with factors nu, which do not depend on h, in place of the norms of h (anGPT Table 1).
 
-    Of these factors only nu(alpha) and nu_uz have an effect, because unit() cancels the others.
+    Only nu(alpha) and nu_uz have an effect, because unit() cancels the other factors.
     """
     family = "angpt"
     sphere = True
@@ -483,7 +483,7 @@ class ANGPTBlock(Block):
         self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 
     def constrain_(self, weight, dim):
-        """Make the norms along dim at most 1 (section 4.2)."""
+        """Shrink the vectors along `dim` that are longer than 1 to norm 1 (section 4.2)."""
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1.0))
 
     def nu(self, alpha):

@@ -125,7 +125,7 @@ def clean_option(field, value):
         return word == "true" if kind is bool else word
     if kind is float and type(value) is int:
         value = float(value)
-    # Most of these name a file or a folder, and a shell leaves the ~ of --out_dir=~/runs as it is.
+    # A shell leaves the ~ of --out_dir=~/runs as it is. Most text options name a file or a folder.
     if isinstance(value, (str, Path)) and field.name != "prompt":
         value = os.path.expanduser(value)
     if type(value) is not kind:
@@ -179,8 +179,8 @@ def parse_options(argv, description, *classes):
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        epilog="[...] is an option's default, unless a preset of --size or the arch sets another; "
-               "(...) says how a default is chosen.")
+        epilog="[...] is an option's default, which in train.py and bench.py a preset of --size or "
+               "the arch may replace; (...) says how a default is chosen.")
     options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
@@ -370,7 +370,8 @@ def write_shard(path, tokens):
 def read_shard(path):
     """Return the tokens of a shard, a read-only np.memmap (n,) of uint16. Raises DataError."""
     header = np.fromfile(path, "<i4", count=3).tolist()
-    count = (os.path.getsize(path) - 4 * HEADER) / 2  # half a token, if a byte is missing
+    # If the file was cut in the middle of a token, this ends in .5, and the check fails.
+    count = (os.path.getsize(path) - 4 * HEADER) / 2
     check(header == [MAGIC, VERSION, count], f"{path}: not a whole shard in llm.c's format")
     return np.memmap(path, "<u2", mode="r", offset=4 * HEADER)
 
@@ -526,8 +527,8 @@ def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
     With a place that was yielded before, reading continues with the next chunk. A document of more
-    than 5% of the total bytes is cut into chunks of at most 0.5%, so that not much more than 5%
-    goes to the validation shard, which ends with a chunk.
+    than 5% of the total bytes is cut into chunks of at most 0.5%, so that the validation shard,
+    which is filled chunk by chunk, does not get much more than 5%.
     """
     number = 0
     for path in paths:
@@ -606,7 +607,7 @@ def describe(options, paths):
 def load_progress(folder, settings):
     """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
-    If there was no earlier command, nothing is done yet.
+    If there was no earlier command, write and return that nothing is done yet.
 
     Raises DataError if the folder holds a dataset that was made with other settings.
     """

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# Import train before torch: train.py sets environment variables that torch reads when it is
-# imported.
+# Import train before torch, because train.py sets environment variables that torch reads.
 from train import find_device, load_model
 import torch
 
@@ -28,7 +27,7 @@ class SampleConfig:
     """Options of sample.py."""
     # Model
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
-    init_from: str | None = None  # a .pt file to use instead of out_dir, or gpt2 for GPT-2's
+    init_from: str | None = None  # instead of out_dir: a .pt file, or gpt2 for GPT-2's weights
     arch: str | None = None       # FILE.py:NAME, if your own file defines the run's arch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
@@ -47,7 +46,7 @@ class SampleConfig:
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:
-            raise ConfigError(f"seed={self.seed}: expected less than 2**63 - num_samples")
+            raise ConfigError(f"seed={self.seed}: expected at most 2**63 - num_samples")
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     python train.py --init_from=out/angpt --data=data/mine   # start from the weights of another run
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
-Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. An earlier run there is
-moved to out/<arch>.1. Options come from these sources, of which the later ones win: the defaults
-below, the size preset, the arch's recipe, the checkpoint, the command line.
+Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. A new run first moves an
+earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from these sources, of
+which the later ones win: the defaults below, the size preset, the arch's recipe, the checkpoint,
+the command line.
 """
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, take one
@@ -42,9 +43,9 @@ from typing import Literal
 # before torch.
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-# On a CPU torch.compile calls GCC. What GCC 12 makes of bfloat16 code may return NaN, and one flag
-# prevents this. torch has no option for compiler flags, but it puts the text of this variable
-# after -march=, where a second flag can follow.
+# On a CPU torch.compile calls GCC. The code that GCC 12 generates for bfloat16 may return NaN, and
+# the flag -fno-tree-slp-vectorize prevents this. torch has no option for compiler flags, but it
+# puts the text of this variable after -march=, where a second flag can follow.
 if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 
@@ -64,8 +65,8 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
 # largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
-# compute the loss in chunks). A compiled step needs at most 70 GB (python bench.py memory), for
-# which 1b takes a batch size of 8.
+# compute the loss in chunks). A compiled step then needs at most 70 GB (python bench.py memory).
+# This is why 1b has a batch size of 8.
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -133,12 +134,12 @@ class TrainConfig(GPTConfig):
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
     init_from: str | None = None    # start with the weights of another run, or of gpt2
-    resume: Literal["true", "false", "auto"] = "false"  # resume the run in out_dir; auto: if any
+    resume: Literal["true", "false", "auto"] = "false"  # resume the run in out_dir (auto: if any)
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
     # Model
     vocab_size: int | None = None   # tokens in the vocabulary (by size, else by dataset)
-    pn_warmup: int | None = None    # powernorm: steps with batch statistics (as warmup_ratio)
+    pn_warmup: int | None = None    # powernorm: steps with batch statistics (all of the warmup)
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
@@ -149,7 +150,7 @@ class TrainConfig(GPTConfig):
     # Optimizer
     max_steps: int | None = None    # optimizer steps (by size)
     learning_rate: float | None = None  # peak learning rate (by arch and width)
-    min_lr_ratio: float = 0.01      # final learning rate of the cosine, as a fraction of the peak
+    min_lr_ratio: float = 0.01      # final learning rate, as a fraction of learning_rate
     warmup_ratio: float | None = None  # fraction of the steps used for linear warmup (by arch)
     weight_decay: float | None = None  # weight decay of matrices and embeddings (by arch)
     beta1: float = 0.9              # Adam's beta1
@@ -159,8 +160,8 @@ class TrainConfig(GPTConfig):
 
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
-    eval_tokens: int | None = None  # tokens in a validation (0.5% of training's, 4096 to 10M)
-    final_eval_tokens: int | None = None  # tokens in the last one (eval_tokens, else 2**20 to 10M)
+    eval_tokens: int | None = None  # tokens per validation (0.5% of all training tokens)
+    final_eval_tokens: int | None = None  # tokens in the last validation (eval_tokens, or over 1M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -175,7 +176,8 @@ class TrainConfig(GPTConfig):
         options = clean_options(TrainConfig, options)
         if "arch" in options:
             options["arch"] = load_arch(options["arch"])
-        # The options that come from a checkpoint (see with_checkpoint), and those that are set now.
+        # self.options has only the options that somebody has set: those that come from a checkpoint
+        # (see with_checkpoint), and those that are set now.
         self.options = {**inherited, **options}
 
         defaults = {field.name: field.default for field in fields(TrainConfig)}
@@ -200,7 +202,7 @@ class TrainConfig(GPTConfig):
         self.check_ranges()
         # Check the model's options once they are complete. A run that reads a checkpoint makes two
         # TrainConfigs: one from the command line alone, to find the checkpoint, and a second one in
-        # with_checkpoint(), with the options that it inherits. Only that one has all of the model.
+        # with_checkpoint(), with the options that it inherits. Only that one is checked.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         if inherited or not needs_checkpoint:
             self.check_model()
@@ -248,7 +250,7 @@ def load_arch(arch):
 
 
 def resolve(config, dataset_vocab_size=257, world_size=1):
-    """Return a copy of config with the options that the constructor has left open.
+    """Return a copy of config in which the options that the constructor left open have values.
 
     vocab_size and batch_size depend on the dataset and the number of processes. The intervals, the
     numbers of validation tokens and pn_warmup follow from other options.
@@ -367,8 +369,9 @@ def set_up_process(config):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves 20 to 40% of a step: never shrink the heap, and take also large blocks, of up
-        # to 32 MB, from the heap, because others are returned when they are freed.
+        # which saves 20 to 40% of a step. The first limit is so high that the heap never shrinks.
+        # The second one takes blocks of up to 32 MB from the heap, too, because blocks outside of
+        # it are returned as soon as they are freed.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -406,8 +409,8 @@ class Tokens:
         """Return window i and the token after it: (length + 1,) int64."""
         n = np.searchsorted(self.starts, i, side="right") - 1  # the last n with starts[n] <= i
         start = (i - self.starts[n]) * self.length
-        # Map the shard anew each time, which takes 0.05 ms. FineWeb has more shards than a process
-        # may keep open.
+        # Map the shard again each time, which takes 0.05 ms, because FineWeb has more shards than a
+        # process may keep open.
         shard = read_shard(self.paths[n])
         return shard[start:start + self.length + 1].astype(np.int64)
 
@@ -708,7 +711,10 @@ def save_checkpoint(path, model, code, optimizer, step, seconds, config, dataset
 
 
 def check_dataset(config, state, dataset, resuming):
-    """Raise DataError if a checkpoint's tokenizer, or a resumed run's dataset, is not this one."""
+    """Raise DataError unless a checkpoint fits the dataset.
+
+    It must have the same tokenizer and, if its run is resumed, must come from the same dataset.
+    """
     check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
           f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
     if resuming:
@@ -729,10 +735,11 @@ def load_moments(optimizer, saved):
 def with_checkpoint(config, state, own_checkpoint=False):
     """Return config, completed by the options of a checkpoint.
 
-    A run that starts from another run's weights inherits the options of the model. A run that is
-    resumed or evaluated, whose own_checkpoint this is, also inherits all other options that were
-    set when it was started. Raises DataError if an option that is set now would change the model,
-    or the order of a resumed run's data.
+    A run that starts from another run's weights inherits the options of the model. If
+    own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
+    evaluated. Then the run also inherits all other options that were set when it was started.
+    Raises DataError if an option that is set now would change the model, or the order of a resumed
+    run's data.
     """
     source = config.out_dir if own_checkpoint else config.init_from
     saved = state["config"]
@@ -892,9 +899,10 @@ def flops_per_token(model):
 
 
 def utilization(model, tokens_per_s, process):
-    """Return {"mfu": ...}, the model FLOPs utilization, or {} on a device whose peak is unknown.
+    """Return {"mfu": ...}, the model FLOPs utilization, or {} if the peak is unknown.
 
-    That is the operations per second that the model needs, as a fraction of the GPUs' peak.
+    It is known for bfloat16 on some GPUs. The utilization is the number of operations per second
+    that the model needs, as a fraction of the GPUs' peak.
     """
     if process.device.type == "cuda" and process.dtype == torch.bfloat16:
         peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
@@ -947,7 +955,7 @@ def learning_rate(config, step):
     warmup_steps = round(config.warmup_ratio * config.max_steps)
     if step < warmup_steps:
         return config.learning_rate * (step + 1) / warmup_steps
-    # From 0, at the first step after the warmup, to 1, at the last step of the run.
+    # `progress` rises from 0 at the first step after the warmup to 1 at the last step of the run.
     progress = (step - warmup_steps) / max(1, config.max_steps - 1 - warmup_steps)
     cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 down to 0
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
@@ -1027,7 +1035,7 @@ def noted_signals():
         # A validation may last a minute, so say that the signal has been noticed. (print() would
         # fail if the signal came in the middle of another print().)
         with contextlib.suppress(OSError):
-            os.write(2, b"\nThe run will soon be saved and stop.\n")
+            os.write(2, b"\nThe run will be saved soon, and then stop.\n")
         # Let the next signal of this kind act as usual.
         if "RANK" not in os.environ:
             signal.signal(number, handlers[number])
@@ -1075,10 +1083,10 @@ def train(config, watch=None, say=print_line):
     With eval_only it returns one record, that of the validation.
 
     watch(model, optimizer, step) is called at each validation. If it returns a dict, the record
-    gets its entries. With several ranks, every rank must pass the same watch, since a model in
-    training mode may wait for the other ranks. say(line) shows the
-    progress; say=None is quiet. Raises ConfigError, DataError or Diverged. A run that is told to
-    stop saves, and raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    gets its entries. With several ranks, every rank must pass the same watch, since PowerNorm's
+    forward pass in training mode waits for the other ranks. say(line) shows the progress; say=None
+    is quiet. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop, it is
+    saved first, and then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     with lock_run(config):
         return run(config, watch, say)
@@ -1086,8 +1094,9 @@ def train(config, watch=None, say=print_line):
 
 def run(config, watch, say):
     """Set up a run and train, step by step, as train() describes."""
-    # Checkpoint. own_checkpoint: read the checkpoint in out_dir, either to resume that run
-    # (resuming) or only to evaluate it. With init_from, start from the weights of another run.
+    # Checkpoint. own_checkpoint is true if the checkpoint in out_dir is read: either to resume that
+    # run (then `resuming` is true, too), or only to evaluate it. With init_from, the weights of
+    # another run are read.
     state = None
     own_checkpoint = config.uses_own_checkpoint
     resuming = own_checkpoint and not config.eval_only
@@ -1196,15 +1205,15 @@ def run(config, watch, say):
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read. The CPU waits for the GPU here, too, so do it only when a record is due, and
-            # after the first step, which is slow if it compiles the model. There a new lap begins,
-            # so that the next speed is that of the other steps. (If no record is due, the numbers
-            # are dropped.)
+            # after the first step, which is slow if it compiles the model. A new lap begins after
+            # it, so that the next speed does not include compiling. (If no record is due, the
+            # numbers are dropped.)
             after_first_step = step == first_step + 1
             reading = measured is not None and (logging or after_first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Count the time since the previous pass was here. (Below, that of validation, logging
-            # and saving is left out.)
+            # Add the time since the previous pass reached this line. That of validation, logging
+            # and saving does not count, because `started` is set again after them.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1266,7 +1275,7 @@ def run(config, watch, say):
                     raise KeyboardInterrupt
                 raise SystemExit(128 + stop_signal)
 
-            # Leave the time of validation, logging and saving out of `seconds`.
+            # The time of validation, logging and saving does not count.
             if logging:
                 started = time.perf_counter()
 
