@@ -59,7 +59,7 @@ class SpeedOptions(MemoryOptions):
 class DecodingOptions(SpeedOptions):
     # Benchmark
     batch_size: int = 1         # sequences that are decoded together
-    new_tokens: int = 65        # tokens to generate after 16 tokens (the first is not timed)
+    new_tokens: int = 65        # tokens to generate after 16 tokens; the first is not timed
 
 
 @dataclass

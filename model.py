@@ -53,8 +53,8 @@ class GPTConfig:
     pos: Literal["rope", "learned"] = "rope"    # how positions are encoded
     rope_fraction: float = 1.0  # fraction of each head's channels that rope rotates
     dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
-    qk_norm: bool = False       # normalize q and k, with a learned gain (ngpt and angpt always do)
-    mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP (ngpt, angpt: always swiglu)
+    qk_norm: bool = False       # normalize q and k, with a learned gain; ngpt and angpt always do
+    mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP; ngpt, angpt: always swiglu
     bias: bool = False          # biases in a block's linear maps and norms; not for ngpt, angpt
     tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # initial standard deviation of embeddings; no effect on ngpt, angpt

@@ -81,7 +81,9 @@ NANOGPT_NAMES = {
 def did_you_mean(word, names):
     """Return "; did you mean NAME?" for the name most similar to a word, or "" if none is."""
     word = str(word).lower()
-    similar = difflib.get_close_matches(NANOGPT_NAMES.get(word, word), names)
+    if NANOGPT_NAMES.get(word) in names:
+        word = NANOGPT_NAMES[word]
+    similar = difflib.get_close_matches(word, names)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 

@@ -46,7 +46,8 @@ class SampleConfig:
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:
-            raise ConfigError(f"seed={self.seed}: expected less than 2**63, for the last sample as well")
+            raise ConfigError(f"seed={self.seed}: expected less than 2**63, for the last sample "
+                              "as well")
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

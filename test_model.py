@@ -1751,15 +1751,17 @@ def test_a_warm_up_that_is_longer_than_the_rest_of_a_run_ends_with_it(tiny):
     log = train(resumed(tiny(), max_steps=6), say=None)
     assert column(log, "lr")[-1][1] == pytest.approx(tiny().learning_rate)
 
-def test_a_signal_in_the_last_step_acts_after_the_run(tiny, monkeypatch):
+@pytest.mark.parametrize("number, error", [
+    (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_in_the_last_step_acts_after_the_run(tiny, monkeypatch, number, error):
     def save_last(path, model, code, optimizer, step, *rest, save=train_py.save_checkpoint):
         if step == 6:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         save(path, model, code, optimizer, step, *rest)
 
     monkeypatch.setattr(train_py, "save_checkpoint", save_last)
     lines = []
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         train(tiny(), say=lines.append)
     assert checkpoint(tiny())["step"] == 6
     assert not any("Stopped" in line for line in lines)

@@ -86,7 +86,7 @@ SIZES = {
 }
 
 # The training options of each family of archs. The learning rates and embed_std are the best of a
-# search at width 128, which is the laptop's (lessons/studies). The family is an attribute of the
+# search at laptop size, where the width is 128 (lessons/studies). The family is an attribute of the
 # block class in model.py, and an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 # nGPT's weights have norms of 1 and anGPT's at most 1, so both papers train them without weight
@@ -134,7 +134,7 @@ class TrainConfig(GPTConfig):
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
     out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
     init_from: str | None = None    # start with the weights of another run, or of gpt2
-    resume: Literal["true", "false", "auto"] = "false"  # resume the run in out_dir (auto: if any)
+    resume: Literal["true", "false", "auto"] = "false"  # resume out_dir's run; auto: if it has one
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
 
     # Model
@@ -1058,7 +1058,12 @@ def noted_signals():
     if received:
         # The run has ended by itself before the loop looked at the list. Let the signal act now, so
         # that a loop over several runs ends, too.
-        signal.raise_signal(received[0])
+        raise stop_error(received[0])
+
+
+def stop_error(number):
+    """Return the exception with which a signal ends a run, after it has been saved."""
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def lock_run(config):
@@ -1271,9 +1276,7 @@ def run(config, watch, say):
             if stop_signal:
                 say(f"\nStopped and saved at step {step}. "
                     "To resume: the same command with --resume=true")
-                if stop_signal == signal.SIGINT:
-                    raise KeyboardInterrupt
-                raise SystemExit(128 + stop_signal)
+                raise stop_error(stop_signal)
 
             # The time of validation, logging and saving does not count.
             if logging:
