@@ -39,7 +39,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 # These two variables have to be set before torch reads them: the first when it is imported, the
-# second when it first compiles. This is why sample.py, bench.py and the lessons import train.py
+# second when it first compiles. This is why sample.py, bench.py and lessons/studies import train.py
 # before torch.
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -65,8 +65,8 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
 # largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
-# compute the loss in chunks). A compiled step then needs at most 70 GB (python bench.py memory).
-# This is why 1b has a batch size of 8.
+# compute the loss in chunks). With 16 a compiled step needs at most 70 GB in all presets but 1b,
+# which therefore has 8 (python bench.py memory).
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -132,7 +132,7 @@ class TrainConfig(GPTConfig):
     """
     # Run
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
-    out_dir: str | None = None      # folder for results (out/<arch>; out/tuned with init_from)
+    out_dir: str | None = None      # folder (out/<arch>, +qk_norm if set; out/tuned with init_from)
     init_from: str | None = None    # start with the weights of another run, or of gpt2
     resume: Literal["true", "false", "auto"] = "false"  # resume out_dir's run; auto: if it has one
     eval_only: bool = False         # print the validation loss of out_dir or init_from as JSON
@@ -160,15 +160,15 @@ class TrainConfig(GPTConfig):
 
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
-    eval_tokens: int | None = None  # tokens per validation (0.5% of all training tokens)
-    final_eval_tokens: int | None = None  # tokens in the last validation (eval_tokens, or over 1M)
+    eval_tokens: int | None = None  # tokens per validation (0.5% of training, 4096 to 10M)
+    final_eval_tokens: int | None = None  # in the last, and in eval_only (eval_tokens, or over 1M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
     # System
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where that is fast
-    compile: Literal["auto", "true", "false"] = "auto"  # auto: on GPUs, and on CPUs in long runs
+    compile: Literal["auto", "true", "false"] = "auto"  # auto: with cuda, and on CPUs in long runs
 
     def __init__(self, inherited=None, /, **options):
         """Give every option a value. `inherited` is None or a dict of a checkpoint's options."""
@@ -249,11 +249,11 @@ def load_arch(arch):
     return name
 
 
-def resolve(config, dataset_vocab_size=257, world_size=1):
+def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     """Return a copy of config in which the options that the constructor left open have values.
 
-    vocab_size and batch_size depend on the dataset and the number of processes. The intervals, the
-    numbers of validation tokens and pn_warmup follow from other options.
+    vocab_size and batch_size depend on the dataset and the number of processes. The
+    intervals, the numbers of validation tokens and pn_warmup follow from other options.
 
     Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
     """
@@ -483,7 +483,8 @@ def batches(tokens, step, config, process):
 def make_model(config, device, state=None):
     """Return a GPT with random weights, or with those of the checkpoint `state`.
 
-    Raises DataError if the checkpoint's weights do not fit.
+    Raises DataError if the checkpoint's weights do not fit, and warns if the block's code has
+    changed.
     """
     torch.manual_seed(config.seed)
     model = GPT(config)
@@ -493,8 +494,9 @@ def make_model(config, device, state=None):
         saved_code = state.get("block_code")
         has_changed = saved_code and saved_code != block_code(model)
         if has_changed and os.environ.get("RANK", "0") == "0":
-            print(f"The code of {config.arch}'s block has changed since this checkpoint was saved: "
-                  "undo the change, or train again.", file=sys.stderr)
+            print(f"The code of {config.arch}'s block has changed since this checkpoint was saved, "
+                  "so it may compute something else: undo the change, or train again.",
+                  file=sys.stderr)
     return model.to(device)
 
 
@@ -596,8 +598,9 @@ def distribute(model, process):
     # By default torch.compile cuts a block into several graphs, wherever a gradient bucket ends.
     # That is for models that are compiled as a whole; our blocks are graphs of their own already.
     torch._dynamo.config.optimize_ddp = False
-    # PowerNorm's buffers are the same on all ranks and need no broadcast. Gradients live in the
-    # buckets themselves, so that they are not copied.
+    # PowerNorm averages its statistics over the ranks itself (mean_over_ranks in model.py), so its
+    # buffers need no broadcast. Gradients live in the buckets themselves, so that they are not
+    # copied.
     with warnings.catch_warnings():
         # torch 2.13 deprecates broadcast_buffers, but torch 2.11 does not have its replacement.
         warnings.simplefilter("ignore", FutureWarning)
@@ -760,7 +763,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
         # Of the other options, inherit only those that were set. The rest is derived again, since a
         # longer run has other intervals. Older checkpoints call the options that were set "given".
-        # The oldest do not tell them from the others, so all are inherited.
+        # The oldest do not tell them from the others, so all are inherited. setdefault() keeps the
+        # options of the model that stand in `inherited` already.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -768,10 +772,11 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
-    set_now = config.options.get("warmup_ratio")
-    if own_checkpoint and set_now in (None, inherited.get("warmup_ratio")):
-        # Keep the number of warmup steps, unless another warmup is set now. As a fraction it would
-        # grow with max_steps, and a longer run would be in its warmup again.
+    ratio_now = config.options.get("warmup_ratio")
+    if own_checkpoint and ratio_now in (None, inherited.get("warmup_ratio")):
+        # Keep the number of warmup steps, unless another warmup is set now. (The same command sets
+        # the same one again, which does not count.) As a fraction it would grow with max_steps, and
+        # a longer run would be in its warmup again.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     for name in sorted(must_match):
@@ -803,7 +808,8 @@ def open_folder(folder, say):
     with explain_errors(f"out_dir={folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
     # Moving the folder would move everything in it, such as other runs, a dataset or this program.
-    # So refuse a folder that holds anything else. (A run that was killed may leave ckpt.pt.tmp.)
+    # So refuse a folder that holds anything but a run and hidden files. (A run that was killed may
+    # leave ckpt.pt.tmp.)
     others = [path.name for path in folder.iterdir() if not path.name.startswith(".")
               and path.name.removesuffix(".tmp") not in RUN_FILES]
     if others:
@@ -846,7 +852,7 @@ def cut_log(folder, step):
 
 def append_log(folder, record):
     with open(folder / "log.jsonl", "a") as file:
-        # The tensors that watch() may return become floats.
+        # Tensors in a record become floats. They may come from train()'s argument `watch`.
         file.write(json.dumps(record, default=float) + "\n")
 
 
@@ -858,7 +864,7 @@ def draw_losses(folder):
         tokens = [record["tokens"] / 1e6 for record in records]
         axes.plot(tokens, [record[key] for record in records], style, markersize=4, label=label)
 
-    # The loss of step 0 is usually so high that it would squeeze the rest of the picture.
+    # The validation loss of step 0 is usually so high that it would squeeze all the rest.
     records = [record for record in read_log(folder) if record["step"] > 0]
     draw("loss", "C0-", "training", [record for record in records if "loss" in record])
     validations = [record for record in records if "val_loss" in record]
@@ -1056,8 +1062,8 @@ def noted_signals():
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
-        # The run has ended by itself before the loop looked at the list. Let the signal act now, so
-        # that a loop over several runs ends, too.
+        # The run has taken all its steps in spite of the signal. Let the signal act now, so that a
+        # loop over several runs ends, too.
         raise stop_error(received[0])
 
 
@@ -1067,7 +1073,10 @@ def stop_error(number):
 
 
 def lock_run(config):
-    """Return a lock on the run's folder, to be held while this process writes to it."""
+    """Return a lock on the run's folder, to be held while this process writes to it.
+
+    The lock file lies beside the folder, so that open_folder() can move the folder.
+    """
     if config.eval_only or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
     return lock_folder(config.out_dir, "another run is writing here; give another --out_dir")
@@ -1138,6 +1147,7 @@ def run(config, watch, say):
     # Model
     model = make_model(config, process.device, state)
     if config.eval_only:
+        # As many tokens as in a run's last validation, so that the losses can be compared
         record = evaluate(model, dataset, config, process, config.final_eval_tokens)
         say(json.dumps(record))
         return [record]
@@ -1196,7 +1206,7 @@ def run(config, watch, say):
 
             # Decide. Each validation and each regular checkpoint has a record in the log. At step 0
             # everything is due, so a new run evaluates and saves its initial weights. A resumed run
-            # did what is due at its first step before it stopped.
+            # skips its first pass, because its checkpoint is that of this step.
             finished = step >= config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
@@ -1251,9 +1261,10 @@ def run(config, watch, say):
                 stop_signal = process.largest(signals[0] if signals else 0)
             if stop_signal and not done_before:
                 saving = True
-            if saving and measured is not None:
-                # This raises Diverged if the latest step was not finite, so that NaN is not saved.
-                read_measurements(measured, step, process)
+                # If the latest step has not been read above, read it now: Diverged is raised
+                # instead of saving NaN.
+                if measured is not None and not reading:
+                    read_measurements(measured, step, process)
 
             # Log, save and draw, on the main process
             if main_process:
@@ -1266,9 +1277,9 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # End the run. First wait until rank 0 has saved, because torchrun kills the other ranks
-            # as soon as one exits with an error, which is what the exceptions below are. A signal
-            # that comes in the last step acts after the run, see noted_signals().
+            # End the run. First wait until rank 0 has saved: stop_error() makes a rank exit with an
+            # error, and torchrun then kills the others. A finished run waits, too, because
+            # noted_signals() raises that error afterwards if a signal came in the last step.
             if finished or stop_signal:
                 process.barrier()
             if finished:
@@ -1278,7 +1289,8 @@ def run(config, watch, say):
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
 
-            # The time of validation, logging and saving does not count.
+            # The time of validation, logging and saving does not count. (Without a record it may be
+            # the time in which `asking` waited for the GPU, and that belongs to the steps.)
             if logging:
                 started = time.perf_counter()
 
