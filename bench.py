@@ -436,7 +436,15 @@ def curves(options, folders):
         check_choice("key", options.key, sorted(numbers), f" ({folder}/log.jsonl)")
         shown = [record for record in records if options.key in record]
         tokens = [record["tokens"] / 1e6 for record in shown]
-        axes.plot(tokens, [record[options.key] for record in shown], "o-", ms=3, label=folder)
+        values = [record[options.key] for record in shown]
+        # The last validation of a run usually reads more tokens, which makes it another
+        # measurement. Then it is a star, and the line ends before it.
+        n_joined = len(shown)
+        n_tokens = [record.get("val_tokens") for record in shown]
+        if options.key.startswith("val") and len(set(n_tokens[-2:])) > 1:
+            n_joined -= 1
+        [line] = axes.plot(tokens[:n_joined], values[:n_joined], "o-", ms=3, label=folder)
+        axes.plot(tokens[n_joined:], values[n_joined:], "*", ms=9, color=line.get_color())
 
         # usual.json: arch -> seed -> tokens -> validation loss
         seeds = usual.get(Path(folder).name, {})
@@ -444,10 +452,13 @@ def curves(options, folders):
             print(f"{folder}: no gray lines; assets/usual.json has out/{', out/'.join(usual)}")
         for losses in seeds.values():
             tokens = [int(n) / 1e6 for n in losses if int(n)]
-            axes.plot(tokens, [losses[n] for n in losses if int(n)], **gray)
+            values = [losses[n] for n in losses if int(n)]
+            axes.plot(tokens[:-1], values[:-1], **gray)
+            axes.plot(tokens[-1:], values[-1:], "*", color="0.85", ms=12, zorder=0)
     if options.usual:
         axes.plot([], [], **gray, label="other seeds, default options")
-    axes.set(xlabel="tokens (millions)", ylabel=options.key)
+    note = "; a star is a last validation on more tokens" if options.key.startswith("val") else ""
+    axes.set(xlabel=f"tokens (millions){note}", ylabel=options.key)
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")
     print(f"{options.out_dir}/curves.png")

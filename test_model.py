@@ -2237,6 +2237,18 @@ def test_curves_are_drawn_without_step_0_and_name_the_known_keys(
         benchmark("curves", *trained, out_dir=tmp_path, key="los")
 
 
+@pytest.mark.parametrize("key, joined", [("val_loss", [2, 3]), ("loss", [2, 3, 4])])
+def test_curves_end_before_a_last_validation_of_more_tokens(tmp_path, monkeypatch, key, joined):
+    pictures = []
+    monkeypatch.setattr(bench.Figure, "savefig", lambda self, path: pictures.append(self))
+    for step, n_tokens in ((2, 64), (3, 64), (4, 128)):
+        record = dict(step=step, tokens=step * 10 ** 6, loss=1, val_loss=1, val_tokens=n_tokens)
+        train_py.append_log(tmp_path, record)
+    benchmark("curves", tmp_path, out_dir=tmp_path, key=key)
+    line, stars = pictures[0].axes[0].lines
+    assert list(line.get_xdata()) == joined
+    assert [*line.get_xdata(), *stars.get_xdata()] == [2, 3, 4]
+
 @pytest.mark.parametrize("words, says", [line.split("  ") for line in """
 sped  did you mean speed?
 race  the race is lessons/studies/race.py

@@ -781,7 +781,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     for name in sorted(must_match):
         value = getattr(completed, name)
-        check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}")
+        check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
+              f"; leave out --{name}, or choose another run")
     return completed
 
 
@@ -1038,13 +1039,15 @@ def noted_signals():
 
     def note(number, frame):
         received.append(number)
-        # A validation may last a minute, so say that the signal has been noticed. (print() would
-        # fail if the signal came in the middle of another print().)
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nThe run will be saved soon, and then stop.\n")
-        # Let the next signal of this kind act as usual.
+        text = "\nThe run will be saved after this step, and then stop.\n"
         if "RANK" not in os.environ:
+            # Let the next signal of this kind act as usual.
             signal.signal(number, handlers[number])
+            text += "A second signal ends it at once, without saving.\n"
+        # A step or a validation may last minutes, so say that the signal has been noticed. (print()
+        # would fail if the signal came in the middle of another print().)
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
