@@ -213,8 +213,10 @@ def write_results(benchmark, options, training, **results):
 def speed(options, training):
     """Measure the time of a training step with every arch, compiled unless --compile=false."""
     training = {"compile": "true", **training}
-    # Several archs share lines of code but have different constants in them. torch has to compile
-    # such lines more often than its limit allows, and has to treat numbers as constants.
+    # Several archs share lines of code with different constants in them, so torch compiles these
+    # lines once per arch, more often than its limit allows. By default it would also turn a float
+    # that differs between archs into an input of the compiled code. Keep it a constant, as it is
+    # when one arch is trained alone.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
     configs = resolve_each(options.archs, training)
@@ -404,10 +406,11 @@ def memory(options, training):
             row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9e9 * card)
         rows.append(row)
     print_table(rows)
-    print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is for the\n"
-          "weights, gradients and Adam's moments, \"per sequence\" for each sequence of a small\n"
-          "micro-batch, and the column batch_size the total with that many sequences. \"fits\" is\n"
-          "the largest batch_size, a power of two, that leaves a tenth of such a card free.")
+    print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"
+          "weights, gradients and Adam's moments need, and \"per sequence\" is what each sequence\n"
+          "of a small micro-batch adds. The column batch_size is the total with that many\n"
+          "sequences. \"fits 24 GB\" is the largest power of two for batch_size that leaves a\n"
+          "tenth of a card with 24 GB free.")
     write_results("memory", options, training, results=rows)
 
 
@@ -438,7 +441,7 @@ def curves(options, folders):
         tokens = [record["tokens"] / 1e6 for record in shown]
         values = [record[options.key] for record in shown]
         # The last validation of a run usually reads more tokens, which makes it another
-        # measurement. Then it is a star, and the line ends before it.
+        # measurement. Then draw it as a star, and end the line before it.
         n_joined = len(shown)
         n_tokens = [record.get("val_tokens") for record in shown]
         if options.key.startswith("val") and len(set(n_tokens[-2:])) > 1:
@@ -457,7 +460,7 @@ def curves(options, folders):
             axes.plot(tokens[-1:], values[-1:], "*", color="0.85", ms=12, zorder=0)
     if options.usual:
         axes.plot([], [], **gray, label="other seeds, default options")
-    note = "; a star is a last validation on more tokens" if options.key.startswith("val") else ""
+    note = "; star: the last validation, on more tokens" if options.key.startswith("val") else ""
     axes.set(xlabel=f"tokens (millions){note}", ylabel=options.key)
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")

@@ -126,15 +126,16 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     The keys and values of a cache come before k and v. There are three ways to the same result: the
     formula itself, flash_attn's kernel, and torch's own.
     """
-    # Under autocast the gains, which are float32, have made q and k float32, too.
+    # Under autocast nGPT's s_qk, a float32 vector, has made q and k float32. Return to v's dtype.
     q = (scale * q).type_as(v)
     k = k.type_as(v)
     if cache:
         k, v = cache.extend(k, v)
     T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
 
-    # The formula. With a cache, torch's is_causal would treat the queries as the first of the S
-    # positions. And for short sequences on a CPU a step with torch's kernel takes a quarter longer.
+    # The formula itself is for two cases. If several queries come after a cache, torch's is_causal
+    # would treat them as the first of the S positions. And for short sequences on a CPU a step with
+    # torch's kernel takes a quarter longer.
     if 1 < T < S or (1 < T <= 512 and v.is_cpu):
         # With int64 positions, torch's default, a step would take a tenth longer.
         position = torch.arange(S, device=v.device, dtype=torch.int32)
@@ -345,7 +346,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block `layer` of n_layer, in an arch that needs it."""
+        """Change the initial weights of block `layer` of n_layer. An arch may override this."""
 
 
 class PreNormBlock(Block):

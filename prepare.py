@@ -127,7 +127,8 @@ def clean_option(field, value):
         return word == "true" if kind is bool else word
     if kind is float and type(value) is int:
         value = float(value)
-    # A shell leaves the ~ of --out_dir=~/runs as it is. Most text options name a file or a folder.
+    # A shell does not expand the ~ in --out_dir=~/runs, so expand it here. The prompt is left
+    # alone, because it is text and not a path.
     if isinstance(value, (str, Path)) and field.name != "prompt":
         value = os.path.expanduser(value)
     if type(value) is not kind:
@@ -528,9 +529,9 @@ def cut(document, size, path):
 def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    With a place that was yielded before, reading continues with the next chunk. A document of more
-    than 5% of the total bytes is cut into chunks of at most 0.5%, so that the validation shard,
-    which is filled chunk by chunk, does not get much more than 5%.
+    A place is the number of chunks so far. With a place that was yielded before, reading continues
+    with the next chunk. A document of more than 5% of the total bytes is cut into chunks of at most
+    0.5%, so that one long document cannot carry the validation shard far beyond 5%.
     """
     number = 0
     for path in paths:
@@ -557,7 +558,7 @@ def stream_fineweb(subset, place):
     """
     import datasets
     state, n_done = place or (None, 0)
-    with explain_errors("fineweb: failed; the same command resumes after the last whole shard"):
+    with explain_errors("fineweb: failed; the same command resumes from the last whole shard"):
         rows = datasets.load_dataset("HuggingFaceFW/fineweb", name=subset, split="train",
                                      streaming=True)
         if state:
@@ -579,7 +580,7 @@ def fetch_shards(folder, options):
         n_shards = min(n_shards, math.ceil(options.tokens / 100_000_000))
     names = [f"fineweb_train_{number:06d}.bin" for number in range(1, n_shards + 1)]
     names.append("fineweb_val_000000.bin")
-    failed = f"{options.source}: incomplete; the same command resumes"
+    failed = f"{options.source}: the download is incomplete; the same command resumes"
     with explain_errors(failed):
         huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
@@ -609,9 +610,9 @@ def describe(options, paths):
 def load_progress(folder, settings):
     """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
-    If there was no earlier command, write and return that nothing is done yet.
-
-    Raises DataError if the folder holds a dataset that was made with other settings.
+    If the folder has no training shards and no progress with these settings, begin with a record
+    of zero progress. Raises DataError if it holds training shards that were made with other
+    settings, or that are unknown.
     """
     has_shards = any(folder.glob("*_train_*.bin"))
     for path in (folder / "meta.json", folder / PROGRESS):

@@ -46,8 +46,8 @@ class SampleConfig:
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:
-            raise ConfigError(f"seed={self.seed}: expected less than 2**63, for the last sample "
-                              "as well")
+            raise ConfigError(f"seed={self.seed}: expected less than 2**63, and each sample needs "
+                              "a seed of its own: seed, seed + 1, ...")
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -61,7 +61,8 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     idx = torch.from_numpy(ids)[None].to(device)         # (1, T), end-of-text first
     generator = torch.Generator(device).manual_seed(seed)
 
-    # A token may end in the middle of a character. The decoder keeps its bytes until the next one.
+    # A token may end in the middle of a character. The decoder keeps the first bytes of such a
+    # character until the next token brings the rest.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
         if token.item() == tokenizer.eot_token:

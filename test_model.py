@@ -1936,6 +1936,21 @@ def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
 
+def test_a_size_must_be_that_of_the_weights_whatever_their_run_called_it(trained, monkeypatch):
+    state = read_checkpoint(trained[0])
+    shape = {name: state["config"][name] for name in ("n_embd", "n_layer", "n_head")}
+    monkeypatch.setitem(train_py.SIZES, "mine", train_py.SIZES["laptop"] | shape)
+    state["config"]["size"] = "laptop"             # such weights have been trained further before
+    completed = train_py.with_checkpoint(TrainConfig(init_from=str(trained[0]), size="mine"), state)
+    assert {name: getattr(completed, name) for name in shape} == shape
+    with pytest.raises(DataError, match="made with n_embd=.*--size=62m; leave out --size"):
+        train_py.with_checkpoint(TrainConfig(init_from=str(trained[0]), size="62m"), state)
+
+def test_code_that_cannot_be_found_is_not_called_changed(trained, monkeypatch, capsys):
+    monkeypatch.setattr(train_py, "block_code", lambda model: None)
+    load_model(str(trained[0]))
+    assert capsys.readouterr().err == ""
+
 def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):

@@ -161,7 +161,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens per validation (0.5% of training, 4096 to 10M)
-    final_eval_tokens: int | None = None  # in the last, and in eval_only (eval_tokens, or over 1M)
+    final_eval_tokens: int | None = None  # tokens, last validation (eval_tokens, else 1M to 10M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -171,7 +171,7 @@ class TrainConfig(GPTConfig):
     compile: Literal["auto", "true", "false"] = "auto"  # auto: with cuda, and on CPUs in long runs
 
     def __init__(self, inherited=None, /, **options):
-        """Give every option a value. `inherited` is None or a dict of a checkpoint's options."""
+        """Set the options. `inherited` is None, or a dict of those that come from a checkpoint."""
         inherited = inherited or {}
         options = clean_options(TrainConfig, options)
         if "arch" in options:
@@ -252,8 +252,9 @@ def load_arch(arch):
 def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     """Return a copy of config in which the options that the constructor left open have values.
 
-    vocab_size and batch_size depend on the dataset and the number of processes. The
-    intervals, the numbers of validation tokens and pn_warmup follow from other options.
+    vocab_size depends on the dataset. The preset's batch_size shrinks until it fits the number of
+    processes. The intervals, the numbers of validation tokens and pn_warmup follow from other
+    options.
 
     Raises ConfigError if the processes cannot share the batch, or the vocabulary is too small.
     """
@@ -338,6 +339,7 @@ class Process:
 
     def barrier(self):
         """Wait until all ranks are here."""
+        # The largest number is known only when every rank has given its own.
         self.largest(0)
 
     def check_agreement(self, description):
@@ -492,7 +494,8 @@ def make_model(config, device, state=None):
         with explain_errors("the checkpoint's weights do not fit this model"):
             model.load_state_dict(state["model"])
         saved_code = state.get("block_code")
-        has_changed = saved_code and saved_code != block_code(model)
+        code = block_code(model)
+        has_changed = saved_code and code and code != saved_code
         if has_changed and os.environ.get("RANK", "0") == "0":
             print(f"The code of {config.arch}'s block has changed since this checkpoint was saved, "
                   "so it may compute something else: undo the change, or train again.",
@@ -602,7 +605,8 @@ def distribute(model, process):
     # buffers need no broadcast. Gradients live in the buckets themselves, so that they are not
     # copied.
     with warnings.catch_warnings():
-        # torch 2.13 deprecates broadcast_buffers, but torch 2.11 does not have its replacement.
+        # torch 2.13 deprecates broadcast_buffers, but torch 2.11, with which train.py also works,
+        # does not have its replacement.
         warnings.simplefilter("ignore", FutureWarning)
         ddp_model = DistributedDataParallel(model, broadcast_buffers=False,
                                             gradient_as_bucket_view=True)
@@ -623,7 +627,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     tokens = dataset.val
     n_windows = (eval_tokens or config.eval_tokens) // config.block_size
     n_windows = min(max(1, n_windows), tokens.windows)
-    windows = [i * tokens.windows // n_windows for i in range(n_windows)]
+    chosen = [i * tokens.windows // n_windows for i in range(n_windows)]
 
     on_gpu = process.device.type == "cuda"
     # In eval mode a compiled model has to be compiled once more. On a CPU validation is too short
@@ -635,7 +639,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     model.eval()
     size = config.batch_size
     for start in range(process.rank * size, n_windows, process.world_size * size):
-        x, y = tokens.batch(windows[start:start + size], "cpu")
+        x, y = tokens.batch(chosen[start:start + size], "cpu")
         batch_tokens = y.numel()
         n_bytes += int(dataset.token_bytes[y.numpy()].sum())
         if on_gpu and len(x) < size:
@@ -755,9 +759,13 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # function can only fail for an option that is set again now.
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
-    if "size" in config.options and "size" in saved:
-        # The checkpoint's width and depth win over those of --size, so another --size would not
-        # give the model of that size. Refuse it.
+    # The checkpoint's width and depth win over those of --size, so another --size would not give
+    # the model of that size. Refuse it.
+    if "size" in config.options and not own_checkpoint:
+        for name in ("n_embd", "n_layer", "n_head"):
+            check(getattr(config, name) == saved[name], f"{source}: made with {name}="
+                  f"{saved[name]}, which is not that of --size={config.size}; leave out --size")
+    if "size" in config.options and own_checkpoint and "size" in saved:
         must_match.add("size")
     if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
@@ -774,9 +782,9 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     ratio_now = config.options.get("warmup_ratio")
     if own_checkpoint and ratio_now in (None, inherited.get("warmup_ratio")):
-        # Keep the number of warmup steps, unless another warmup is set now. (The same command sets
-        # the same one again, which does not count.) As a fraction it would grow with max_steps, and
-        # a longer run would be in its warmup again.
+        # Keep the number of warmup steps, unless another warmup is set now. (A command that repeats
+        # the earlier --warmup_ratio does not set another one.) As a fraction it would grow with
+        # max_steps, and a longer run would be in its warmup again.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     for name in sorted(must_match):
@@ -829,7 +837,8 @@ def open_folder(folder, say):
 def read_log(folder):
     """Return the records of a run's log.jsonl.
 
-    A last line that was cut off when the process was killed is ignored.
+    Reading ends at the first line that is not a record, which is usually a last line that was cut
+    off when the process was killed. Without a log the list is empty.
     """
     records = []
     try:
@@ -871,9 +880,11 @@ def draw_losses(folder):
     validations = [record for record in records if "val_loss" in record]
     # The last validation of a run may use more tokens, which makes it another measurement. So each
     # number of tokens has a line of its own. (Older logs do not have the number.)
-    for n_tokens in sorted({record.get("val_tokens", 0) for record in validations}):
+    numbers = sorted({record.get("val_tokens", 0) for record in validations})
+    for i, n_tokens in enumerate(numbers):
         same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
-        style = "C1o--" if len(same) > 1 else "C3*"
+        color = f"C{2 * i + 1}"  # C1, C3, ... differ more than neighbors
+        style = color + "o--" if len(same) > 1 else color + "*"
         label = f"validation, {n_tokens:,} tokens" if n_tokens else "validation"
         draw("val_loss", style, label, same)
     axes.set_title(str(folder), parse_math=False)  # a name may have a $
@@ -906,10 +917,10 @@ def flops_per_token(model):
 
 
 def utilization(model, tokens_per_s, process):
-    """Return {"mfu": ...}, the model FLOPs utilization, or {} if the peak is unknown.
+    """Return {"mfu": ...}, the model FLOPs utilization, or {} if the GPU's peak speed is unknown.
 
-    It is known for bfloat16 on some GPUs. The utilization is the number of operations per second
-    that the model needs, as a fraction of the GPUs' peak.
+    PEAK_FLOPS has the peak speed of some GPUs, for bfloat16. The utilization is the number of
+    operations per second that the model needs, as a fraction of the GPUs' peak speed.
     """
     if process.device.type == "cuda" and process.dtype == torch.bfloat16:
         peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
@@ -1039,11 +1050,12 @@ def noted_signals():
 
     def note(number, frame):
         received.append(number)
-        text = "\nThe run will be saved after this step, and then stop.\n"
+        text = "\nThe run will be saved within ten steps, and then stop.\n"
         if "RANK" not in os.environ:
             # Let the next signal of this kind act as usual.
             signal.signal(number, handlers[number])
-            text += "A second signal ends it at once, without saving.\n"
+            text = ("\nThe run will be saved after this step, and then stop. A second signal ends "
+                    "it at once, without saving.\n")
         # A step or a validation may last minutes, so say that the signal has been noticed. (print()
         # would fail if the signal came in the middle of another print().)
         with contextlib.suppress(OSError):
@@ -1065,8 +1077,8 @@ def noted_signals():
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
-        # The run has taken all its steps in spite of the signal. Let the signal act now, so that a
-        # loop over several runs ends, too.
+        # A run that stops raises an exception at the yield. This one has finished: the signal came
+        # too late to stop it. Let it act now, so that a loop over several runs ends, too.
         raise stop_error(received[0])
 
 
@@ -1100,10 +1112,11 @@ def train(config, watch=None, say=print_line):
     With eval_only it returns one record, that of the validation.
 
     watch(model, optimizer, step) is called at each validation. If it returns a dict, the record
-    gets its entries. With several ranks, every rank must pass the same watch, since PowerNorm's
-    forward pass in training mode waits for the other ranks. say(line) shows the progress; say=None
-    is quiet. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop, it is
-    saved first, and then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    gets its entries. With several ranks, every rank must pass the same watch, because it may run
+    the model, and PowerNorm's forward pass in training mode waits for the other ranks. say(line)
+    shows the progress; say=None is quiet. Raises ConfigError, DataError or Diverged. If a signal
+    tells the run to stop, it is saved first, and then this function raises KeyboardInterrupt
+    (Ctrl-C) or SystemExit.
     """
     with lock_run(config):
         return run(config, watch, say)
@@ -1150,7 +1163,7 @@ def run(config, watch, say):
     # Model
     model = make_model(config, process.device, state)
     if config.eval_only:
-        # As many tokens as in a run's last validation, so that the losses can be compared
+        # Use as many tokens as the last validation of a run with these options.
         record = evaluate(model, dataset, config, process, config.final_eval_tokens)
         say(json.dumps(record))
         return [record]
@@ -1192,7 +1205,8 @@ def run(config, watch, say):
     stop_signal = 0
     step = first_step
     measured = None  # what the latest optimizer step measured
-    # The speed is averaged over laps of some steps. This is where the current lap began.
+    # A lap is the steps from one reading of the loss to the next, and a record has the mean speed
+    # of its lap. This is where the current lap began.
     lap_step, lap_seconds = first_step, seconds
     started = time.perf_counter()
 
@@ -1209,7 +1223,7 @@ def run(config, watch, say):
 
             # Decide. Each validation and each regular checkpoint has a record in the log. At step 0
             # everything is due, so a new run evaluates and saves its initial weights. A resumed run
-            # skips its first pass, because its checkpoint is that of this step.
+            # does none of this in its first pass, because its checkpoint was saved at this step.
             finished = step >= config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
@@ -1222,10 +1236,9 @@ def run(config, watch, say):
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read. The CPU waits for the GPU here, too, so do it only when a record is due, and
-            # after the first step, which is slow if it compiles the model. A new lap begins after
-            # it, so that the next speed does not include compiling. (If no record is due, the
-            # numbers are dropped.)
+            # Read. The CPU waits for the GPU here, too, so read only when a record is due, and
+            # after the first step: that ends the lap that may include compiling, so that the next
+            # speed does not include it. (If no record is due then, the numbers are not logged.)
             after_first_step = step == first_step + 1
             reading = measured is not None and (logging or after_first_step)
             if reading:
@@ -1268,6 +1281,7 @@ def run(config, watch, say):
                 # instead of saving NaN.
                 if measured is not None and not reading:
                     read_measurements(measured, step, process)
+                    seconds += time.perf_counter() - started
 
             # Log, save and draw, on the main process
             if main_process:
@@ -1292,8 +1306,9 @@ def run(config, watch, say):
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
 
-            # The time of validation, logging and saving does not count. (Without a record it may be
-            # the time in which `asking` waited for the GPU, and that belongs to the steps.)
+            # Restart the clock, so that validation, logging and saving do not count. (If nothing
+            # was logged, let it run on: the ranks may have waited for the GPU when they compared
+            # their signals, and that time belongs to the steps.)
             if logging:
                 started = time.perf_counter()
 

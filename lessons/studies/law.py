@@ -1,8 +1,8 @@
 """
 Fit the law loss = a N^-b + c for N parameters to races at several sizes.
 
-    python lessons/studies/law.py assets/race_0.05m.json assets/race_0.1m.json \\
-        assets/race_small.json assets/race_0.6m.json assets/race_1.1m.json
+    python lessons/studies/law.py                 # the races in assets/
+    python lessons/studies/law.py out/a.json out/b.json out/c.json out/d.json
 
 All runs have the same number of tokens per parameter. The brackets are a bootstrap over seeds, 2.5%
 to 97.5%. With two seeds per size such an interval contains the truth about three times in four. It
@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 from bench import COLORS, label, print_table
 from lessons.studies.race import at_best, read_race, validation_of
 import numpy as np
@@ -23,6 +24,7 @@ from prepare import check, parse_options, run_script
 
 EXPONENTS = np.geomspace(0.02, 2, 1000)
 AT = 100_000_000                         # parameters for which the law predicts the loss
+RACES = [ROOT / f"assets/race_{size}.json" for size in ("0.05m", "0.1m", "small", "0.6m", "1.1m")]
 
 
 @dataclass
@@ -120,7 +122,7 @@ def main(argv):
     options = LawConfig(**parse_options([word for word in argv if word not in paths], __doc__, LawConfig))
     axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
     table = []
-    for name, found in read_sizes(paths, options.tokens_per_parameter).items():
+    for name, found in read_sizes(paths or RACES, options.tokens_per_parameter).items():
         sizes = np.array(sorted(found))
         seeds = [found[size] for size in sizes]
         if len(sizes) < 4 or min(map(len, seeds)) < 2 or not np.isfinite(np.concatenate(seeds)).all():
