@@ -143,13 +143,13 @@ class TrainConfig(GPTConfig):
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
-    batch_size: int | None = None   # sequences in a micro-batch of one process (by size)
+    batch_size: int | None = None   # sequences in a micro-batch of one process (by size, ranks)
     total_batch_size: int | None = None  # tokens in an optimizer step, over all processes (by size)
     seed: int = 1337                # seed of the weights, the order of the data, and dropout
 
     # Optimizer
     max_steps: int | None = None    # optimizer steps (by size)
-    learning_rate: float | None = None  # peak learning rate (by arch and width)
+    learning_rate: float | None = None  # peak learning rate (by arch, width and init_from)
     min_lr_ratio: float = 0.01      # final learning rate, as a fraction of learning_rate
     warmup_ratio: float | None = None  # fraction of the steps used for linear warmup (by arch)
     weight_decay: float | None = None  # weight decay of matrices and embeddings (by arch)
@@ -176,8 +176,8 @@ class TrainConfig(GPTConfig):
         options = clean_options(TrainConfig, options)
         if "arch" in options:
             options["arch"] = load_arch(options["arch"])
-        # self.options has only the options that somebody has set: those that come from a checkpoint
-        # (see with_checkpoint), and those that are set now.
+        # self.options has the options that come from a checkpoint (see with_checkpoint) and those
+        # that are set now. Defaults, preset and recipe are not in it.
         self.options = {**inherited, **options}
 
         defaults = {field.name: field.default for field in fields(TrainConfig)}
@@ -585,8 +585,8 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. It divides before the backward pass, because PowerNorm uses
-    gradients during that pass, and their size must not depend on the number of ranks.
+    the number of ranks already. It divides before the backward pass, because PowerNorm combines
+    gradients with a mean over all ranks during that pass, so they need their final size there.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -755,18 +755,19 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
     # All options of the model must match the checkpoint, except for these five, which new training
-    # may change. Inherited values are the checkpoint's own, so the check at the end of this
-    # function can only fail for an option that is set again now.
+    # may change.
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
-    # The checkpoint's width and depth win over those of --size, so another --size would not give
-    # the model of that size. Refuse it.
-    if "size" in config.options and not own_checkpoint:
+    if "size" in config.options and own_checkpoint:
+        # The batch and the length of the run come from the size as well, so the size itself must
+        # match. (Some older checkpoints do not have it.)
+        must_match |= {"size"} & saved.keys()
+    elif "size" in config.options:
+        # The checkpoint's width and depth win over those of --size, so another --size would not
+        # give the model of that size. Refuse it.
         for name in ("n_embd", "n_layer", "n_head"):
             check(getattr(config, name) == saved[name], f"{source}: made with {name}="
                   f"{saved[name]}, which is not that of --size={config.size}; leave out --size")
-    if "size" in config.options and own_checkpoint and "size" in saved:
-        must_match.add("size")
     if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
         # Of the other options, inherit only those that were set. The rest is derived again, since a
@@ -776,8 +777,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
-    # Keep the folder in which the checkpoint was found. The default folder of the inherited arch
-    # may be another one.
+    # Keep the folder that was chosen before. The default folder of the inherited arch may be
+    # another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
@@ -787,6 +788,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # max_steps, and a longer run would be in its warmup again.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
+    # Inherited values are the checkpoint's own, so this fails only for an option that is set again.
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
@@ -965,7 +967,7 @@ def say_if_slow(seconds, n_steps, process, say):
 
 class Diverged(DataError):
     """A loss or a gradient is not finite, or the validation loss is far above that of guessing."""
-    exit_code = 3
+    exit_code = 3  # run_script() exits with it; other errors give 2
 
 
 def learning_rate(config, step):
@@ -1050,7 +1052,8 @@ def noted_signals():
 
     def note(number, frame):
         received.append(number)
-        text = "\nThe run will be saved within ten steps, and then stop.\n"
+        # torchrun kills its processes 30 seconds after it has received a signal.
+        text = "\nThe run will be saved within ten steps, if torchrun does not kill it before.\n"
         if "RANK" not in os.environ:
             # Let the next signal of this kind act as usual.
             signal.signal(number, handlers[number])
@@ -1111,12 +1114,12 @@ def train(config, watch=None, say=print_line):
 
     With eval_only it returns one record, that of the validation.
 
-    watch(model, optimizer, step) is called at each validation. If it returns a dict, the record
-    gets its entries. With several ranks, every rank must pass the same watch, because it may run
-    the model, and PowerNorm's forward pass in training mode waits for the other ranks. say(line)
-    shows the progress; say=None is quiet. Raises ConfigError, DataError or Diverged. If a signal
-    tells the run to stop, it is saved first, and then this function raises KeyboardInterrupt
-    (Ctrl-C) or SystemExit.
+    During training, watch(model, optimizer, step) is called at each validation. If it returns a
+    dict, the record gets its entries. With several ranks, every rank must pass the same watch,
+    because it may run the model, and PowerNorm's forward pass in training mode waits for the other
+    ranks. say(line) shows the progress; say=None is quiet. Raises ConfigError, DataError or
+    Diverged. If a signal tells the run to stop, it is saved first, and then this function raises
+    KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     with lock_run(config):
         return run(config, watch, say)
@@ -1174,7 +1177,8 @@ def run(config, watch, say):
     if resuming:
         load_moments(optimizer, state["optimizer"])
         seconds = state.get("seconds", 0.0)
-    state = None  # it is not needed any more
+    # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
+    state = None
 
     # Let torch compile the blocks and the loss at their first call, if that pays off. This changes
     # `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums the
@@ -1199,8 +1203,8 @@ def run(config, watch, say):
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
         f"{epochs:,.2f} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
     if will_compile:
-        say("First the model is compiled, which takes about 20 seconds on a CPU and one to two "
-            "minutes on a GPU.")
+        say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
+            "and one to two minutes on a GPU.")
 
     stop_signal = 0
     step = first_step
@@ -1275,10 +1279,11 @@ def run(config, watch, say):
             # largest is 0 if none has.
             if asking:
                 stop_signal = process.largest(signals[0] if signals else 0)
+            # In the first pass of a resumed run ckpt.pt is of this step already.
             if stop_signal and not done_before:
                 saving = True
                 # If the latest step has not been read above, read it now: Diverged is raised
-                # instead of saving NaN.
+                # instead of saving NaN. On a GPU this waits for steps, so it counts.
                 if measured is not None and not reading:
                     read_measurements(measured, step, process)
                     seconds += time.perf_counter() - started

@@ -884,8 +884,8 @@ PROPERTIES = {
         "Second number: with half the steps in the same time, a step takes 100% longer.":
             lambda y, right: not near(right[1], 1) or near(y[1], 1)},
     "3.9": {
-        "9.1: there the learning rate grows from 0 to 0.1 in 1,000 steps. Your learning rate does "
-        "not fit that.":
+        "9.1: there the learning rate grows from 0, at step 0, to 0.1 in 1,000 steps. Your "
+        "learning rate does not fit that.":
             lambda y, right, test: test != "9.1" or near(y[0], right[0], 1e-6),
         "Fig. 5: there the learning rate grows by 5e-5 per step. Your learning rate does not fit "
         "that.":

@@ -1127,8 +1127,9 @@ PROPERTIES = {
         "is off: look at v, w_o, attention's Norm and step, and check that the MLP comes after "
         "attention and uses the h that it left.":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
-        "With one token yours is right. Look at what matters only with several tokens: rope on q "
-        "and k, the scores with their factors, the mask, and the softmax's axis.":
+        "With one token yours is right. Look at what matters only with several tokens: which rows "
+        "are q's and k's, how the heads are split, rope, the norms and s_qk in each head, the scores "
+        "with their factors, the mask, and the softmax's axis.":
             never},
     "4.12": {
         "Even at the first token, which rope does not turn, yours is off. Look at the mean, the "

@@ -754,6 +754,8 @@ COMPARE = Exercise(
         lambda right, a, b, margin: (*right[:4], float(abs(b - a) <= margin)),
     "A standard error is the root of a variance.":
         partial(compare, error=lambda v, w: v + w),
+    "var_a and var_b are squares already. Do not square them again.":
+        partial(compare, error=lambda v, w: (v ** 2 + w ** 2) ** 0.5),
     "You add the standard errors. For independent numbers, what adds up?":
         partial(compare, error=lambda v, w: v ** 0.5 + w ** 0.5),
     "You use the variance of a only. Both are uncertain.":
@@ -933,8 +935,9 @@ PROPERTIES = {
     "6.1": {
         "Your tokens divided by the parameters are not `ratio`.":
             lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
-        "Your FLOPs per token and parameter are wrong. In how many products does a weight take part, "
-        "forward and backward, and how many FLOPs is each, with its addition?":
+        "Your FLOPs are wrong. Divided once by your tokens and once by the parameters, they should "
+        "give the FLOPs of one weight for one token: in how many products does it take part, forward "
+        "and backward, and how many FLOPs is each, with its addition?":
             lambda y, n: near(y[1] / y[0] / n, 6, 1e-6)},
     "6.2": {
         "At a loss that a run has, the answer is that run's tokens. Yours is not.":
@@ -974,8 +977,8 @@ PROPERTIES = {
             lambda y, strong: strong != 1 or near(y[1], 1),
         "Where both baselines are equally good, the share is 0. Yours is not.":
             lambda y, weak, strong: weak != strong or near(y[1], 0),
-        "Your share is right at both ends, 0 and 1. In between, it and the share of the other "
-        "step do not add up to 1: the factors multiply.":
+        "Your share is right at both ends, 0 and 1, but not in between. The factors of successive "
+        "steps multiply. Which shares add up to 1, into however many steps you divide the way?":
             never},
     "6.6": {
         "If the lowest loss is at an edge, the search is not finished: return nan.":
@@ -1030,7 +1033,7 @@ PROPERTIES = {
             lambda y: 0 <= y[1] <= 1.0001,
         "Your p is not the two-sided p of your z.":
             lambda y: near(y[1], two_sided(float(y[0]))),
-        "Your interval's middle is not b - a.":
+        "The middle of low and high is not b - a. (Return five numbers, with no pair inside.)":
             lambda y, a, b: near((y[2] + y[3]) / 2, b - a, 1e-6),
         "Your interval is not 1.96 standard errors wide to each side.":
             lambda y, right: near(y[3] - y[2], right[3] - right[2], 1e-6),

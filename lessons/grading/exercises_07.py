@@ -401,8 +401,8 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
     "You divide by the factors. The new matrices should do what the factors did, not undo it.":
         divided,
-    "You moved c into w_up, where it changes SiLU's argument. c is applied after the nonlinearity "
-    "and belongs in w_down.":
+    "c is missing from w_down. In z's rows of w_up it would change SiLU's argument, and a number "
+    "that is applied after the nonlinearity goes into w_down.":
         lambda right, w_down, c: (c * right[0], w_down),
     "You moved f_u into w_down. The model's output would be the same, but put the factors of both "
     "halves into w_up.":
@@ -565,7 +565,8 @@ PROPERTIES = {
     "7.3": {
         "Your percentage is above 100. Nothing works faster than its peak.":
             lambda y: y[1] < 100.1,
-        "Your time is shorter than one of the two limits allows. (Is it in microseconds?)":
+        "For one of the inputs your time is shorter than one of the two limits allows. (Is it in "
+        "microseconds, and which argument is which?)":
             lambda y, right: y[0] >= 0.999 * right[0],
         "Your time is longer than the longer of the two limits.":
             lambda y, right: y[0] <= 1.001 * right[0],
@@ -576,7 +577,7 @@ PROPERTIES = {
         "No machine exceeds its peak, but yours is above 100%.":
             lambda y: y < 100,
         "Even with one GPU yours is off. How many FLOPs does a token cost per parameter, forward "
-        "and backward?":
+        "and backward, and how many percent of the peak is that per second?":
             lambda y, right, gpus: gpus > 1 or near(y, right),
         "With one GPU yours is right. What peak do several GPUs have together?":
             never},
@@ -625,8 +626,9 @@ PROPERTIES = {
         "The median lies between the 10% and the 90% quantile. Yours does not, or you return the "
         "three in another order.":
             lambda y: y[1] <= y[0] <= y[2],
-        "First compute one ratio per round, b over a. Then take three quantiles of these ratios, "
-        "interpolated where one falls between two of them.":
+        "Compute one ratio per round, b over a, and then three quantiles of these ratios, "
+        "interpolated where one falls between two of them. Do the outer two leave out equally much "
+        "at each end, and 20% together?":
             never},
     "7.10": {
         "w_down: which of the factors is applied after the nonlinearity?":
@@ -634,7 +636,8 @@ PROPERTIES = {
         "w_up: even with the gain alone yours is off. Which axis of w_up meets the channels of x? "
         "The gain belongs to all rows, and only once.":
             lambda y, right, f_u, f_z: (f_u != 1).any() or (f_z != 1).any() or near(y[0], right[0]),
-        "w_up: with the gain alone yours is right. Which rows make u, and which make z?":
+        "w_up: with the gain alone yours is right. Which rows make u, which make z, and has a "
+        "factor come in that belongs in w_down?":
             never},
     "7.11": {
         "dv: y is linear in v, so the entries of v * dv should have the same sum as those of g * "

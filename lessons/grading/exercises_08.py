@@ -751,7 +751,7 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
         partial(compare, error=by_n),
     "Right for one seed. For more, your variance divides by n, which is NumPy's default.":
         partial(compare, error=by_n_but_for_one),
-    "You treat the two as independent. Each seed is easy or hard for both, so take the differences "
+    "You treat the two as independent. A seed may be easy or hard for both, so take the differences "
     "first.":
         as_if_independent,
 })
@@ -825,7 +825,8 @@ PROPERTIES = {
     "8.10": {
         "Your mean is not the mean of the differences mine - other.":
             lambda y, right: near(y[0], right[0]),
-        "With one seed the error is unknown: return infinity.":
+        "With one seed the error is unknown: return infinity. (With more seeds yours may be off, "
+        "too.)":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half the distance between the two differences. Yours is not.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
