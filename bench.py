@@ -59,7 +59,7 @@ class SpeedOptions(MemoryOptions):
 class DecodingOptions(SpeedOptions):
     # Benchmark
     batch_size: int = 1         # sequences that are decoded together
-    new_tokens: int = 65        # tokens to generate after 16 tokens; the first is not timed
+    new_tokens: int = 65        # tokens to generate after a prompt of 16; the first is not timed
 
 
 @dataclass
@@ -211,7 +211,7 @@ def write_results(benchmark, options, training, **results):
 
 
 def speed(options, training):
-    """Measure the time of a training step with every arch, compiled unless --compile=false."""
+    """Measure the time of a training step with every arch, compiled by default."""
     training = {"compile": "true", **training}
     # Several archs share lines of code with different constants in them, so torch compiles these
     # lines once per arch, more often than its limit allows. By default it would also turn a float
@@ -440,8 +440,8 @@ def curves(options, folders):
         shown = [record for record in records if options.key in record]
         tokens = [record["tokens"] / 1e6 for record in shown]
         values = [record[options.key] for record in shown]
-        # The last validation of a run usually reads more tokens, which makes it another
-        # measurement. Then draw it as a star, and end the line before it.
+        # The last validation of a run usually reads more tokens, so that its loss does not compare
+        # with the earlier ones. If it did, draw it as a star, and end the line before it.
         n_joined = len(shown)
         n_tokens = [record.get("val_tokens") for record in shown]
         if options.key.startswith("val") and len(set(n_tokens[-2:])) > 1:

@@ -422,8 +422,8 @@ class NormFormerBlock(PreNormBlock):
 class NGPTBlock(Block):
     """h and the output of each branch have norm 1, and so have q and k, before s_qk scales them.
 
-    (nGPT sections 2.2 to 2.4, with the equation numbers at the ends of the lines. Our z is the
-    paper's v.)
+    See nGPT sections 2.2 to 2.4. The numbers at the ends of the lines are those of its equations.
+    Our z is the paper's v.
     """
     family = "ngpt"
     sphere = True
@@ -562,7 +562,7 @@ class GPT(nn.Module):
             if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                # On the sphere weights are drawn with large norms, and project_ makes these 1.
+                # If sphere is True, draw the weights with large norms. project_ then makes these 1.
                 p.normal_(std=100.0 if self.sphere else std)
             elif name.endswith("bias"):
                 p.zero_()
@@ -600,8 +600,9 @@ class GPT(nn.Module):
             total = self.summed_loss(h, targets)
         else:
             # So many logits would need more memory than all other tensors. Take chunks of
-            # positions, and let the backward pass compute each chunk again. There are 2, 4, 8, ...
-            # chunks, so that all have the same shape and are compiled once.
+            # positions, and let the backward pass compute each chunk again. The number of chunks is
+            # a power of two. If that of positions is one, too, all chunks have the same shape and
+            # are compiled once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0
@@ -614,8 +615,8 @@ class GPT(nn.Module):
 
         The logits are (B, T, V), or None with loss_only. The loss is the mean cross-entropy in
         nats; targets of -1 do not count. Without targets the result is the logits of the last
-        position (B, 1, V), and None. `caches`, one per layer, hold the tokens before idx. Raises
-        ValueError if there are more than block_size tokens.
+        position (B, 1, V), and None. `caches`, one per layer, hold the keys and values of the
+        tokens before idx. Raises ValueError if there are more than block_size tokens.
         """
         config = self.config
         start = caches[0].length if caches else 0

@@ -182,8 +182,8 @@ def parse_options(argv, description, *classes):
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        epilog="[...] is an option's default, which in train.py and bench.py a preset of --size or "
-               "the arch may replace; (...) says how a default is chosen.")
+        epilog="[...] is an option's default. In train.py and bench.py, a preset of --size or the "
+               "arch may replace it. (...) says how a default is chosen.")
     options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
@@ -234,7 +234,7 @@ def run_script(main):
     """Call main with the command-line arguments.
 
     An error that the user can fix is printed as one line. The exit code is 2, or the exception's
-    own (Diverged has 3).
+    own (train.py's Diverged has 3).
     """
     # Whoever starts a script may have closed a stream, and a console may lack a character. Neither
     # should stop the script. (stderr writes characters that it lacks as \u.... by itself.)
@@ -513,8 +513,8 @@ def open_documents(path):
 def cut(document, size, path):
     """Yield a document in chunks of `size` to 2 * `size` bytes; the last one may be shorter.
 
-    Each chunk ends with a line if possible. No character is cut, and a byte-order mark is dropped.
-    Raises DataError.
+    Each chunk ends at a line break if possible. No character is cut, and a byte-order mark is
+    dropped. Raises DataError.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     try:
@@ -611,8 +611,8 @@ def load_progress(folder, settings):
     """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
     If the folder has no training shards and no progress with these settings, begin with a record
-    of zero progress. Raises DataError if it holds training shards that were made with other
-    settings, or that are unknown.
+    of zero progress, which is saved. Raises DataError if it holds training shards that were made
+    with other settings, or whose settings are not recorded.
     """
     has_shards = any(folder.glob("*_train_*.bin"))
     for path in (folder / "meta.json", folder / PROGRESS):
@@ -627,7 +627,8 @@ def load_progress(folder, settings):
                   "go back to the earlier settings and files, give another --name, or remove the "
                   "folder")
     check(not has_shards,
-          f"{folder}: holds unknown shards; give another --name, or remove the folder")
+          f"{folder}: holds unknown shards, without a meta.json; give another --name, or remove "
+          "the folder")
     progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
     write_json(folder / PROGRESS, progress)
     return progress

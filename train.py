@@ -585,8 +585,9 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. It divides before the backward pass, because PowerNorm combines
-    gradients with a mean over all ranks during that pass, so they need their final size there.
+    the number of ranks already. It divides before the backward pass, because there PowerNorm
+    subtracts nu * xhat from each gradient. nu is a running mean over all ranks, so the gradients
+    must have the same scale on any number of ranks.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -777,8 +778,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
-    # Keep the folder that was chosen before. The default folder of the inherited arch may be
-    # another one.
+    # Keep the folder of `config`. The default folder of the inherited arch may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
@@ -788,7 +788,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # max_steps, and a longer run would be in its warmup again.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
-    # Inherited values are the checkpoint's own, so this fails only for an option that is set again.
+    # Values that are inherited, or derived from the same preset and defaults, are the checkpoint's
+    # own. So this fails only for an option that is set now.
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
@@ -1112,7 +1113,7 @@ def print_line(text):
 def train(config, watch=None, say=print_line):
     """Run the training that a TrainConfig describes, and return the records of its log.
 
-    With eval_only it returns one record, that of the validation.
+    With eval_only the list has one record, that of the validation.
 
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
     dict, the record gets its entries. With several ranks, every rank must pass the same watch,
@@ -1155,7 +1156,8 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset, and a checkpoint of the same step.
+    # dataset and, if the checkpoint in out_dir is read, the same step in it. (That of init_from is
+    # not compared.)
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1225,9 +1227,10 @@ def run(config, watch, say):
             #   5. logs, saves and draws,
             #   6. ends the run, or takes the next optimizer step.
 
-            # Decide. Each validation and each regular checkpoint has a record in the log. At step 0
-            # everything is due, so a new run evaluates and saves its initial weights. A resumed run
-            # does none of this in its first pass, because its checkpoint was saved at this step.
+            # Decide. Each validation and each checkpoint that is due has a record in the log. At
+            # step 0 everything is due, so a new run evaluates and saves its initial weights. A
+            # resumed run does none of this in its first pass, because its checkpoint was saved at
+            # this step.
             finished = step >= config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
@@ -1248,7 +1251,7 @@ def run(config, watch, say):
             if reading:
                 record |= read_measurements(measured, step, process)
             # Add the time since the previous pass reached this line. That of validation, logging
-            # and saving does not count, because `started` is set again after them.
+            # and saving does not count, because the end of the pass then sets `started` again.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1283,7 +1286,8 @@ def run(config, watch, say):
             if stop_signal and not done_before:
                 saving = True
                 # If the latest step has not been read above, read it now: Diverged is raised
-                # instead of saving NaN. On a GPU this waits for steps, so it counts.
+                # instead of saving NaN. On a GPU this waits until the queued steps are done, so
+                # their time is added to `seconds`, which the checkpoint keeps.
                 if measured is not None and not reading:
                     read_measurements(measured, step, process)
                     seconds += time.perf_counter() - started
