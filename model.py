@@ -10,12 +10,12 @@ Six ways to normalize a GPT, each written out like its paper's equations.
   angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));  the same with the MLP  anGPT Table 1
 
 unit(x) = x / ||x||, a = |alpha| is learned for each channel, and nu(a) = (1 - 2a + 2a^2)^(-1/2).
-Three things do not fit into the table. ngpt and angpt normalize q and k as well, and so does
-rmsnorm with qk_norm, which is called GPT+. NormFormer also scales each head. And ngpt and angpt
-normalize or bound their weights after every optimizer step.
+Three things do not fit into the table. ngpt and angpt normalize q and k as well, and so do the
+others with qk_norm; rmsnorm with qk_norm is called GPT+. NormFormer also scales each head. And
+after every optimizer step ngpt normalizes its weights, and angpt bounds their norms.
 
-In the shapes at the ends of the lines there are B sequences with T tokens each, d = n_embd
-channels, H = n_head heads with d_k = d/H channels each, and V tokens in the vocabulary.
+The shapes in the comments at the ends of lines use these letters: B sequences of T tokens each,
+d = n_embd channels, H = n_head heads of d_k = d/H channels each, and V tokens in the vocabulary.
 
 Reading order: the configuration, small functions, norm layers, blocks, and at the end the GPT.
 """
@@ -78,7 +78,7 @@ class GPTConfig:
                               f"{default} with arch={self.arch}")
 
     def check_option(self, name, condition, expected):
-        """Raise ConfigError, with what was expected of an option, unless the condition holds."""
+        """Raise ConfigError, which says what was expected, unless the condition holds."""
         if not condition:
             raise ConfigError(f"{name}={getattr(self, name)}: expected {expected}")
 
@@ -219,9 +219,9 @@ class PowerNorm(nn.Module):
     Each channel has a psi2 of its own. GroupScaling1D comes first: it divides each of a token's
     four groups of channels by its root mean square.
 
-    In the first pn_warmup steps the batch's own mean of x^2 takes the place of psi2. A token is
-    then normalized with later ones, so that the training loss sees the future. After the warmup,
-    and always in evaluation, nothing leaks.
+    In the first pn_warmup steps the batch's own mean of x^2 takes the place of psi2. That mean
+    includes later tokens, so the training loss then sees the future. After the warmup, and always
+    in evaluation, nothing leaks.
     """
     eps = 1e-5
     groups = 4
@@ -261,7 +261,7 @@ class PowerNorm(nn.Module):
         return self.weight * xhat + self.bias
 
     def _apply(self, fn, recurse=True):
-        # .to() and .double() put a new tensor in nu's place, in which no gradient would arrive.
+        # .to() and .double() put a new tensor in nu's place, which would receive no gradient.
         super()._apply(fn, recurse)
         self.nu = self.nu.detach().requires_grad_()
         return self
@@ -326,8 +326,8 @@ class Block(nn.Module):
     # Options that must keep their defaults, because this block has no equation for them.
     refuses = ("resid_scale",)
     # True if the weights have norms of 1, or at most 1. Then GPT initializes them with norms of 1,
-    # calls constrain_ after each optimizer step, and stores s_z, the scale of the logits, at
-    # `scale`.
+    # calls constrain_ after each optimizer step, and makes s_z, the learned scale of the logits, a
+    # Scale with this block's `scale`.
     sphere = False
     # If sphere is True, the columns of these matrices are constrained, and the rows of all others.
     columns = ()
@@ -346,7 +346,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block `layer` of n_layer. An arch may override this."""
+        """Change the initial weights of block number `layer`, if a subclass wants to."""
 
 
 class PreNormBlock(Block):
@@ -385,7 +385,7 @@ class RMSNormBlock(PreNormBlock):
 class PowerNormBlock(PreNormBlock):
     family = "powernorm"
     Norm = PowerNorm
-    # A batch whose activations are computed twice would count twice in psi2.
+    # Computing activations twice would count a micro-batch twice, which halves nu's update.
     refuses = ("resid_scale", "checkpoint_blocks")
 
 
@@ -476,7 +476,7 @@ class ANGPTBlock(Block):
         self.nu_p = (d_k / d) ** 0.5
         self.nu_uz = 0.5                                      # sqrt(d / 4d)
         self.nu_d = 2.0                                       # sqrt(4d / d)
-        # 1 / sqrt(E[SiLU(t)^2]) where t has the variance 1/4 (section 4.2; section 4.3 prints 3.74)
+        # 1 / sqrt(E[SiLU(t)^2]) for a normal t with variance 1/4 (section 4.2; 4.3 prints 3.74)
         self.nu_acf = 3.72035
         # The paper gives neither the shape of g nor its initial value (see README).
         self.g = nn.Parameter(torch.tensor(d_k ** 0.5))
@@ -523,8 +523,8 @@ class GPT(nn.Module):
 
     Call project_() after each optimizer step.
     """
-    # The most logits that the loss takes at once: a quarter of a GB in float32 on a CPU, and 4 GB
-    # in bfloat16 on a GPU, where compiled code needs no copy of them in float32.
+    # The most logits that the loss computes at once: a quarter of a GB in float32 on a CPU, and
+    # 4 GB in bfloat16 on a GPU, where compiled code needs no copy of them in float32.
     most_logits = 2 ** 26
     most_logits_on_gpu = 2 ** 31
 
@@ -578,7 +578,7 @@ class GPT(nn.Module):
                 module.update_()
         for name, p in self.named_parameters():
             if self.sphere and p.dim() == 2:
-                # Embeddings and the head have a row per token or position.
+                # Columns of the matrices in `columns` are constrained, and rows of all others.
                 dim = 0 if name.endswith(self.blocks[0].columns) else 1
                 self.blocks[0].constrain_(p, dim)
 
@@ -601,8 +601,8 @@ class GPT(nn.Module):
         else:
             # So many logits would need more memory than all other tensors. Take chunks of
             # positions, and let the backward pass compute each chunk again. The number of chunks is
-            # a power of two. If that of positions is one, too, all chunks have the same shape and
-            # are compiled once.
+            # a power of two. If the number of positions is one, too, all chunks have the same shape
+            # and are compiled once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0
@@ -644,8 +644,9 @@ class GPT(nn.Module):
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, generator=None):
         """Continue idx (B, T): yield the next token ids (B,), max_new_tokens times.
 
-        At temperature 0 the next token is the likeliest one, else it is drawn, from the top_k
-        likeliest if top_k is set. When the context is full, its older half is dropped.
+        At temperature 0 the next token is the likeliest one. Otherwise it is drawn, and if top_k is
+        set, it is drawn from the top_k likeliest ones. When the context is full, its older half is
+        dropped.
         """
         size = kept = self.config.block_size
         was_training = self.training

@@ -99,7 +99,7 @@ def check_at_least(minimum, config, *names):
     for name in names:
         value = getattr(config, name)
         if isinstance(value, (int, float)) and not minimum <= value < math.inf:
-            raise ConfigError(f"{name}={value}: expected at least {minimum}")
+            raise ConfigError(f"{name}={value}: expected at least {minimum}, and finite")
 
 
 # ---- Options (all scripts use them) --------------------------------------------------------------
@@ -154,7 +154,7 @@ def clean_options(cls, options):
 def read_comments(classes):
     """Return two dicts, from the names of options to their help texts and to their headings.
 
-    Both are read from the dataclasses' source. The comment behind an option is its help text. A
+    Both are read from the dataclasses' source. The comment after an option is its help text. A
     comment line above it, such as `    # Model`, begins a group of options; it has no full stop,
     unlike a sentence that explains something.
     """
@@ -182,8 +182,8 @@ def parse_options(argv, description, *classes):
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        epilog="[...] is an option's default. In train.py and bench.py, a preset of --size or the "
-               "arch may replace it. (...) says how a default is chosen.")
+        epilog="[...] is an option's default. In train.py and bench.py, the preset of --size or "
+               "the arch's recipe may replace it. (...) says how a default is chosen.")
     options, owners = {}, []
     for cls in reversed(classes):
         options |= {field.name: field for field in fields(cls)}
@@ -216,7 +216,7 @@ def parse_options(argv, description, *classes):
 
 
 def explain_unknown(word, options):
-    """Return one line about a word on the command line that is no option."""
+    """Return a message of one line about a word on the command line that is not an option."""
     if word.startswith("-"):
         meant = did_you_mean(word.split("=")[0].lstrip("-"), options)
         return f"{word}: no such option{meant} (--help lists them)"
@@ -233,11 +233,11 @@ def explain_unknown(word, options):
 def run_script(main):
     """Call main with the command-line arguments.
 
-    An error that the user can fix is printed as one line. The exit code is 2, or the exception's
-    own (train.py's Diverged has 3).
+    An error that the user can fix is printed as one line. Then the exit code is 2, or the
+    exception's own (train.py's Diverged has 3).
     """
-    # Whoever starts a script may have closed a stream, and a console may lack a character. Neither
-    # should stop the script. (stderr writes characters that it lacks as \u.... by itself.)
+    # Whoever starts a script may have closed stdout or stderr, and a console may be unable to print
+    # a character. Neither should stop the script. (stderr escapes such characters by itself.)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")
@@ -405,7 +405,7 @@ class PrepareConfig:
     tokens: int | None = None          # limit on the training tokens (no limit)
     val_tokens: int | None = None      # limit on the validation tokens (5% of all, at most 10M)
     shard_tokens: int = 100_000_000    # tokens per shard
-    seed: int = 1337                   # seed of the order of files
+    seed: int = 1337                   # seed that shuffles the files
 
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
@@ -429,21 +429,21 @@ NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gun
 
 
 def find_files(source, seed):
-    """Return the files of a source on this machine in a seeded order, without duplicates."""
-    place, suffixes, left_out = Path(source), SUFFIXES, set()
+    """Return a source's local files, shuffled by the seed. Files with equal contents count once."""
+    location, suffixes, left_out = Path(source), SUFFIXES, set()
     if source == "stdlib":
         # Leave the test folders out, so that all installations of a Python version give the same
         # text.
-        place, suffixes = Path(os.__file__).parent, (".py",)
+        location, suffixes = Path(os.__file__).parent, (".py",)
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-    root, found = Path(), [place]
-    if place.is_dir():
-        root, found = place, place.rglob("*")
-    elif not place.exists():
+    root, found = Path(), [location]
+    if location.is_dir():
+        root, found = location, location.rglob("*")
+    elif not location.exists():
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link.
         with explain_errors(f"--source={source}: not a pattern"):
-            found = list(Path(place.anchor).glob(source.removeprefix(place.anchor)))
+            found = list(Path(location.anchor).glob(source.removeprefix(location.anchor)))
         check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
               f"stdlib, or {' or '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
@@ -452,14 +452,14 @@ def find_files(source, seed):
         # Hidden files and folders, such as Jupyter's copies, count only if the source names them.
         # `names` are the parts of the path below the source: all parts if the source is a glob.
         names = path.parts[len(root.parts):]
-        is_hidden = any(name.startswith(".") and name not in place.parts for name in names)
+        is_hidden = any(name.startswith(".") and name not in location.parts for name in names)
         if is_hidden or left_out.intersection(names):
             continue
         if path.is_symlink() and path.is_dir():
             print(f"{path}: skipped, because a link to a folder may lead in circles")
         if not path.is_file() or path.stat().st_size == 0:
             continue
-        if place.is_dir() and path.suffix.lower() not in suffixes:
+        if location.is_dir() and path.suffix.lower() not in suffixes:
             skipped.append(path.name)
             continue
         with path.open("rb") as file:
@@ -505,7 +505,7 @@ def open_documents(path):
             n_rows += 1
             yield io.BytesIO(text)
     except Exception:
-        # explain_errors() cannot stand around the loop, because its message names the row.
+        # explain_errors() cannot wrap the loop, because its message names the row.
         with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text` in every row"):
             raise
 
@@ -584,7 +584,7 @@ def fetch_shards(folder, options):
     with explain_errors(failed):
         huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
-    # Without a network snapshot_download returns the files that are already here.
+    # Without a network, snapshot_download returns the files that are already here.
     for name in names:
         check((folder / name).exists(), f"{failed} ({name} could not be downloaded)")
         read_shard(folder / name)
@@ -610,28 +610,27 @@ def describe(options, paths):
 def load_progress(folder, settings):
     """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
-    If the folder has no training shards and no progress with these settings, begin with a record
-    of zero progress, which is saved. Raises DataError if it holds training shards that were made
-    with other settings, or whose settings are not recorded.
+    If the folder has no training shards, save and return a record of zero progress. Raises
+    DataError if it holds training shards that were made with other settings, or whose settings are
+    not recorded.
     """
-    has_shards = any(folder.glob("*_train_*.bin"))
+    if not any(folder.glob("*_train_*.bin")):
+        # A meta.json whose shards have been deleted would be wrong.
+        (folder / "meta.json").unlink(missing_ok=True)
+        progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
+        write_json(folder / PROGRESS, progress)
+        return progress
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
             progress = read_json(path)
             earlier = progress["options"]
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
-            if not other:
-                return progress if path.name == PROGRESS else None
-            check(not has_shards, f"{folder}: made with {'; '.join(other)}; "
-                  "go back to the earlier settings and files, give another --name, or remove the "
-                  "folder")
-    check(not has_shards,
-          f"{folder}: holds unknown shards, without a meta.json; give another --name, or remove "
-          "the folder")
-    progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
-    write_json(folder / PROGRESS, progress)
-    return progress
+            check(not other, f"{folder}: made with {'; '.join(other)}; go back to the earlier "
+                  "settings and files, give another --name, or remove the folder")
+            return progress if path.name == PROGRESS else None
+    raise DataError(f"{folder}: holds unknown shards, without a meta.json; give another --name, "
+                    "or remove the folder")
 
 
 def encode_chunks(tokenizer, chunks):
@@ -724,7 +723,7 @@ def write_meta(folder, tokenizer, settings):
 # ---- The command ---------------------------------------------------------------------------------
 
 def prepare(source="stdlib", **options):
-    """Make a dataset, or what is missing of it, and return its folder.
+    """Make a dataset, or finish one that was stopped, and return its folder.
 
     The options are the command-line options. Raises ConfigError and DataError.
     """

@@ -1039,6 +1039,20 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
     assert read_dataset(prepare(**options, data_dir=str(tmp_path)))[1][-1] == b"more"
 
 
+def test_a_dataset_whose_shards_were_deleted_is_made_again(texts):
+    def make(**options):
+        return prepare(f"{texts}/a.jsonl", data_dir=str(texts), **options)
+
+    folder = make()
+    whole = files_of(folder)
+    for options in ({}, {"val_tokens": 100}):
+        for path in folder.glob("*.bin"):
+            path.unlink()
+        make(**options)
+        assert len(list(folder.glob("*.bin"))) == 2
+        assert (files_of(folder) == whole) == (options == {})
+
+
 def test_a_second_at_work_waits_for_the_first(texts, capsys):
     def make(seed):
         return prepare(f"{texts}/a.jsonl", data_dir=str(texts), seed=seed)

@@ -86,8 +86,9 @@ SIZES = {
 }
 
 # The training options of each family of archs. The learning rates and embed_std are the best of a
-# search at laptop size, where the width is 128 (lessons/studies). The family is an attribute of the
-# block class in model.py, and an arch of your own inherits it.
+# search at laptop size, with width 128 and 1.1 million parameters (lessons/studies). The race in
+# the README has smaller models and searches again for them. The family is an attribute of the block
+# class in model.py, and an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 # nGPT's weights have norms of 1 and anGPT's at most 1, so both papers train them without weight
 # decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
@@ -585,9 +586,10 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. It divides before the backward pass, because there PowerNorm
-    subtracts nu * xhat from each gradient. nu is a running mean over all ranks, so the gradients
-    must have the same scale on any number of ranks.
+    the number of ranks already. It has to divide before the backward pass, because in the backward
+    pass PowerNorm (PowerScale in model.py) subtracts nu * xhat from its gradient. nu was estimated
+    from the gradients of earlier steps, on all ranks, so the gradients must have the same scale on
+    any number of ranks.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -783,13 +785,13 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     ratio_now = config.options.get("warmup_ratio")
     if own_checkpoint and ratio_now in (None, inherited.get("warmup_ratio")):
-        # Keep the number of warmup steps, unless another warmup is set now. (A command that repeats
-        # the earlier --warmup_ratio does not set another one.) As a fraction it would grow with
-        # max_steps, and a longer run would be in its warmup again.
+        # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
+        # steps, so that a resumed run would be in its warmup again. Only a --warmup_ratio other
+        # than the earlier one asks for another warmup.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
-    # Values that are inherited, or derived from the same preset and defaults, are the checkpoint's
-    # own. So this fails only for an option that is set now.
+    # Compare the options that must match. Those that are not set now are inherited, or come from
+    # the same preset and defaults, so they do match. Only one that is set now can differ.
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
@@ -1156,8 +1158,8 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and, if the checkpoint in out_dir is read, the same step in it. (That of init_from is
-    # not compared.)
+    # dataset and, if they read the checkpoint in out_dir, that theirs are of the same step. (With
+    # init_from first_step is 0 on every rank, so that run's checkpoint is not compared.)
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1250,8 +1252,9 @@ def run(config, watch, say):
             reading = measured is not None and (logging or after_first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Add the time since the previous pass reached this line. That of validation, logging
-            # and saving does not count, because the end of the pass then sets `started` again.
+            # Add the time since `started`: since the previous pass was here or, if that pass
+            # logged, since it set `started` again just before its optimizer step. So the time of
+            # validation, logging and saving does not count.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1303,9 +1306,9 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # End the run. First wait until rank 0 has saved: stop_error() makes a rank exit with an
-            # error, and torchrun then kills the others. A finished run waits, too, because
-            # noted_signals() raises that error afterwards if a signal came in the last step.
+            # End the run, but first wait until rank 0 has saved. A rank that stops exits with an
+            # error, and torchrun then kills the others. A finished run waits, too: if a signal came
+            # in its last pass, noted_signals() raises the same error after the return.
             if finished or stop_signal:
                 process.barrier()
             if finished:
