@@ -7,6 +7,7 @@ that beginners find hard to read. If none fits, nothing is said.
 import difflib
 import math
 import re
+import statistics
 
 import torch
 
@@ -153,6 +154,9 @@ def wrong_number(error, words):
     """Recognize values that a function cannot take."""
     if isinstance(error, ZeroDivisionError):
         return "With this input something is divided by 0."
+    if isinstance(error, statistics.StatisticsError):
+        return ("With this input the statistics module has too few numbers, such as a single one "
+                "for a standard deviation. Treat that case by itself.")
     if isinstance(error, OverflowError):
         return "With this input a number becomes too large for a float."
     if "math domain error" in words or re.search(r"expected a (positive|nonnegative) input", words):

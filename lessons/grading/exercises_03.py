@@ -461,7 +461,8 @@ TABLE = Exercise(reference=read_table, inputs=table_inputs,
     "The second: the ratio of the hours compares runs of different lengths. How long does one step "
     "take?":
         lambda right, base_hours, hours: (right[0], hours / base_hours - 1),
-    "The second: you have exchanged baseline and NormFormer.":
+    "The second: you have exchanged baseline and NormFormer, or you compare steps per hour. How "
+    "many hours does a step take?":
         lambda right: (right[0], 1 / (1 + right[1]) - 1),
     "The second: you take the difference of the hours per step. \"By what fraction longer\" asks "
     "for that difference as a fraction of the baseline's hours per step.":
@@ -905,8 +906,9 @@ PROPERTIES = {
         "layer adds less than 2.":
             lambda y, s, layers: y[0] ** 2 < s ** 2 + 2 * layers,
         "Your variance exceeds that of the embedding and the attention branches, as it should, but "
-        "by the wrong amount. Check the variance of the FFN branch: how many products W_2 adds "
-        "up, how its entries are initialized, and how often it is added.":
+        "by the wrong amount. Check the variance of the FFN branch: which variance a norm gives to "
+        "the input of W_2, how many products W_2 adds up, how its entries are initialized, and how "
+        "often the branch is added.":
             never},
     "3.11": {
         "With w_o of zeros, where attention adds nothing, yours is wrong: check norm2, the FFN "

@@ -101,6 +101,7 @@ def roof_inputs(generator):
     yield "RMSNorm there", 4 * n * d, 2 * 2 * n * d, peak, bandwidth
     yield "where the two lines meet", 4e9, 2e8, 1e11, 5e9
     yield "a copy, on a laptop", 0.0, 6.4e7, 1e11, 1e10
+    yield "a matrix product on a laptop", 2 * 256 ** 3, 3 * 4 * 256 ** 2, 1e11, 1e10
 
 
 def roofline(flops, moved, peak, bandwidth, *, time=max):
@@ -155,8 +156,8 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
     "You count three products, which is right, but each of them multiplies and adds: two FLOPs per "
     "parameter.":
         partial(mfu, flops_each=3),
-    "You count the forward pass twice, as if activations were computed again. MFU counts what the "
-    "model needs, not what is spent.":
+    "You count 8 FLOPs per parameter. That is what is spent if the forward pass is computed twice, "
+    "to save memory. MFU counts what the model needs: one forward and one backward pass.":
         partial(mfu, flops_each=8),
     "The tokens are those of all GPUs together, so take the peak of all GPUs together too.":
         lambda right, gpus: gpus * right,

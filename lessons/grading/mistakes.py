@@ -237,8 +237,8 @@ def shape_sentences(function, found, expected, label, exercise, broken):
             or other_axis(found, expected, exercise)
             or reduction_missing(found, expected)
             or unused_arguments(function, exercise)
-            or broken
             or number_of_values(ours, theirs, exercise)
+            or broken
             or number_of_answers(ours, theirs)
             or one_row_sentence(found, expected, exercise)
             or reduced_too_much(function, ours, theirs))
@@ -593,6 +593,7 @@ RELATIONS = [                                   # what a wrong answer may be to 
     ("is rounded to whole numbers", lambda b: b.round()),
     ("is rounded down to whole numbers", lambda b: b.floor()),
     ("is rounded up to whole numbers", lambda b: b.ceil()),
+    *((f"is rounded to {n} decimals", lambda b, n=n: b.round(decimals=n)) for n in (1, 2, 3, 4)),
 ]
 
 
