@@ -121,6 +121,11 @@ ROOF = Exercise(
         partial(roofline, time=lambda arithmetic, memory: arithmetic),
     "You leave out the arithmetic. A large product takes longer to compute than to move.":
         partial(roofline, time=lambda arithmetic, memory: memory),
+    "You compare the intensity with a fixed number. Where the two limits meet depends on peak and "
+    "bandwidth.":
+        lambda flops, moved, peak, bandwidth: roofline(
+            flops, moved, peak, bandwidth,
+            time=lambda arithmetic, memory: arithmetic if flops >= 200 * moved else memory),
     "The time is right. Your second number says how busy the memory is. It should say how busy the "
     "arithmetic is.":
         lambda right, moved, bandwidth: (right[0], 1e8 * moved / bandwidth / right[0]),

@@ -593,7 +593,9 @@ RELATIONS = [                                   # what a wrong answer may be to 
     ("is rounded to whole numbers", lambda b: b.round()),
     ("is rounded down to whole numbers", lambda b: b.floor()),
     ("is rounded up to whole numbers", lambda b: b.ceil()),
-    *((f"is rounded to {n} decimals", lambda b, n=n: b.round(decimals=n)) for n in (1, 2, 3, 4)),
+    ("is rounded to one decimal", lambda b: b.round(decimals=1)),
+    ("is rounded to 2 decimals", lambda b: b.round(decimals=2)),
+    ("is rounded to 3 decimals", lambda b: b.round(decimals=3)),
 ]
 
 

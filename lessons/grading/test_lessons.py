@@ -15,6 +15,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import statistics
 import sys
 import textwrap
 import time
@@ -1296,6 +1297,7 @@ def test_an_error_shows_the_students_line(capsys):
         (lambda x: x, lambda x: x[1:], "the first one"),
         (lambda x: x, lambda x: torch.cat((x, x[:1])), "one too many, the last one"),
         (lambda x: 1.3 * x, lambda x: (1.3 * x).round(), "rounded to whole numbers"),
+        (lambda x: 1.377 * x, lambda x: (1.377 * x).round(decimals=2), "rounded to 2 decimals"),
         (lambda x: x.sum(), lambda x: 7, "Yours is 7 for every input. The right answer depends on"),
         (lambda x: x.abs(), lambda x: 1 - x.abs(), "1 minus"),
         (lambda x: x, lambda x: x + 1e-3 * x.cos(), "Nearly right: "),
@@ -1309,6 +1311,8 @@ def test_an_error_shows_the_students_line(capsys):
         (lambda x: x, lambda x: x.half(), "their dtype is not"),
         (lambda x: x.sum(), lambda x: torch.ones(()), "Your function never uses x."),
         (lambda x: x.abs().sum(), lambda x: 1 / 0, "divided by 0"),
+        (lambda x: x.sum(), lambda x: statistics.stdev([1.0]), "has too few numbers"),
+        (lambda x: (x.sum(), x.mean()), lambda x: x.mean(), "2 values are expected"),
     ],
 )
 def test_general_sentences(reference, answer, words, monkeypatch, capsys):
