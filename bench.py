@@ -66,7 +66,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # add gray lines: other seeds, with the default options
+    usual: bool = False         # draw, in gray, this arch's validation loss with two other seeds
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -74,8 +74,8 @@ class TrainingOptions(TrainConfig):
     """The options of train.py that a benchmark accepts."""
 
 
-# A benchmark sets these options of train.py itself, or cannot use them. It accepts all others,
-# though not every benchmark needs every one.
+# A benchmark sets these options of train.py itself, or cannot use them. It accepts all others, but
+# some of those, such as --data and --log_interval, change nothing.
 NOT_HERE = {"arch", "qk_norm", "resume", "init_from", "eval_only", "max_steps", "eval_interval",
             "final_eval_tokens", "checkpoint_interval"}
 TrainingOptions.__dataclass_fields__ = {field.name: field for field in fields(TrainConfig)
@@ -100,12 +100,21 @@ def train_config(name, training, **changes):
 
 
 def resolve_each(archs, training):
-    """Return {name: resolved TrainConfig} for all of --archs."""
-    return {name: resolve(train_config(name, training)) for name in archs.split(",")}
+    """Return {name: resolved TrainConfig} for all of --archs.
+
+    A step has one micro-batch unless --total_batch_size asks for more.
+    """
+    configs = {}
+    for name in archs.split(","):
+        config = train_config(name, training)
+        if "total_batch_size" not in training:
+            config.total_batch_size = config.batch_size * config.block_size
+        configs[name] = resolve(config)
+    return configs
 
 
 def count_parameters(config):
-    """Return how many parameters a model of this config has, without making it."""
+    """Return how many parameters a model of this config has, without allocating them."""
     with torch.device("meta"):
         return sum(p.numel() for p in GPT(config).parameters())
 
@@ -125,29 +134,22 @@ def print_table(rows):
 # ---- Speed and decoding --------------------------------------------------------------------------
 
 def now(device):
-    """Return the time in seconds. A GPU runs behind the program, so wait for it first."""
+    """Return the time in seconds. A GPU may still have work queued, so wait for it first."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
     return time.perf_counter()
 
 
 def make_step(config, process):
-    """Return a function that takes one training step and returns its measurements.
-
-    A step is one micro-batch unless --total_batch_size asks for more.
-    """
-    tokens_per_micro_batch = config.batch_size * config.block_size
-    if "total_batch_size" not in config.options:
-        config.total_batch_size = tokens_per_micro_batch
+    """Return a function that takes one training step and returns its measurements."""
     tokens = config.total_batch_size
-
     model = make_model(config, process.device)
     optimizer = make_optimizer(model, config)
     compile_model(model, config, process)
     shape = config.batch_size, config.block_size + 1
     rows = torch.randint(config.vocab_size, shape, device=process.device)
     micro_batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    micro_batches = [micro_batch] * (tokens // tokens_per_micro_batch)
+    micro_batches = [micro_batch] * (tokens // micro_batch[0].numel())
 
     def step():
         start = now(process.device)
@@ -204,6 +206,7 @@ def compare(benchmark, jobs, options, training, process):
 
 
 def write_results(benchmark, options, training, **results):
+    """Write the options and results of a benchmark to a JSON file, and print its path."""
     path = Path(options.out_dir, f"{benchmark}.json")
     everything = {"torch": torch.__version__, "options": vars(options) | training, **results}
     path.write_text(json.dumps(everything))
@@ -211,12 +214,12 @@ def write_results(benchmark, options, training, **results):
 
 
 def speed(options, training):
-    """Measure the time of a training step with every arch, compiled by default."""
+    """Measure the time of a training step with every arch. The default is --compile=true."""
     training = {"compile": "true", **training}
-    # Several archs share lines of code with different constants in them, so torch compiles these
-    # lines once per arch, more often than its limit allows. By default it would also turn a float
-    # that differs between archs into an input of the compiled code. Keep it a constant, as it is
-    # when one arch is trained alone.
+    # The archs share code but use different constants in it, so torch compiles this code several
+    # times. Allow it to do so more often than its default limit. By default it would also turn a
+    # float that differs between archs into an input of the compiled code. Keep it a constant, as it
+    # is when one arch is trained alone.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
     configs = resolve_each(options.archs, training)
@@ -225,23 +228,28 @@ def speed(options, training):
     compare("speed", jobs, options, training, process)
 
 
-def decode(model, prompt, new_tokens):
+def decode(model, prompt, new_tokens, process):
     """Generate greedily after prompt (B, T); return tokens per second, not counting the first."""
-    tokens = model.generate(prompt, new_tokens, temperature=0)
-    next(tokens)
-    start = now(prompt.device)
-    for _ in tokens:
-        pass
-    return {"tokens/s": len(prompt) * (new_tokens - 1) / (now(prompt.device) - start)}
+    with process.autocast():
+        tokens = model.generate(prompt, new_tokens, temperature=0)
+        next(tokens)
+        start = now(process.device)
+        for _ in tokens:
+            pass
+        seconds = now(process.device) - start
+    return {"tokens/s": len(prompt) * (new_tokens - 1) / seconds}
 
 
 def sample(options, training):
-    """Measure how fast every arch generates text."""
+    """Measure how fast every arch generates text, as sample.py does: in float32 by default."""
+    check_at_least(2, options, "new_tokens")
+    training = {"dtype": "float32", **training}
     configs = resolve_each(options.archs, training)
     first = next(iter(configs.values()))
     process = set_up_process(first)
     prompt = torch.randint(first.vocab_size, (options.batch_size, 16), device=process.device)
-    jobs = {name: partial(decode, make_model(config, process.device), prompt, options.new_tokens)
+    jobs = {name: partial(decode, make_model(config, process.device), prompt, options.new_tokens,
+                          process)
             for name, config in configs.items()}
     compare("sample", jobs, options, training, process)
 
@@ -270,9 +278,9 @@ def storages(node):
 def run_fused(graph, example_inputs):
     """Return a function that allocates what a compiled graph would, and computes nothing.
 
-    All operations between two matrix products are assumed to be one kernel. The tensors that then
-    exist are those that a product reads or writes, those that a later kernel reads, and the
-    graph's results. Each is freed after the last kernel that reads it.
+    All operations between two matrix products are assumed to be one kernel. The tensors in memory
+    are then the graph's inputs and results, those that a product reads or writes, and those that a
+    later kernel reads. All but the results are freed after the last kernel that uses them.
     """
     *nodes, output = graph.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -323,7 +331,7 @@ def as_compiled(modules, method):
 
     The modules may differ in their weights only.
     """
-    # These imports take two seconds.
+    # These imports take one to two seconds, and only the estimate of memory needs them.
     from functorch.compile import aot_function, min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
     from torch.nn.utils.stateless import _reparametrize_module
@@ -370,8 +378,8 @@ def peak_bytes(model, config, batch_size):
 
 def step_bytes(config, batch_size, layers=(1, 2)):
     """Return the peak memory of a step in bytes, extrapolated from two models of a few layers."""
-    # The models do what they would do on a GPU. On a CPU the attention would keep all its
-    # weights, and the loss would take fewer logits at once.
+    # The models do what they would do on a GPU. On a CPU the attention would keep its (T, T)
+    # probabilities if T is small, and the loss would compute fewer logits at once.
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
           patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
         models = [GPT(replace(config, n_layer=n_layer)) for n_layer in layers]
@@ -392,14 +400,17 @@ def largest_batch_size(bytes_at, limit):
 
 
 def memory(options, training):
-    """Estimate how much memory of a GPU a compiled bfloat16 step needs with every arch."""
+    """Estimate how much GPU memory a training step needs with every arch.
+
+    The defaults are --compile=true and --dtype=bfloat16.
+    """
     training = {"compile": "true", "dtype": "bfloat16", **training}
     rows = []
     configs = resolve_each(options.archs, training)
     for name, config in tqdm(configs.items(), leave=False, disable=None):
         bytes_at = cache(partial(step_bytes, config))
         sequence = bytes_at(2) - bytes_at(1)
-        row = {"GB": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,
+        row = {"arch": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,
                "per sequence": sequence / 1e9,
                f"batch_size={config.batch_size}": bytes_at(config.batch_size) / 1e9}
         for card in CARDS:
@@ -425,13 +436,16 @@ def curves(options, folders):
     The folders may stand before, between or after the options. Write an option as --name=value.
     """
     check(folders, "curves: expected the folders of some runs, such as out/angpt")
+    check(options.key == "val_loss" or not options.usual,
+          f"key={options.key}: --usual draws val_loss only")
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
     path = Path(__file__).with_name("assets") / "usual.json"
     usual = json.loads(path.read_text())["runs"] if options.usual else {}
     gray = dict(color="0.85", lw=4, zorder=0)
+    note = ""
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
-        # Before the first step the loss is so large that it would squeeze what matters.
+        # The loss at step 0 is so large that the rest of the curve would look flat.
         records = [record for record in read_log(folder) if record["step"]]
         check(records, f"{folder}: no log.jsonl of a run that has taken a step")
         numbers = {key for record in records for key, value in record.items()
@@ -446,6 +460,7 @@ def curves(options, folders):
         n_tokens = [record.get("val_tokens") for record in shown]
         if options.key.startswith("val") and len(set(n_tokens[-2:])) > 1:
             n_joined -= 1
+            note = "; star: the last validation, on more tokens"
         [line] = axes.plot(tokens[:n_joined], values[:n_joined], "o-", ms=3, label=folder)
         axes.plot(tokens[n_joined:], values[n_joined:], "*", ms=9, color=line.get_color())
 
@@ -460,7 +475,6 @@ def curves(options, folders):
             axes.plot(tokens[-1:], values[-1:], "*", color="0.85", ms=12, zorder=0)
     if options.usual:
         axes.plot([], [], **gray, label="other seeds, default options")
-    note = "; star: the last validation, on more tokens" if options.key.startswith("val") else ""
     axes.set(xlabel=f"tokens (millions){note}", ylabel=options.key)
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")
@@ -489,7 +503,7 @@ def main(argv):
         arguments = options, folders
     else:
         options, training = arguments = parse(words, benchmark.__doc__, options_class)
-    positive = {"rounds", "batch_size", "new_tokens"} & vars(options).keys()
+    positive = {"rounds", "batch_size"} & vars(options).keys()
     check_at_least(1, options, *positive)
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     benchmark(*arguments)

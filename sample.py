@@ -86,7 +86,7 @@ def main(argv):
     config = SampleConfig(**parse_options(argv, __doc__, SampleConfig))
     device = find_device(config.device)
     folders = [config.init_from or config.out_dir]
-    # A comma separates folders, unless it is in the name of one that exists.
+    # A comma separates folders, unless out_dir as a whole is the name of one that exists.
     if not config.init_from and not Path(config.out_dir).exists():
         folders = [os.path.expanduser(folder) for folder in config.out_dir.split(",")]
     for folder in folders:

@@ -2258,6 +2258,7 @@ def test_curves_are_drawn_without_step_0_and_name_the_known_keys(
     assert min(x[0] for x in drawn if len(x)) > 0
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == [*map(str, trained), "other seeds, default options"]
+    assert axes.get_xlabel() == "tokens (millions)"
     assert "no gray lines" not in capsys.readouterr().out
     mine = shutil.copytree(trained[0], tmp_path / "mine")
     benchmark("curves", mine, out_dir=tmp_path, usual="true")
@@ -2277,12 +2278,23 @@ def test_curves_end_before_a_last_validation_of_more_tokens(tmp_path, monkeypatc
     line, stars = pictures[0].axes[0].lines
     assert list(line.get_xdata()) == joined
     assert [*line.get_xdata(), *stars.get_xdata()] == [2, 3, 4]
+    assert ("star: the last" in pictures[0].axes[0].get_xlabel()) == (key == "val_loss")
+
+
+def test_a_step_of_the_benchmarks_is_one_micro_batch_of_any_size():
+    for options in (dict(batch_size=3), dict(block_size=4096, batch_size=1), dict(size="0.5b")):
+        [config] = bench.resolve_each("ngpt", options).values()
+        assert config.total_batch_size == config.batch_size * config.block_size
+    [config] = bench.resolve_each("ngpt", dict(batch_size=2, total_batch_size=2048)).values()
+    assert config.total_batch_size == 2048
 
 @pytest.mark.parametrize("words, says", [line.split("  ") for line in """
 sped  did you mean speed?
 race  the race is lessons/studies/race.py
 speed --archs=rmsnorm+qknorm  did you mean qk_norm?
 speed --arch=ngpt  did you mean archs?
+sample --new_tokens=1  new_tokens=1: expected at least 2
+curves nowhere --key=lr --usual  key=lr: --usual draws val_loss only
 sample --batch_size=0  batch_size=0
 curves  expected the folders of some runs
 curves nowhere  nowhere: no such folder

@@ -144,7 +144,7 @@ class TrainConfig(GPTConfig):
 
     # Data
     data: str = "data/stdlib"       # dataset: a folder made by prepare.py
-    batch_size: int | None = None   # sequences in a micro-batch of one process (by size, ranks)
+    batch_size: int | None = None   # sequences in a process's micro-batch (by size and ranks)
     total_batch_size: int | None = None  # tokens in an optimizer step, over all processes (by size)
     seed: int = 1337                # seed of the weights, the order of the data, and dropout
 
@@ -161,8 +161,8 @@ class TrainConfig(GPTConfig):
 
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
-    eval_tokens: int | None = None  # tokens per validation (0.5% of training, 4096 to 10M)
-    final_eval_tokens: int | None = None  # tokens, last validation (eval_tokens, else 1M to 10M)
+    eval_tokens: int | None = None  # tokens per validation (0.5% of training tokens, 4096 to 10M)
+    final_eval_tokens: int | None = None  # tokens of the last validation (eval_tokens, or at least 1M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
