@@ -346,10 +346,14 @@ def encode(tokenizer, data, new=True):
 
 
 def token_lengths(meta):
-    """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0."""
+    """Return the number of text bytes of each token, (vocab_size,), for a dataset's meta.json."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
-    tokenizer = get_tokenizer(meta["tokenizer"])
+    return text_lengths(get_tokenizer(meta["tokenizer"]))
+
+
+def text_lengths(tokenizer):
+    """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0."""
     lengths = [len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.n_vocab)]
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
@@ -436,9 +440,9 @@ def find_files(source, seed):
         # text.
         location, suffixes = Path(os.__file__).parent, (".py",)
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-    root, found = Path(), [location]
+    found = [location]
     if location.is_dir():
-        root, found = location, location.rglob("*")
+        found = location.rglob("*")
     elif not location.exists():
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link.
@@ -451,7 +455,7 @@ def find_files(source, seed):
     for path in sorted(found):
         # Hidden files and folders, such as Jupyter's copies, count only if the source names them.
         # `names` are the parts of the path below the source: all parts if the source is a glob.
-        names = path.parts[len(root.parts):]
+        names = path.relative_to(location).parts if location.is_dir() else path.parts
         is_hidden = any(name.startswith(".") and name not in location.parts for name in names)
         if is_hidden or left_out.intersection(names):
             continue
@@ -538,8 +542,8 @@ def read_files(paths, total, place=0):
         for document in open_documents(path):
             n_bytes = document.seek(0, os.SEEK_END)
             document.seek(0)
-            share = 20 if n_bytes <= total // 20 else 200
-            size = max(1, min(CHUNK_BYTES, total // share) // 2)
+            longest = min(CHUNK_BYTES, total // (20 if n_bytes <= total // 20 else 200))
+            size = max(1, longest // 2)  # cut() yields chunks of up to 2 * size bytes
             begins = True
             for chunk in cut(document, size, path):
                 number += 1
@@ -620,10 +624,12 @@ def load_progress(folder, settings):
         progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
         write_json(folder / PROGRESS, progress)
         return progress
+    # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
             progress = read_json(path)
-            earlier = progress["options"]
+            with explain_errors(f"{path}: not written by prepare.py"):
+                earlier = progress["options"]
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             check(not other, f"{folder}: made with {'; '.join(other)}; go back to the earlier "
@@ -702,7 +708,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
 
 def write_meta(folder, tokenizer, settings):
     """Write meta.json, with the dataset's properties, sources and settings."""
-    lengths = token_lengths({"tokenizer": tokenizer.name})
+    lengths = text_lengths(tokenizer)
     counts = {}
     fingerprint = hashlib.sha256()
     for split in ("val", "train"):

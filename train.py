@@ -12,8 +12,8 @@ which the later ones win: the defaults below, the size preset, the arch's recipe
 the command line.
 """
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
-# the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, take one
-# optimizer step. The functions that it calls are in the sections above it.
+# the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
+# save, stop. The functions that it calls are in the sections above it.
 import ast
 import contextlib
 import copy
@@ -162,7 +162,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens per validation (0.5% of training tokens, 4096 to 10M)
-    final_eval_tokens: int | None = None  # tokens of the last validation (eval_tokens, or at least 1M)
+    final_eval_tokens: int | None = None  # tokens of the last validation (eval_tokens; else 1M+)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -205,7 +205,8 @@ class TrainConfig(GPTConfig):
         # TrainConfigs: one from the command line alone, to find the checkpoint, and a second one in
         # with_checkpoint(), with the options that it inherits. Only that one is checked.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
-        if inherited or not needs_checkpoint:
+        is_complete = inherited or not needs_checkpoint
+        if is_complete:
             self.check_model()
 
     @property
@@ -264,7 +265,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
-    if "batch_size" not in c.options:
+    if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
         # batch size that divides both the sequences of a process and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
@@ -396,8 +397,7 @@ class Tokens:
     The leftover tokens at the end of each shard are not used.
     """
 
-    def __init__(self, folder, split, length, vocab_size=None):
-        # vocab_size is not used; notebooks that were handed out earlier still pass it.
+    def __init__(self, folder, split, length):
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         # Targets are shifted by one, so a shard needs one token after its last window.
@@ -739,7 +739,10 @@ def check_dataset(config, state, dataset, resuming):
 def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+    # On a CPU the optimizer would keep the tensors of `saved` themselves, and with them the file
+    # that they are mapped from. Give it copies.
+    moments = copy.deepcopy(saved["state"])
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
 def with_checkpoint(config, state, own_checkpoint=False):
@@ -1210,9 +1213,6 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    stop_signal = 0
-    step = first_step
-    measured = None  # what the latest optimizer step measured
     # A lap is the steps from one reading of the loss to the next, and a record has the mean speed
     # of its lap. This is where the current lap began.
     lap_step, lap_seconds = first_step, seconds
@@ -1220,26 +1220,33 @@ def run(config, watch, say):
 
     # From here on Ctrl-C does not end the process at once. The run is saved first.
     with noted_signals() as signals:
-        while True:
-            # After `step` optimizer steps, a pass of this loop
-            #   1. decides what is due,
-            #   2. reads the loss and the gradient norm of the step that the previous pass took,
-            #   3. evaluates,
-            #   4. asks whether to stop,
-            #   5. logs, saves and draws,
-            #   6. ends the run, or takes the next optimizer step.
+        for step in range(first_step, config.max_steps + 1):
+            # A pass of this loop
+            #   1. takes an optimizer step, after which `step` steps are done,
+            #   2. decides what is due,
+            #   3. reads the loss and the gradient norm of the step,
+            #   4. evaluates,
+            #   5. asks whether to stop,
+            #   6. logs, saves and draws,
+            #   7. stops, if a signal asks for it.
 
-            # Decide. Each validation and each checkpoint that is due has a record in the log. At
-            # step 0 everything is due, so a new run evaluates and saves its initial weights. A
-            # resumed run does none of this in its first pass, because its checkpoint was saved at
-            # this step.
-            finished = step >= config.max_steps
+            # Take one optimizer step. Its number is step - 1, since the first step is step 0. On a
+            # GPU this only queues the work, and while the GPU does it, the CPU goes on to prepare
+            # the next batch. So prefetching in another thread, as many programs do, would save less
+            # than 1%. The first pass takes no step: a new run evaluates and saves its initial
+            # weights, and a resumed run has been saved at this step before.
+            if step > first_step:
+                micro_batches = batches(dataset.train, step - 1, config, process)
+                measured = optimizer_step(step - 1, ddp_model, optimizer, micro_batches, config,
+                                          process)
+            elif resuming:
+                continue
+
+            # Decide. Each validation and each checkpoint that is due has a record in the log.
+            finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
-            done_before = resuming and step == first_step
-            if done_before:
-                evaluating = saving = logging = False
             # Asking the other ranks for signals makes the CPU wait for the GPU, so several ranks do
             # it only where a record is due and at every tenth step.
             asking = process.world_size == 1 or logging or step % 10 == 0
@@ -1249,12 +1256,11 @@ def run(config, watch, say):
             # after the first step: that ends the lap that may include compiling, so that the next
             # speed does not include it. (If no record is due then, the numbers are not logged.)
             after_first_step = step == first_step + 1
-            reading = measured is not None and (logging or after_first_step)
+            reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Add the time since `started`: since the previous pass was here or, if that pass
-            # logged, since it set `started` again just before its optimizer step. So the time of
-            # validation, logging and saving does not count.
+            # Add the time since the previous pass was here or, if that pass logged, since its end.
+            # So the time of validation, logging and saving does not count.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1283,15 +1289,15 @@ def run(config, watch, say):
 
             # Ask whether any rank has been told to stop. Signal numbers are positive, so the
             # largest is 0 if none has.
+            stop_signal = 0
             if asking:
                 stop_signal = process.largest(signals[0] if signals else 0)
-            # In the first pass of a resumed run ckpt.pt is of this step already.
-            if stop_signal and not done_before:
+            if stop_signal:
                 saving = True
-                # If the latest step has not been read above, read it now: Diverged is raised
-                # instead of saving NaN. On a GPU this waits until the queued steps are done, so
-                # their time is added to `seconds`, which the checkpoint keeps.
-                if measured is not None and not reading:
+                # If the step has not been read above, read it now: Diverged is raised instead of
+                # saving NaN. On a GPU this waits until the queued steps are done, so their time is
+                # added to `seconds`, which the checkpoint keeps.
+                if step > first_step and not reading:
                     read_measurements(measured, step, process)
                     seconds += time.perf_counter() - started
 
@@ -1306,14 +1312,10 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # End the run, but first wait until rank 0 has saved. A rank that stops exits with an
-            # error, and torchrun then kills the others. A finished run waits, too: if a signal came
-            # in its last pass, noted_signals() raises the same error after the return.
-            if finished or stop_signal:
+            # Stop, but first wait until rank 0 has saved: a rank that stops exits with an error,
+            # and torchrun then kills the others.
+            if stop_signal and not finished:
                 process.barrier()
-            if finished:
-                return read_log(folder)
-            if stop_signal:
                 say(f"\nStopped and saved at step {step}. "
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
@@ -1324,22 +1326,20 @@ def run(config, watch, say):
             if logging:
                 started = time.perf_counter()
 
-            # Take one optimizer step. On a GPU this only queues the work, and while the GPU does
-            # it, the CPU is back here and prepares the next batch. So prefetching in another
-            # thread, as many programs do, would save less than 1%.
-            micro_batches = batches(dataset.train, step, config, process)
-            measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
-            step += 1
+        # Wait here, too, until rank 0 has saved: if a signal came in the last pass, noted_signals()
+        # raises the error that stops the others.
+        process.barrier()
+        return read_log(folder)
 
 
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
     train(config)
     if "RANK" not in os.environ and not config.eval_only:
-        print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
         # A tokenizer may need a download that fails. The run is complete without this sample.
         with contextlib.suppress(DataError):
             model, tokenizer, _ = load_model(config.out_dir)
+            print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
             start = torch.tensor([[tokenizer.eot_token]])
             # generate() yields one new token at a time, without the start.
             tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
@@ -1349,13 +1349,14 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    exit_code = 0
-    try:
+    if "RANK" not in os.environ:
         run_script(main)
-    except SystemExit as stop:
-        exit_code = stop.code
-    if "RANK" in os.environ:
+    else:
         # Under torchrun a thread of torch may still be running, and would crash a normal exit.
+        exit_code = 0
+        try:
+            run_script(main)
+        except SystemExit as stop:
+            exit_code = stop.code or 0
         sys.stdout.flush()
-        os._exit(exit_code or 0)
-    sys.exit(exit_code)
+        os._exit(exit_code)

@@ -499,8 +499,10 @@ class Mixer:
         y = attend(x, seen, self.hidden(n, old.shape[1])) * (1 + 2 ** -22)
         if self.fault == "reverses long chunks" and n > 3:
             y = y.flip(1)
-        if self.fault == "one inexact output" and start + n == 6:
+        if self.fault == "one output too large" and start + n == 6:
             y[-1, -1, -1] += 2e-4
+        if self.fault == "one output too small" and start + n == 6:
+            y[-1, -1, -1] -= 2e-4
         return y, (self.kept(cache, seen, n), start + n, chunks + 1)
 
     def places_of(self, n, start, chunks):
@@ -570,9 +572,12 @@ FAULTS = {
         "lengths, too.",
     "one sequence's cache for all":
         "You accept one that gives all sequences of the batch the first one's cache.",
-    "one inexact output":
+    "one output too large":
         "You accept one in which a single output is off by 2e-4. How large a difference do you "
         "allow, and do you look at the largest one or at a mean?",
+    "one output too small":
+        "You accept one in which a single output is 2e-4 too small. Do you take the absolute value "
+        "of the differences?",
 }
 
 
