@@ -63,6 +63,7 @@ GPT2 = dict(pos="learned", mlp="gelu", bias=True, tie=True)
 every_arch = pytest.mark.parametrize("arch", SEVEN)
 eval_and_train = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 
+
 def tiny_gpt(arch, **options):
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)         # for the rope tables too
@@ -71,14 +72,18 @@ def tiny_gpt(arch, **options):
     finally:
         torch.set_default_dtype(torch.float32)
 
+
 def gaussian(*shape, seed=3):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
 
 def some_tokens(*shape, vocab=17, seed=2):
     return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
 
+
 IDX = some_tokens(3, 12)
 TARGETS = some_tokens(3, 12, seed=5)
+
 
 @torch.no_grad()
 def roughened(model):
@@ -95,29 +100,36 @@ def roughened(model):
             p[::3] *= -1                           # the forward takes |alpha|
     return model
 
+
 def assert_close(got, want, tol=1e-11):
     assert got.shape == want.shape
     assert (got - want).abs().max() <= tol * want.abs().max()
+
 
 def assert_same_state(state, want, tol=0.0):
     assert state.keys() == want.keys()
     for name, tensor in state.items():
         assert_close(tensor, want[name], tol)
 
+
 def assert_same_gradients(model, other):
     for p, q in zip(model.parameters(), other.parameters()):
         assert_close(p.grad, q.grad)
 
+
 def generated(model, idx, n, **options):
     return torch.stack(list(model.generate(idx, n, **options)), 1)
+
 
 # ---- The equations once more: elementary operations, one head at a time, nothing of model.py -----
 
 def ref_unit(x):
     return x / (x * x).sum(-1, keepdim=True).sqrt()
 
+
 def ref_silu(x):
     return x / (1 + (-x).exp())
+
 
 def ref_nu_acf():
     """1 / sqrt(E[SiLU(t)^2]) where t = sqrt(d) z has variance 1/4: z is on a unit sphere in 4d."""
@@ -125,20 +137,24 @@ def ref_nu_acf():
     density = (-2 * t ** 2).exp() / math.sqrt(math.pi / 2)
     return torch.trapezoid(ref_silu(t) ** 2 * density, t) ** -0.5
 
+
 def ref_turn(x, pairs):
     """Channels i, i + pairs of (B, T, d_k) are a point in a plane, turned by t 10000^(-i/pairs)."""
     angle = torch.arange(x.shape[1])[:, None] * 10000.0 ** -(torch.arange(pairs).double() / pairs)
     z = torch.complex(x[..., :pairs], x[..., pairs:2 * pairs]) * torch.exp(1j * angle)
     return torch.cat((z.real, z.imag, x[..., 2 * pairs:]), -1)
 
+
 def plain_attention(q, k, v, scale):
     """softmax(scale q k^T + M) v of (..., T, d_k), with moderate scores; queries are the last."""
     weights = (scale * q @ k.transpose(-2, -1)).exp().tril(k.shape[-2] - q.shape[-2])
     return (weights / weights.sum(-1, keepdim=True)).type_as(v) @ v
 
+
 def ref_group_scale(x):
     groups = x.reshape(*x.shape[:2], 4, -1)
     return (groups / ((groups ** 2).mean(-1, keepdim=True) + 1e-5).sqrt()).reshape(x.shape)
+
 
 def ref_norm(arch, x, weight, bias=0, psi2=None, nu=None, steps=0, warmup=None):
     """A norm layer; warmup=None means evaluation."""
@@ -156,13 +172,16 @@ def ref_norm(arch, x, weight, bias=0, psi2=None, nu=None, steps=0, warmup=None):
         xhat = x / ((x ** 2).mean(-1, keepdim=True) + 1e-5).sqrt()
     return weight * xhat + bias
 
+
 def under(p, name):
     """Of parameters by name those of one module."""
     own = [key for key in p if key.startswith(name + ".")]
     return {key.removeprefix(name + "."): p[key] for key in own}
 
+
 def linear(p, name, x):
     return x @ p[name + ".weight"].T + p.get(name + ".bias", 0)
+
 
 class Written:
     """A whole GPT, written out, with a model's parameters; a block takes its own, p, and h."""
@@ -255,6 +274,7 @@ class Written:
         stored = 1 / math.sqrt(self.d) if self.c.arch == "ngpt" else 0.01
         return linear(self.p, "lm_head", h) * self.p["s_z.weight"] / stored       # nGPT eq. 3
 
+
 OPTIONS = [(arch, {}) for arch in SEVEN] + [
     ("layernorm", GPT2),
     ("rmsnorm", dict(rope_fraction=0.7, bias=True)),
@@ -264,6 +284,7 @@ OPTIONS = [(arch, {}) for arch in SEVEN] + [
     ("ngpt", dict(pos="learned")),
     ("angpt", dict(rope_fraction=0.5)),
 ]
+
 
 @pytest.mark.parametrize("arch, options", OPTIONS)
 @eval_and_train
@@ -285,6 +306,7 @@ def test_block_gpt_loss_and_gradients_equal_the_papers_equations(arch, options, 
         assert_close(p.grad, written.p[name].grad)
         assert p.grad.abs().max() > 0, name        # every parameter learns
 
+
 def test_angpt_has_the_factors_that_its_norms_undo(monkeypatch):
     model = roughened(tiny_gpt("angpt"))
     written = Written(model)
@@ -292,6 +314,7 @@ def test_angpt_has_the_factors_that_its_norms_undo(monkeypatch):
     monkeypatch.setattr(model_py, "unit", written.unit)
     assert abs(model.blocks[0].nu_acf - ref_nu_acf()) < 1e-5
     assert_close(model(IDX, TARGETS)[0], written.logits(IDX), 1e-5)
+
 
 # ---- The pieces ----------------------------------------------------------------------------------
 
@@ -307,14 +330,17 @@ def test_unit_has_norm_one_and_survives_zero():
     assert half.dtype == torch.bfloat16
     assert (half.double().norm(dim=-1) - 1).abs().max() < 1e-3
 
+
 def test_rope_is_exact_at_far_places():
     far = GPT(GPTConfig(**TINY | dict(block_size=5000)))
     angle = torch.arange(5000)[:, None] * 10000.0 ** -(torch.arange(4).double() / 4)
     assert_close(far.cos, angle.cos(), 1e-7)
     assert_close(far.sin, angle.sin(), 1e-7)
 
+
 def queries_keys_values(B, T, d_k=4):
     return [gaussian(B, 3, T, d_k, seed=seed) for seed in range(3)]
+
 
 @pytest.mark.parametrize("T", [1, 2, 300, 600])  # above 512 torch's kernel does it
 def test_attend_is_causal_softmax_attention(T):
@@ -327,6 +353,7 @@ def test_attend_is_causal_softmax_attention(T):
     for pair in zip(*gradients):
         assert torch.allclose(*pair, rtol=1e-10, atol=1e-12)
 
+
 def test_attend_behind_a_cache_is_the_last_of_all_queries():
     q, k, v = queries_keys_values(2, 9)
     want = plain_attention(q, k, v, 0.5)
@@ -336,6 +363,7 @@ def test_attend_behind_a_cache_is_the_last_of_all_queries():
         y = attend(*own, 0.5, cache)
         assert_close(y, want[:, :, part])
 
+
 @pytest.mark.parametrize("T", [6, 600])
 def test_attend_drops_weights_and_keeps_their_average(T):
     q, k, v = queries_keys_values(1200 // T, T, 1)
@@ -343,6 +371,7 @@ def test_attend_drops_weights_and_keeps_their_average(T):
     y = attend(q, k, torch.ones_like(v), 0.1, dropout=0.25)  # sums of kept weights, over 3/4
     assert abs(y.mean() - 1) < 0.02
     assert len(y.unique()) > 1000
+
 
 def test_attend_takes_flash_attn_for_half_precision_on_gpus_before_hopper(monkeypatch):
     def flash(q, k, v, dropout_p, softmax_scale, causal):                         # (B, T, H, d_k)
@@ -367,6 +396,7 @@ def test_attend_takes_flash_attn_for_half_precision_on_gpus_before_hopper(monkey
     attend(*half, 0.5)
     assert calls == [(9, 0, True)]
 
+
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_powernorm_moves_by_means_over_a_step_s_micro_batches(micro_batches):
     config = GPTConfig(arch="powernorm", bias=True, pn_warmup=2)
@@ -389,6 +419,7 @@ def test_powernorm_moves_by_means_over_a_step_s_micro_batches(micro_batches):
         assert_close(layer.nu, p["nu"] * (1 - 0.1 * means[1]) + 0.1 * means[2])
         assert layer.steps == step + 1
 
+
 # ---- The whole model: causality, loss, generation ------------------------------------------------
 
 @eval_and_train
@@ -402,6 +433,7 @@ def test_no_logit_sees_the_future_but_in_powernorms_warm_up(arch, pn_warmup, tra
     change = change.abs().amax((0, 2))             # position by position
     assert change[6:].min() > 1e-9
     assert (change[:6].max() > 1e-12) == (training and pn_warmup > 0)
+
 
 @pytest.mark.parametrize("arch", ["normformer", "angpt"])
 @pytest.mark.parametrize("positions_at_once, chunks", [(12, [12]), (11, [6, 6]), (5, [3] * 4),
@@ -428,12 +460,14 @@ def test_loss_in_chunks_is_the_whole_loss(arch, positions_at_once, chunks, monke
     assert sizes == chunks + recomputed
     assert_same_gradients(in_chunks, whole)
 
+
 def test_checkpointed_blocks_run_twice():
     runs = []
     model = tiny_gpt("angpt", checkpoint_blocks=True).train()
     model.blocks[0].register_forward_pre_hook(lambda block, given: runs.append(block))
     model(IDX, TARGETS)[1].backward()
     assert len(runs) == 2
+
 
 @torch.no_grad()
 @pytest.mark.parametrize("arch, options", [
@@ -452,6 +486,7 @@ def test_cached_generation_equals_recomputation_past_a_full_window(arch, options
         assert torch.equal(token, model(window)[0][:, -1].argmax(-1))
         window = torch.cat((window, token[:, None]), 1)
 
+
 @eval_and_train
 def test_generation_is_in_eval_mode_and_restores_the_mode(training):
     model = roughened(tiny_gpt("powernorm", dropout=0.5))
@@ -467,6 +502,7 @@ def test_generation_is_in_eval_mode_and_restores_the_mode(training):
     model.lm_head.weight.data.zero_()
     assert not generated(model, IDX, 1, temperature=0).any()      # of equals the first
 
+
 @pytest.mark.parametrize("temperature, top_k", [
     (1.0, None), (2.0, 3), (0, 99)])
 def test_samples_follow_the_softmax_of_the_top_k(temperature, top_k):
@@ -481,6 +517,7 @@ def test_samples_follow_the_softmax_of_the_top_k(temperature, top_k):
     frequency = drawn[:, 0].bincount(minlength=6) / 4000
     assert (frequency - want / want.sum()).abs().max() < 0.03
     assert torch.equal(frequency > 0, want > 1e-9)
+
 
 # ---- Projection, initialization, names, counts ---------------------------------------------------
 
@@ -504,6 +541,7 @@ def test_projection_is_the_papers_constraint_and_leaves_all_else(arch):
     model.project_()
     assert_same_state(model.state_dict(), want, 1e-15)
 
+
 @pytest.mark.parametrize("arch", ["layernorm", "gpt+", "powernorm", "normformer"])
 @pytest.mark.parametrize("tie", [False, True])
 def test_pre_norm_initialization(arch, tie):
@@ -519,6 +557,7 @@ def test_pre_norm_initialization(arch, tie):
             assert (p == {"bias": 0, "g": 8}.get(kind, 1)).all(), name
     assert (model.lm_head.weight is model.wte.weight) == tie
 
+
 @pytest.mark.parametrize("arch, starts", [  # 1 / sqrt(16) = 0.25
     ("ngpt", dict(s_qk=0.25, alpha_a=0.25, alpha_m=0.25, s_z=0.25,
                   s_u=1, s_v=1)),
@@ -528,6 +567,7 @@ def test_scales_start_at_the_papers_stored_sizes(arch, starts):
         if p.dim() < 2:
             kind = name.removesuffix(".weight").split(".")[-1]
             assert (p == starts[kind]).all(), name
+
 
 NAMES = {                                          # of a block besides its matrices
     "layernorm": "norm1.weight norm2.weight",
@@ -540,6 +580,7 @@ NAMES = {                                          # of a block besides its matr
     "ngpt": "s_qk.weight s_u.weight s_v.weight alpha_a.weight alpha_m.weight",
     "angpt": "g alpha_a.weight alpha_m.weight",
 }
+
 
 @every_arch
 def test_names_are_those_of_older_checkpoints(arch):
@@ -554,13 +595,16 @@ def test_names_are_those_of_older_checkpoints(arch):
     model = tiny_gpt(arch, pos="learned", resid_scale=arch == "normformer")
     assert model.state_dict().keys() == want
 
+
 def parameters_of(arch, **options):
     with torch.device("meta"):
         return sum(p.numel() for p in GPT(GPTConfig(**SEVEN[arch] | options)).parameters())
 
+
 WIDTHS = [                                         # d, layers, heads
     (256, 6, 4), (384, 10, 6), (512, 18, 8),
     (768, 18, 12), (1024, 24, 16), (1280, 36, 20)]
+
 
 @pytest.mark.parametrize("arch, printed", [
     ("gpt+", [32.05, 62.23, 127.03, 247.16, 505.73, 1073]),  # the paper has 62.24 and 247.17
@@ -571,6 +615,7 @@ def test_parameters_of_angpt_table_f1(arch, printed):
         n = parameters_of(arch, vocab_size=50304, n_embd=d, n_layer=layers, n_head=n_head) / 1e6
         assert millions == round(n, 2 if n < 1000 else None)
 
+
 @pytest.mark.parametrize("arch, d, layers, printed", [
     ("rmsnorm", 1024, 24, 468.2),
     ("rmsnorm", 1280, 36, 1025.7),
@@ -580,6 +625,7 @@ def test_parameters_of_ngpt_table_2_which_truncates(arch, d, layers, printed):
     n = parameters_of(arch, vocab_size=32000, n_embd=d, n_layer=layers, n_head=d // 64)
     assert printed == n // 10 ** 5 / 10
 
+
 @pytest.mark.parametrize("bias, added", [(False, 46_224), (True, 92_304)])
 def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
     gpt2 = GPT2 | dict(bias=bias, vocab_size=50257, block_size=1024,
@@ -588,6 +634,7 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
     assert plain == 124_439_808 or not bias
     assert parameters_of("normformer", **gpt2) - plain == added
     assert parameters_of("normformer", **gpt2, resid_scale=True) - plain == added + 12 * 768
+
 
 # ---- Options, dropout, a seventh arch, the compiler ----------------------------------------------
 
@@ -600,6 +647,7 @@ def test_options_that_do_not_fit_are_one_line_with_what_was_expected(name, value
     line = rf"^{name}={value}: expected {expected}[^\n]*$"
     with pytest.raises(ConfigError, match=line):
         GPTConfig(**TINY | {name: value})
+
 
 @every_arch
 def test_dropout_acts_in_training_alone_on_embeddings_attention_and_branches(arch, monkeypatch):
@@ -616,6 +664,7 @@ def test_dropout_acts_in_training_alone_on_embeddings_attention_and_branches(arc
     channels, weights = (3, 12, 16, 0.4), (3, 2, 12, 12, 0.4)
     assert places == [channels] + 2 * [weights, channels, channels]
 
+
 def test_a_seventh_arch_is_one_assignment_and_its_norm_the_last_one(monkeypatch):
     class Norm(torch.nn.RMSNorm):
         def __init__(self, n, config):
@@ -625,6 +674,7 @@ def test_a_seventh_arch_is_one_assignment_and_its_norm_the_last_one(monkeypatch)
     model = tiny_gpt("mine")
     assert type(model.norm_f) is type(model.blocks[1].norm2) is Norm
     assert generated(model, IDX, 3).shape == (3, 3)
+
 
 @every_arch
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's compiler
@@ -641,6 +691,7 @@ def test_compiled_blocks_are_one_graph_with_eagers_loss_and_gradients(arch):
         eager.project_()
         compiled.project_()
         assert_same_state(compiled.state_dict(), eager.state_dict(), 1e-11)
+
 
 # ==================================================================================================
 # prepare.py
@@ -1053,6 +1104,14 @@ def test_a_dataset_whose_shards_were_deleted_is_made_again(texts):
         assert (files_of(folder) == whole) == (options == {})
 
 
+@pytest.mark.parametrize("content", ["{}", "[]"])
+def test_records_of_another_program_are_one_line(texts, content):
+    folder = prepare(f"{texts}/a.jsonl", data_dir=str(texts))
+    (folder / "meta.json").write_text(content)
+    with pytest.raises(DataError, match="^[^\n]*meta.json: not written by prepare.py[^\n]*$"):
+        prepare(f"{texts}/a.jsonl", data_dir=str(texts))
+
+
 def test_a_second_at_work_waits_for_the_first(texts, capsys):
     def make(seed):
         return prepare(f"{texts}/a.jsonl", data_dir=str(texts), seed=seed)
@@ -1276,6 +1335,7 @@ TINY_RUN = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=4, tot
 SMALL_RUN = dict(TINY_RUN, n_layer=2, total_batch_size=128, max_steps=6, eval_tokens=128,
                  eval_interval=3, checkpoint_interval=3, log_interval=1)
 
+
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory):
     """A dataset of bytes, "abcd..." with noise: one validation shard, three training shards."""
@@ -1294,12 +1354,14 @@ def dataset(tmp_path_factory):
     write_json(folder / "meta.json", dict(tokenizer="bytes", vocab_size=257, **counts))
     return folder
 
+
 @pytest.fixture
 def tiny(dataset, tmp_path, monkeypatch):
     """Return a function that makes the TrainConfig of a tiny run, without a picture."""
     monkeypatch.setattr(train_py, "draw_losses", lambda folder: (folder / "loss.png").touch())
     places = dict(data=str(dataset), out_dir=str(tmp_path / "run"))
     return lambda **options: TrainConfig(**SMALL_RUN | places | options)
+
 
 @pytest.fixture(scope="session")
 def trained(dataset, tmp_path_factory):
@@ -1310,10 +1372,12 @@ def trained(dataset, tmp_path_factory):
                           data=str(dataset), out_dir=str(folder)), say=None)
     return folders
 
+
 @pytest.fixture
 def old(trained, tmp_path):
     """Return a copy of the first of them in tmp_path/run."""
     return shutil.copytree(trained[0], tmp_path / "run")
+
 
 @pytest.fixture
 def command(monkeypatch, capsys):
@@ -1328,22 +1392,28 @@ def command(monkeypatch, capsys):
         return code, *capsys.readouterr()
     return run
 
+
 def words(config):
     return [f"--{name}={value}" for name, value in config.options.items()]
+
 
 def resumed(config, **options):
     """Return a config that resumes the same run with no other option set again."""
     return TrainConfig(out_dir=config.out_dir, resume="true", **options)
 
+
 def checkpoint(config):
     return read_checkpoint(config.out_dir)
+
 
 def weights(config):
     return checkpoint(config)["model"]
 
+
 def column(log, name):
     """Return (step, value) of each record that has a value of this name."""
     return [(record["step"], record[name]) for record in log if name in record]
+
 
 # ---- Options
 
@@ -1355,6 +1425,7 @@ def test_options_that_are_set_win_over_the_recipe_and_the_recipe_over_the_size()
     assert TrainConfig(arch="normformer", tie=True).embed_std == 0.02
     assert TrainConfig(arch="rmsnorm", qk_norm=True).out_dir == "out/rmsnorm+qk_norm"
     assert TrainConfig(n_layer=4, size="1b").n_layer == 4  # a default that is set is set
+
 
 @pytest.mark.parametrize("size, world_size, options, batch_size", [
     ("laptop", 1, {}, 8),
@@ -1369,6 +1440,7 @@ def test_a_preset_s_batch_size_shrinks_to_what_the_processes_can_share(
     assert c.batch_size == batch_size
     assert c.total_batch_size % (c.batch_size * c.block_size * world_size) == 0
 
+
 def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
     c = resolve(TrainConfig(size="0.5b"))
     assert (c.eval_interval, c.checkpoint_interval) == (500, 1930)
@@ -1379,6 +1451,7 @@ def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
     assert (c.eval_interval, c.checkpoint_interval) == (10, 10)
     assert (c.eval_tokens, c.final_eval_tokens) == (512, 512)
     assert resolve(TrainConfig(arch="powernorm", max_steps=100)).pn_warmup == 20
+
 
 def test_options_from_python_are_plain_and_checked(tiny, tmp_path):
     config = tiny(learning_rate=np.float64(1e-3), seed=np.int64(7), out_dir=tmp_path / "numpy",
@@ -1391,12 +1464,14 @@ def test_options_from_python_are_plain_and_checked(tiny, tmp_path):
         with pytest.raises(ConfigError, match=f"^{list(options)[0]}="):
             tiny(**options)
 
+
 def test_sizes_are_table_f1():
     for size, (d, layers, n_head) in zip(list(train_py.SIZES)[1:], WIDTHS, strict=True):
         c = resolve(TrainConfig(arch="rmsnorm", size=size))
         assert (c.n_embd, c.n_layer, c.n_head) == (d, layers, n_head)
         assert (c.block_size, c.rope_fraction) == (2048, 0.5)
         assert c.max_steps == math.ceil(20 * bench.count_parameters(c) / 2 ** 19)
+
 
 @pytest.mark.parametrize("options, says", [line.split("  ") for line in """
 --arch=ngtp  did you mean ngpt?
@@ -1457,6 +1532,7 @@ def test_a_bad_option_is_one_line_that_says_what_to_type(tiny, command, tmp_path
     assert said.count("\n") == 1
     assert says.replace("FILE", str(file)) in said
 
+
 # ---- Data
 
 def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
@@ -1471,9 +1547,11 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
     assert np.array_equal(x, rows[:, :-1])
     assert np.array_equal(y, rows[:, 1:])
 
+
 def test_tokens_that_are_too_few_are_said(dataset):
     with pytest.raises(DataError, match="too few val tokens for one window of --block_size=2000"):
         Tokens(dataset, "val", 2000)
+
 
 def test_no_more_shards_are_open_than_a_process_may_have(dataset, tmp_path):
     shard = next(dataset.glob("*_train_000003.bin"))
@@ -1485,15 +1563,18 @@ def test_no_more_shards_are_open_than_a_process_may_have(dataset, tmp_path):
     assert len(os.listdir("/proc/self/fd")) - before <= 128
     assert (windows[0] == tokens.window(0)).all()
 
+
 def test_two_epochs_orders_are_kept_in_memory():
     for epoch in range(5):
         train_py.epoch_order(1, epoch, 10)
     assert train_py.epoch_order.cache_info().currsize == 2
 
+
 class Alone(Process):
     """A rank among processes that are not there."""
     def sum(self, x):
         return x
+
 
 def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(dataset, tiny):
     tokens = Tokens(dataset, "train", 16)
@@ -1515,6 +1596,7 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(datase
     assert first != second
     every = [tokens.window(i)[:-1].tolist() for i in range(n)]
     assert sorted(first) == sorted(second) == sorted(every)
+
 
 def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(tiny):
     data = train_py.open_dataset(tiny(), Process(CPU))
@@ -1541,6 +1623,7 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     assert measured(3, 992) == measured(3, 9999)   # all there are
     assert model.training
 
+
 def test_validation_on_a_gpu_fills_up_the_last_micro_batch_and_does_not_count_that(
         tiny, monkeypatch):
     def same_shapes(self, idx, *rest, forward=GPT.forward, **options):
@@ -1559,6 +1642,7 @@ def test_validation_on_a_gpu_fills_up_the_last_micro_batch_and_does_not_count_th
     assert got == pytest.approx(want, rel=1e-6)
     assert shapes == {(3, 16)}                     # another one would be compiled, too
 
+
 # ---- A step
 
 def test_learning_rate_is_a_line_and_a_cosine():
@@ -1567,6 +1651,7 @@ def test_learning_rate_is_a_line_and_a_cosine():
     assert [rates[0], rates[9], rates[99]] == pytest.approx([0.1, 1.0, 0.2])
     assert rates[19] == rates[20] == 2.0
     assert (rates[59] + rates[60]) / 2 == pytest.approx(1.1, rel=1e-2)   # halfway
+
 
 @pytest.mark.parametrize("arch, batch_size, grad_clip", [
     ("angpt", 4, 0.5), ("powernorm", 4, 0.5), ("angpt", 1, 0)])
@@ -1601,6 +1686,7 @@ def test_train_is_the_loop_written_out(tiny, dataset, arch, batch_size, grad_cli
     for name, value in model.state_dict().items():
         assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
 
+
 def test_each_step_of_each_rank_draws_its_own_dropout(tiny):
     c = resolve(tiny())
     model = GPT(c)
@@ -1612,6 +1698,7 @@ def test_each_step_of_each_rank_draws_its_own_dropout(tiny):
         optimizer_step(step, model, optimizer, [(IDX, IDX)], c, process)
         seeds.add(torch.initial_seed())
     assert len(seeds) == 4
+
 
 # ---- Runs
 
@@ -1642,6 +1729,7 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert log[-1].keys() >= {"seconds", "val_bpb", "lr", "grad_norm"}
     assert log[-1]["tokens"] == 60 * 128
 
+
 def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
     logs, lines = [], []
     for seed, lost in ((1, "ckpt.pt"), (2, "log.jsonl"), (3, "loss.png")):
@@ -1654,6 +1742,7 @@ def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
     moves = [line for line in lines if "has moved" in line]
     assert moves == [f"The earlier run in {run} has moved to {run}.{n}" for n in (1, 2)]
 
+
 @pytest.mark.parametrize("other", ["another/ckpt.pt", "notes.txt"])
 def test_a_folder_that_holds_other_files_is_refused(tiny, tmp_path, other):
     path = tmp_path / "busy" / other
@@ -1664,10 +1753,12 @@ def test_a_folder_that_holds_other_files_is_refused(tiny, tmp_path, other):
         train(tiny(out_dir=str(tmp_path / "busy")), say=None)
     assert path.exists()
 
+
 def test_what_a_killed_run_left_blocks_no_new_one(tiny, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/ckpt.pt.tmp").write_bytes(b"half")
     assert len(train(tiny(resume="auto", max_steps=1), say=None)) == 2
+
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
     def full(state, file):
@@ -1681,10 +1772,12 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monk
     assert read_checkpoint(old)["step"] == 6
     assert not list(old.glob("*.tmp"))
 
+
 def test_a_run_outside_the_main_thread_has_no_signal_handlers(tiny):
     with ThreadPoolExecutor() as pool:
         log = pool.submit(train, tiny(max_steps=2), None, None).result()
     assert log[-1]["step"] == 2
+
 
 def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     exact = train(tiny(max_steps=2), say=None)
@@ -1694,6 +1787,7 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
     train(resumed(config, max_steps=3), say=None)    # auto may be float32
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
+
 
 @pytest.mark.parametrize("factor, eval_interval, says", [
     (math.nan, 99, "step 7: loss nan, gradient norm nan; a lower --learning_rate"),
@@ -1708,12 +1802,14 @@ def test_a_run_that_is_not_finite_stops_and_keeps_its_last_good_checkpoint(
         train(config, say=None)
     assert all(x.isfinite().all() for x in weights(config).values())
 
+
 def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
     code, _, said = command(f"--out_dir={old}", "--resume", *options)
     assert code == 3
     assert re.search(r"step 9: the validation loss \S+ is far above that of guessing", said)
     assert read_checkpoint(old)["step"] == 6
+
 
 # ---- Stopping and resuming
 
@@ -1748,6 +1844,19 @@ def test_a_signal_ends_a_loop_over_runs_and_what_it_saved_resumes_bit_by_bit(
     assert seconds == sorted(seconds)
     assert_same_state(weights(parts), weights(whole))
 
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
+    train(tiny(), say=None)
+    maps = []
+
+    def look(*_):
+        maps.append(Path("/proc/self/maps").read_text())
+
+    train(resumed(tiny(), max_steps=8), watch=look, say=None)
+    assert maps and not any(str(tiny().out_dir) in text for text in maps)
+
+
 @pytest.mark.parametrize("again", [{}, dict(warmup_ratio=0.5)])
 def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny, again):
     train(tiny(warmup_ratio=0.5, eval_interval=None), say=None)
@@ -1758,12 +1867,14 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny, aga
     validated = [step for step, _ in column(log, "val_loss")]
     assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
 
+
 def test_a_warm_up_that_is_longer_than_the_rest_of_a_run_ends_with_it(tiny):
     with pytest.raises(SystemExit):
         train(tiny(warmup_ratio=1.0, max_steps=30), say=None,
               watch=lambda *_: signal.raise_signal(signal.SIGTERM))
     log = train(resumed(tiny(), max_steps=6), say=None)
     assert column(log, "lr")[-1][1] == pytest.approx(tiny().learning_rate)
+
 
 @pytest.mark.parametrize("number, error", [
     (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
@@ -1780,6 +1891,7 @@ def test_a_signal_in_the_last_step_acts_after_the_run(tiny, monkeypatch, number,
     assert checkpoint(tiny())["step"] == 6
     assert not any("Stopped" in line for line in lines)
 
+
 def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, monkeypatch):
     def barrier(process):
         run = Path(tiny().out_dir)
@@ -1789,6 +1901,7 @@ def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, m
     monkeypatch.setattr(train_py.Process, "barrier", barrier)
     log = train(tiny(), say=None)
     assert seen[-1] == (log[-1:], True)
+
 
 @pytest.mark.parametrize("factor, saved_step", [(1.0, 5), (math.nan, 3)])
 def test_a_signal_between_records_is_noticed_and_a_nan_is_not_saved(
@@ -1811,14 +1924,17 @@ def test_a_signal_between_records_is_noticed_and_a_nan_is_not_saved(
     train(resumed(tiny()), say=None)
     assert_same_state(weights(tiny()), weights(whole))
 
+
 def test_the_last_validation_reads_more_tokens(tiny):
     log = train(tiny(eval_tokens=64, final_eval_tokens=320), say=None)
     assert column(log, "val_tokens") == [(0, 64), (3, 64), (6, 320)]
+
 
 def test_the_default_dataset_is_made_if_it_is_missing(tiny, dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train_py, "prepare", lambda: shutil.copytree(dataset, "data/stdlib"))
     assert train(tiny(data="data/stdlib", max_steps=1), say=None)[-1]["step"] == 1
+
 
 def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -1830,6 +1946,7 @@ def test_sighup_stays_ignored_under_nohup():
     finally:
         signal.signal(signal.SIGHUP, before)
 
+
 def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(tmp_path):
     saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
     whole = dict(config=saved, model={}, step=0, tokenizer="bytes")
@@ -1837,6 +1954,7 @@ def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run
     state = read_checkpoint(tmp_path)
     config = TrainConfig(resume=True)
     assert train_py.with_checkpoint(config, state).arch == "ngpt"
+
 
 def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
@@ -1860,6 +1978,7 @@ def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, comm
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said
 
+
 def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
     log = train(tiny(resume="auto"), say=None)
     path = tmp_path / "run" / "log.jsonl"
@@ -1873,6 +1992,7 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     again = train(tiny(resume="auto", max_steps=7), say=None)
     assert [record["step"] for record in again] == list(range(8))
     assert "val_loss" in again[-1]
+
 
 def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
     data = shutil.copytree(dataset, tmp_path / "data")
@@ -1890,6 +2010,7 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
     assert resume_with(8, fingerprint="new") == 8
     with refused:
         resume_with(9, fingerprint="rebuilt")
+
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
     killed = tiny(arch="powernorm", max_steps=12)
@@ -1921,6 +2042,7 @@ train(TrainConfig(**{killed.options}), wait)
     assert_same_state(weights(killed), weights(whole))
     assert not list(tmp_path.glob("*.1"))
 
+
 # ---- Weights that exist
 
 @pytest.mark.parametrize("block_size, options", [
@@ -1943,12 +2065,14 @@ def test_a_run_from_another_s_weights_starts_with_them_and_their_options(tiny, o
     assert config.items() >= (options | {"block_size": block_size}).items()
     assert config["learning_rate"] == pytest.approx(old.learning_rate / 10)
 
+
 def test_a_run_from_weights_names_what_does_not_fit_them(tiny, trained):
     new = dict(init_from=str(trained[0]), out_dir="none")
     with pytest.raises(DataError, match="made with n_layer=2, now n_layer=3"):
         train(tiny(**new, n_layer=3), say=None)
     with pytest.raises(DataError, match="do not fit .*wpe"):
         train(tiny(**new, block_size=32), say=None)  # there are no more positions
+
 
 def test_a_size_must_be_that_of_the_weights_whatever_their_run_called_it(trained, monkeypatch):
     state = read_checkpoint(trained[0])
@@ -1960,10 +2084,12 @@ def test_a_size_must_be_that_of_the_weights_whatever_their_run_called_it(trained
     with pytest.raises(DataError, match="made with n_embd=.*--size=62m; leave out --size"):
         train_py.with_checkpoint(TrainConfig(init_from=str(trained[0]), size="62m"), state)
 
+
 def test_code_that_cannot_be_found_is_not_called_changed(trained, monkeypatch, capsys):
     monkeypatch.setattr(train_py, "block_code", lambda model: None)
     load_model(str(trained[0]))
     assert capsys.readouterr().err == ""
+
 
 def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -1972,6 +2098,7 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_pat
         found = json.loads(command("--eval_only", *options)[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
 
 def test_an_arch_in_a_file_is_trained_and_a_change_of_its_block_is_said(
         tiny, tmp_path, monkeypatch, capsys):
@@ -2007,6 +2134,7 @@ ARCHS["mine"] = Mine
     path.write_text(working)
     assert type(load_model(config.out_dir, arch=arch)[0].blocks[0]).__name__ == "Mine"
 
+
 def test_an_edit_while_a_run_continues_is_said_when_it_is_resumed(
         tiny, tmp_path, monkeypatch, capsys):
     """The checkpoint has the code that was trained, not what the file holds when it is saved."""
@@ -2028,6 +2156,7 @@ ARCHS["mine"] = Mine
     train(resumed(config, arch=f"{path}:mine", max_steps=7), say=None)
     assert "The code of mine's block has changed" in capsys.readouterr().err
 
+
 def test_a_picture_is_drawn_at_each_validation_but_the_one_before_the_first_step(
         tiny, monkeypatch):
     steps = []
@@ -2036,15 +2165,18 @@ def test_a_picture_is_drawn_at_each_validation_but_the_one_before_the_first_step
     train(tiny(max_steps=6, eval_interval=3), say=None)
     assert steps == [3, 6]
 
+
 def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "lessons.extras.gpt2", None)   # an import of it fails
     with pytest.raises(DataError, match="^out/typo: no such checkpoint"):
         read_checkpoint("out/typo")
 
+
 def test_a_checkpoint_of_another_program_is_said_to_be_one(tmp_path):
     torch.save({"model": {}, "model_args": {}, "config": {"dataset": "x"}}, tmp_path / "ckpt.pt")
     with pytest.raises(DataError, match="a checkpoint of another program than train.py"):
         load_model(str(tmp_path))
+
 
 @pytest.mark.parametrize("compile", ["auto", "true"])
 def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch, capsys, compile):
@@ -2062,6 +2194,7 @@ def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch,
         assert not train_py.compile_model(model, config, Process(CPU))
         assert "training without it" in capsys.readouterr().err
 
+
 # ---- Files and commands
 
 @pytest.mark.parametrize("how", ["cut", "other"])
@@ -2077,6 +2210,7 @@ def test_damaged_files_are_one_line(tiny, old, dataset, tmp_path, name, how):
     with pytest.raises(DataError, match=f"^.*{name}.*$"):
         train(config, say=None)
 
+
 def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     monkeypatch.chdir(old.parent)
     def stop(*given):
@@ -2091,10 +2225,12 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     assert len(out.split("A sample")[1]) > 100
     assert read_checkpoint("out/tuned")["step"] == 6
 
+
 def free_port():
     with socket.socket() as listening:
         listening.bind(("localhost", 0))
         return str(listening.getsockname()[1])
+
 
 def in_two_processes(*configs):
     """Run train.py as rank 0 and as rank 1. Return (stdout, stderr, exit code) of both."""
@@ -2112,6 +2248,7 @@ def in_two_processes(*configs):
         for process in ranks:
             process.kill()
 
+
 def test_two_processes_equal_one(tiny, tmp_path):
     one = tiny(arch="powernorm", pn_warmup=3)
     two = tiny(arch="powernorm", pn_warmup=3, batch_size=2, out_dir=str(tmp_path / "two"))
@@ -2128,6 +2265,7 @@ def test_two_processes_equal_one(tiny, tmp_path):
         far = ~torch.isclose(ours[name], x, rtol=1e-3, atol=1e-5)
         assert far.float().mean() < 1e-3, name     # of mere rounding Adam makes a whole step
 
+
 def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
     first = tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2)
     second = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,
@@ -2140,6 +2278,7 @@ def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
     assert codes and set(codes) == {2}
     assert all(code != 0 for _, _, code in results)
     assert read_checkpoint(old)["step"] == 6
+
 
 # ==================================================================================================
 # sample.py
@@ -2157,6 +2296,7 @@ def test_sample_streams_what_the_model_writes(trained, monkeypatch):
     wrote = [65, 0xC3, 0xA9, padding, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3, end, 67]
     monkeypatch.setattr(model, "generate", lambda *_: map(torch.tensor, wrote))
     assert text() == "Aé\ufffd日B\ufffd"
+
 
 def test_sample_writes_of_several_runs_and_seeds(trained, capsys):
     def say(*words):
@@ -2287,6 +2427,7 @@ def test_a_step_of_the_benchmarks_is_one_micro_batch_of_any_size():
         assert config.total_batch_size == config.batch_size * config.block_size
     [config] = bench.resolve_each("ngpt", dict(batch_size=2, total_batch_size=2048)).values()
     assert config.total_batch_size == 2048
+
 
 @pytest.mark.parametrize("words, says", [line.split("  ") for line in """
 sped  did you mean speed?
