@@ -14,9 +14,11 @@ from model import ConfigError
 from prepare import DataError, get_tokenizer, prepare, write_json
 from train import TrainConfig, load_model, train
 
+
 def bytes_corpus(folder):
     (folder / "text.txt").write_text("some text\n" * 1000)
     return str(prepare(f"{folder}/text.txt", data_dir=str(folder)))
+
 
 def write_gpt2(folder, prefix="", **changes):
     """Write a tiny GPT-2 with random weights as HuggingFace does; return the weights in float64."""
@@ -39,6 +41,7 @@ def write_gpt2(folder, prefix="", **changes):
     save_file(stored, folder / "model.safetensors")
     return {name: x.double() for name, x in w.items()}
 
+
 def ref_gpt2(w, idx):
     """Return GPT-2's logits, computed with torch's own functions and the published names."""
     def norm(name, h):
@@ -54,6 +57,7 @@ def ref_gpt2(w, idx):
         u = F.gelu(linear(f"{layer}.mlp.c_fc", norm(f"{layer}.ln_2", h)), approximate="tanh")
         h = h + linear(f"{layer}.mlp.c_proj", u)
     return norm("ln_f", h) @ w["wte.weight"].T
+
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("prefix", ["", "transformer."])
@@ -73,6 +77,7 @@ def test_gpt2_s_weights_give_gpt2_s_logits(tmp_path, monkeypatch, prefix):
     with pytest.raises(DataError, match="trained with tokenizer=gpt2, but .* has tokenizer=bytes"):
         train(TrainConfig(init_from=str(tmp_path), data=bytes_corpus(tmp_path)), say=None)
 
+
 @pytest.mark.parametrize("changes, says", [
     (dict(activation_function="relu"), "found .*relu"), (dict(model_type="llama"), "found .*llama"),
     (dict(n_layer=3), "do not fit.*blocks.2"), (dict(n_embd=32), "do not fit.*mismatch"),
@@ -81,6 +86,7 @@ def test_weights_that_are_not_gpt2_s_are_one_line(tmp_path, changes, says):
     write_gpt2(tmp_path, **changes)
     with pytest.raises((DataError, ConfigError), match=f"^.*{says}.*$"):
         load_model(tmp_path)
+
 
 def test_gpt2_s_files_that_are_not_whole_are_one_line(tmp_path):
     write_gpt2(tmp_path)
