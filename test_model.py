@@ -1868,6 +1868,18 @@ def test_a_finished_run_can_be_trained_longer_without_a_second_warm_up(tiny, aga
     assert validated == [*range(7), *range(8, 41, 4)]   # ten, of either length
 
 
+@pytest.mark.parametrize("before, now, steps", [
+    ({}, {}, 20), ({}, dict(warmup_ratio=0.2), 20), (dict(warmup_ratio=0.3), {}, 30),
+    (dict(warmup_ratio=0.3), dict(warmup_ratio=0.3), 30), ({}, dict(warmup_ratio=0.5), 500)])
+def test_only_another_warmup_ratio_changes_the_warm_up_of_a_long_run(tmp_path, before, now, steps):
+    places = dict(out_dir=str(tmp_path))
+    first = resolve(TrainConfig(arch="rmsnorm", max_steps=100, **before, **places))
+    state = {"config": asdict(first), "options": first.options}
+    config = TrainConfig(resume="true", max_steps=1000, **now, **places)
+    longer = train_py.with_checkpoint(config, state, own_checkpoint=True)
+    assert round(longer.warmup_ratio * longer.max_steps) == steps
+
+
 def test_a_warm_up_that_is_longer_than_the_rest_of_a_run_ends_with_it(tiny):
     with pytest.raises(SystemExit):
         train(tiny(warmup_ratio=1.0, max_steps=30), say=None,

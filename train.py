@@ -162,7 +162,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens per validation (0.5% of training tokens, 4096 to 10M)
-    final_eval_tokens: int | None = None  # tokens of the last validation (eval_tokens; else 1M+)
+    final_eval_tokens: int | None = None  # the same for the last one (eval_tokens, or 1M to 10M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
@@ -586,10 +586,10 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. It has to divide before the backward pass, because in the backward
-    pass PowerNorm (PowerScale in model.py) subtracts nu * xhat from its gradient. nu was estimated
-    from the gradients of earlier steps, on all ranks, so the gradients must have the same scale on
-    any number of ranks.
+    the number of ranks already. The order matters only to PowerNorm (PowerScale in model.py). Its
+    backward pass uses nu, a running mean made from the gradients of earlier steps, which a
+    checkpoint keeps. Dividing first gives nu the same scale on any number of ranks, so that a run
+    may be resumed on another number of them.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -760,8 +760,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
-    # All options of the model must match the checkpoint, except for these five, which new training
-    # may change.
+    # The options of the model must match the checkpoint. A run that starts from its weights may
+    # change these five; a resumed or evaluated run may change only three of them (see below).
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
     if "size" in config.options and own_checkpoint:
@@ -777,9 +777,9 @@ def with_checkpoint(config, state, own_checkpoint=False):
     if own_checkpoint:
         must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
         # Of the other options, inherit only those that were set. The rest is derived again, since a
-        # longer run has other intervals. Older checkpoints call the options that were set "given".
-        # The oldest do not tell them from the others, so all are inherited. setdefault() keeps the
-        # options of the model that stand in `inherited` already.
+        # longer run has other intervals. Checkpoints keep the options that were set as "options",
+        # older ones as "given". The oldest have neither, so all options in `saved` are inherited.
+        # setdefault() keeps the options of the model that stand in `inherited` already.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -787,7 +787,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
-    if own_checkpoint and ratio_now in (None, inherited.get("warmup_ratio")):
+    ratios_before = inherited.get("warmup_ratio"), saved["warmup_ratio"]
+    if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
         # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
         # steps, so that a resumed run would be in its warmup again. Only a --warmup_ratio other
         # than the earlier one asks for another warmup.
@@ -916,8 +917,9 @@ def flops_per_token(model):
     """Return the operations of a training step per token.
 
     Each weight of a matrix needs 2 operations in the forward pass and 4 in the backward pass.
-    Attention needs 12 n_embd per layer for each position that it looks at, and those are on average
-    block_size / 2. (nanoGPT counts all block_size positions, which gives a higher MFU.)
+    Attention takes two products over n_embd channels (q k^T, and the weights times v) for each
+    position that it looks at, so it needs 2 * 6 n_embd per layer and position. On average it looks
+    at block_size / 2. (nanoGPT counts all block_size positions, which gives a higher MFU.)
     """
     c = model.config
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
@@ -1187,9 +1189,9 @@ def run(config, watch, say):
     # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
     state = None
 
-    # Let torch compile the blocks and the loss at their first call, if that pays off. This changes
-    # `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums the
-    # gradients; with one, it is `model` itself. Only the optimizer step uses ddp_model.
+    # Let torch compile the blocks and the loss at their first call, if --compile asks for it. This
+    # changes `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums
+    # the gradients; with one, it is `model` itself. Only the optimizer step uses ddp_model.
     will_compile = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
@@ -1230,11 +1232,13 @@ def run(config, watch, say):
             #   6. logs, saves and draws,
             #   7. stops, if a signal asks for it.
 
-            # Take one optimizer step. Its number is step - 1, since the first step is step 0. On a
-            # GPU this only queues the work, and while the GPU does it, the CPU goes on to prepare
-            # the next batch. So prefetching in another thread, as many programs do, would save less
-            # than 1%. The first pass takes no step: a new run evaluates and saves its initial
-            # weights, and a resumed run has been saved at this step before.
+            # Take one optimizer step. Here `step` counts the steps that are done, but batches() and
+            # optimizer_step() number the steps from 0, so to them this one is step - 1. The first
+            # pass takes no step: a new run evaluates and saves its initial weights, and a resumed
+            # run has been saved at this step before.
+            # On a GPU this only queues the work, and while the GPU does it, the CPU goes on to
+            # prepare the next batch. So prefetching in another thread, as many programs do, would
+            # save less than 1%.
             if step > first_step:
                 micro_batches = batches(dataset.train, step - 1, config, process)
                 measured = optimizer_step(step - 1, ddp_model, optimizer, micro_batches, config,
@@ -1253,14 +1257,15 @@ def run(config, watch, say):
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read. The CPU waits for the GPU here, too, so read only when a record is due, and
-            # after the first step: that ends the lap that may include compiling, so that the next
-            # speed does not include it. (If no record is due then, the numbers are not logged.)
+            # after the first step. This gives the first step, which may include compiling, a lap of
+            # its own, so that the next record's speed does not include it. (If no record is due
+            # after the first step, its numbers are not logged.)
             after_first_step = step == first_step + 1
             reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Add the time since the previous pass was here or, if that pass logged, since its end.
-            # So the time of validation, logging and saving does not count.
+            # `started` is when the previous pass was here or, if that pass logged, its end (see the
+            # last lines of the loop). So the time of validation, logging and saving does not count.
             now = time.perf_counter()
             seconds += now - started
             started = now
