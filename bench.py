@@ -66,7 +66,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # draw, in gray, this arch's validation loss with two other seeds
+    usual: bool = False         # draw two other seeds in gray for every folder named after an arch
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -82,9 +82,9 @@ TrainingOptions.__dataclass_fields__ = {field.name: field for field in fields(Tr
                                         if field.name not in NOT_HERE}
 
 
-def parse(words, description, options_class):
+def parse(words, description, options_class, command=""):
     """Parse a command line; return the benchmark's options and a dict of train.py's options."""
-    training = parse_options(words, description, options_class, TrainingOptions)
+    training = parse_options(words, description, options_class, TrainingOptions, command=command)
     own = {field.name: training.pop(field.name) for field in fields(options_class)
            if field.name in training}
     return options_class(**own), training
@@ -419,9 +419,9 @@ def memory(options, training):
     print_table(rows)
     print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"
           "weights, gradients and Adam's moments need, and \"per sequence\" is what each sequence\n"
-          "of a small micro-batch adds. The column batch_size is the total with that many\n"
-          "sequences. \"fits 24 GB\" is the largest power of two for batch_size that leaves a\n"
-          "tenth of a card with 24 GB free.")
+          "of a small micro-batch adds. \"batch_size=N\" is the total with N sequences. \"fits\n"
+          "24 GB\" is the largest power of two for batch_size with which a tenth of a 24 GB card\n"
+          "stays free.")
     write_results("memory", options, training, results=rows)
 
 
@@ -443,6 +443,7 @@ def curves(options, folders):
     usual = json.loads(path.read_text())["runs"] if options.usual else {}
     gray = dict(color="0.85", lw=4, zorder=0)
     note = ""
+    has_gray_lines = False
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
         # The loss at step 0 is so large that the rest of the curve would look flat.
@@ -454,8 +455,8 @@ def curves(options, folders):
         shown = [record for record in records if options.key in record]
         tokens = [record["tokens"] / 1e6 for record in shown]
         values = [record[options.key] for record in shown]
-        # The last validation of a run usually reads more tokens, so that its loss does not compare
-        # with the earlier ones. If it did, draw it as a star, and end the line before it.
+        # The last validation of a run usually reads more tokens, so its loss cannot be compared
+        # with the earlier ones. If so, draw it as a star, which the line does not reach.
         n_joined = len(shown)
         n_tokens = [record.get("val_tokens") for record in shown]
         if options.key.startswith("val") and len(set(n_tokens[-2:])) > 1:
@@ -469,11 +470,12 @@ def curves(options, folders):
         if options.usual and not seeds:
             print(f"{folder}: no gray lines; assets/usual.json has out/{', out/'.join(usual)}")
         for losses in seeds.values():
+            has_gray_lines = True
             tokens = [int(n) / 1e6 for n in losses if int(n)]
             values = [losses[n] for n in losses if int(n)]
             axes.plot(tokens[:-1], values[:-1], **gray)
             axes.plot(tokens[-1:], values[-1:], "*", color="0.85", ms=12, zorder=0)
-    if options.usual:
+    if has_gray_lines:
         axes.plot([], [], **gray, label="other seeds, default options")
     axes.set(xlabel=f"tokens (millions){note}", ylabel=options.key)
     axes.legend()
@@ -499,10 +501,11 @@ def main(argv):
     if benchmark is curves:
         folders = [word for word in words if not word.startswith("-")]
         words = [word for word in words if word.startswith("-")]
-        options = CurvesOptions(**parse_options(words, curves.__doc__, CurvesOptions))
+        options = CurvesOptions(**parse_options(words, curves.__doc__, CurvesOptions,
+                                                command="curves FOLDER ... "))
         arguments = options, folders
     else:
-        options, training = arguments = parse(words, benchmark.__doc__, options_class)
+        options, training = arguments = parse(words, benchmark.__doc__, options_class, f"{name} ")
     positive = {"rounds", "batch_size"} & vars(options).keys()
     check_at_least(1, options, *positive)
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)

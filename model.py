@@ -1,5 +1,5 @@
 """
-Six ways to normalize a GPT, each written out like its paper's equations.
+Six ways to normalize a GPT, each written like the equations in its paper.
 
   --arch       one block, h the residual stream                                paper
   layernorm    h <- h + Attn(LN(h));      h <- h + MLP(LN(h))                  GPT-2's Pre-LN
@@ -182,7 +182,7 @@ def swiglu(x):
 
 
 class Scale(nn.Module):
-    """n learned numbers, initialized to `init` but stored as `scale` (nGPT section 2.5).
+    """n learned numbers that start at `init`; what is stored starts at `scale` (nGPT section 2.5).
 
     Adam moves each stored number by about the learning rate per step, and therefore the number
     itself by learning rate * init / scale.
@@ -601,8 +601,8 @@ class GPT(nn.Module):
         else:
             # So many logits would need more memory than all other tensors. Take chunks of
             # positions, and let the backward pass compute each chunk again. The number of chunks is
-            # a power of two. If the number of positions is one, too, all chunks have the same shape
-            # and are compiled once.
+            # a power of two. If T is a power of two as well, all chunks have the same shape and are
+            # compiled once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0

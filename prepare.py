@@ -4,11 +4,13 @@ Turn text into a dataset of tokens.
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
     python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb, streamed
-    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb as tokens
+    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb, tokenized
 
 A dataset is a folder data/<name>/ of shards in llm.c's format: *_val_000000.bin for validation, and
 *_train_000001.bin, *_train_000002.bin and so on for training. meta.json is written last. If a
-preparation was stopped, the same command resumes it.
+preparation was stopped, the same command resumes it. fineweb10B-gpt2 and fineweb100B-gpt2 come in
+shards of 100M tokens: --tokens is rounded up to whole shards, and --val_tokens, --shard_tokens and
+--seed have no effect.
 """
 # The helpers for errors, options and files come first, because all other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
@@ -99,7 +101,7 @@ def check_at_least(minimum, config, *names):
     for name in names:
         value = getattr(config, name)
         if isinstance(value, (int, float)) and not minimum <= value < math.inf:
-            raise ConfigError(f"{name}={value}: expected at least {minimum}, and finite")
+            raise ConfigError(f"{name}={value}: expected at least {minimum}")
 
 
 # ---- Options (all scripts use them) --------------------------------------------------------------
@@ -170,15 +172,16 @@ def read_comments(classes):
     return helps, headings
 
 
-def parse_options(argv, description, *classes):
+def parse_options(argv, description, *classes, command=""):
     """Return the options that a command line sets, as a dict of plain values.
 
     The options are the fields of the dataclasses; if two classes have a field of the same name, the
     first class wins. They are set by --name=value, --name value, or --name alone for true. --help
-    prints them and exits. Raises argparse.ArgumentError and ConfigError.
+    prints them and exits; `command` is what stands before them in its usage line. Raises
+    argparse.ArgumentError and ConfigError.
     """
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [--name=value ...]", description=inspect.cleandoc(description),
+        usage=f"%(prog)s {command}[--name=value ...]", description=inspect.cleandoc(description),
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -333,9 +336,10 @@ def get_tokenizer(name):
 
 
 def encode(tokenizer, data, new=True):
-    """Return UTF-8 text as uint16 tokens (n,), after an end-of-text token if a `new` text begins.
+    """Return UTF-8 text as uint16 tokens (n,).
 
-    The words "<|endoftext|>" in the text are encoded as ordinary text.
+    If the text begins a document (new=True), an end-of-text token comes first. The words
+    "<|endoftext|>" in the text are encoded as ordinary text.
     """
     if tokenizer.name == "bytes":
         tokens = np.frombuffer(data, np.uint8)
@@ -393,7 +397,7 @@ def read_meta(folder):
 
 # ---- Options of this script ----------------------------------------------------------------------
 
-# FineWeb as GPT-2's tokens, made by kjj0 on huggingface.co: name -> shards of 100M tokens
+# FineWeb as GPT-2's tokens, made by kjj0 on huggingface.co: name -> number of 100M-token shards
 PRETOKENIZED = {"fineweb10B-gpt2": 103, "fineweb100B-gpt2": 1030}
 FINEWEB = ("fineweb", *PRETOKENIZED)
 

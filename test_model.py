@@ -2415,6 +2415,8 @@ def test_curves_are_drawn_without_step_0_and_name_the_known_keys(
     mine = shutil.copytree(trained[0], tmp_path / "mine")
     benchmark("curves", mine, out_dir=tmp_path, usual="true")
     assert f"{mine}: no gray lines" in capsys.readouterr().out
+    [text] = pictures[1].axes[0].get_legend().get_texts()
+    assert text.get_text() == str(mine)
     with pytest.raises(ConfigError, match="key=los: expected one of .*loss, .*did you mean"):
         benchmark("curves", *trained, out_dir=tmp_path, key="los")
 

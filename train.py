@@ -787,7 +787,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
-    ratios_before = inherited.get("warmup_ratio"), saved["warmup_ratio"]
+    ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
         # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
         # steps, so that a resumed run would be in its warmup again. Only a --warmup_ratio other

@@ -180,6 +180,9 @@ LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misco
     "When the variance is small, every x - mean is small, too. Try one entry apart from equal "
     "others.":
         lambda: math.inf,
+    "The output stays bounded even without eps, because its n squares add up to n. Try one entry "
+    "apart from equal others.":
+        lambda n: math.inf if n > 1 else 0.0,
 })
 
 
@@ -784,7 +787,7 @@ PROPERTIES = {
         "Yours is too large: its square, plus the squares of the entries that balance it, is more "
         "than n.":
             lambda y, n: n == 1 or square_with_balance(y, n) <= n + 0.01,
-        "Take one entry apart from equal others: its output is larger than yours.":
+        "Take one entry apart from equal others, and no eps: its output is larger than yours.":
             lambda y, n: n == 1 or square_with_balance(y, n) >= n - 0.01,
         "For n = 1 the only entry minus its mean is 0.":
             lambda y, n: n != 1 or near(y, 0)},

@@ -61,6 +61,8 @@ def behind_w_o(y, gamma, w_o):
 
 
 HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
+    "Your outputs have mean 0 and variance 1: the LayerNorm after W_o is not asked for here.":
+        lambda right: standard(right),
     "You scale the output of W_o. There every channel is a mixture of all heads; none belongs to "
     "one head any more.":
         behind_w_o,
@@ -173,6 +175,8 @@ FFN = Exercise(                                             # both forms of GELU
         partial(ffn_branch, norm=without_root),
     "You have exchanged gamma and beta: gamma multiplies, beta is added.":
         lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, beta, gamma),
+    "You normalize x once more. It has been normalized already.":
+        lambda x, w_up, w_down, gamma, beta: ffn_branch(standard(x), w_up, w_down, gamma, beta),
     "You use ReLU; the task asks for GELU.":
         partial(ffn_branch, act=torch.relu),
     "You use SiLU; the task asks for GELU.":
@@ -215,6 +219,8 @@ ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconcept
         partial(added, norms=(1, 1)),
     "You count both LayerNorms correctly, but HeadScale has parameters, too.":
         lambda layers, d, bias: added(layers, d, 0, bias),
+    "You count HeadScale once for the model. Every layer has its own.":
+        lambda layers, d, heads, bias: heads + added(layers, d, 0, bias),
     "HeadScale has one number per head, not one per channel.":
         lambda layers, d, bias: added(layers, d, d, bias),
     "d / H is the number of channels of one head. How many numbers does HeadScale have?":

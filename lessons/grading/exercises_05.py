@@ -540,7 +540,7 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
         partial(angpt_block, norm_h_a=False),
     "A head takes d_k neighbouring channels of q, k and v. Yours takes every n_head-th one.":
         partial(angpt_block, cut=every_nth_channel),
-    "nu(alpha) is missing, so h becomes shorter with each step.":
+    "nu(alpha) is missing. Without it, or a norm, h would become shorter with each step.":
         partial(angpt_block, nu=lambda alpha: 1.0),
     "nu(alpha) is the printed expression, the expected squared norm: see exercise 5.3.":
         partial(angpt_block, nu=printed_nu),

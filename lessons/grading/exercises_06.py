@@ -613,6 +613,9 @@ LEADS = Exercise(
     "You use the first seed only. It chose the setting and was lucky there: average over all "
     "seeds.":
         partial(leads, of=lambda row: row[0]),
+    "Your settings are right, but in each of them you take the lowest loss. Take the mean over the "
+    "seeds.":
+        partial(leads, of=lowest_of),
     "For the best settings you use the first seed only. It chose them and was lucky there: average "
     "over all seeds.":
         lambda baseline, other, right: (right[0], baseline[:, 0].min() - other[:, 0].min()),
@@ -649,6 +652,12 @@ def straight(c, losses, *, x=same, y=same, level=same):
     return level(start), -slope
 
 
+def covariance_by_k(c, losses):
+    x, y = c.log(), losses.log()
+    slope = least_squares(x, y)[0] * (len(x) - 1) / len(x)
+    return (y.mean() - slope * x.mean()).exp(), -slope
+
+
 LAW = Exercise(
     reference=power_law, inputs=law_inputs,
     parts=("A", "a"),
@@ -659,6 +668,9 @@ LAW = Exercise(
         partial(straight, x=torch.log),
     "You take the logarithm of L, but not of C.":
         partial(straight, y=torch.log, level=torch.exp),
+    "Your covariance divides by K and your variance by K - 1, as .var() does. Use one of them for "
+    "both.":
+        covariance_by_k,
     "You use the first and the last run only.":
         lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
     "You have slope and intercept exchanged: np.polyfit gives the slope first.":
@@ -902,6 +914,12 @@ def run_against_run(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine.reshape(-1, 1), theirs.reshape(-1, 1), true)
 
 
+def centred_after_drawing(a, b, mine, theirs, true):
+    a, b = a[mine], b[theirs]
+    wins = (b - b.mean() + true).mean(1) < (a - a.mean()).mean(1)
+    return wins.double().mean()
+
+
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You add `true` to the difference that the means have already. Subtract both means first.":
         as_stored_and_apart,
@@ -929,7 +947,10 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You compare the best seeds. Compare means.":
         partial(wrong_winner, of=torch.min),
     "You move the medians to 0 and `true`. Move the means.":
-        partial(wrong_winner, centre=torch.median)})
+        partial(wrong_winner, centre=torch.median),
+    "You subtract the mean of the runs that were drawn. Subtract that of all runs, `a.mean()`, "
+    "before you pick any.":
+        centred_after_drawing})
 
 
 PROPERTIES = {

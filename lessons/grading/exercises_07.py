@@ -552,9 +552,8 @@ PROPERTIES = {
         "Attention: how many keys does one token see on average, and how many FLOPs does one key "
         "cost, and one value?":
             lambda y, right: near(y[1], right[1], 1e-6),
-        "Divide your norms by 4 d. The number of norms in the model should come out, 2 L + 1, "
-        "which is odd. Yours is not.":
-            lambda y, d: near(y[2] / (4 * d) % 2, 1),
+        "Divide your norms by 4 d: the number of norms in the model, 2 L + 1, should come out.":
+            lambda y, right: near(y[2], right[2], 1e-6),
         "The share does not fit your three counts. It is the norms' FLOPs divided by all three "
         "together, in percent.":
             third_of_all},

@@ -574,7 +574,7 @@ FAULTS = {
         "You accept one that gives all sequences of the batch the first one's cache.",
     "one output too large":
         "You accept one in which a single output is off by 2e-4. How large a difference do you "
-        "allow, and do you look at the largest one or at a mean?",
+        "allow, and do you look at the largest one, of every sequence?",
     "one output too small":
         "You accept one in which a single output is 2e-4 too small. Do you take the absolute value "
         "of the differences?",
@@ -787,7 +787,7 @@ PROPERTIES = {
             lambda y: near(y - torch.diag(y.diag()), 0),
         "At x = 0 a tanh has slope 1, so only the gain and the inner factor are left there. Yours "
         "has another slope.":
-            lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha),
+            lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha, 1e-5),
         "Yours is right at x = 0. How does the slope of a tanh fall on both sides?":
             never},
     "8.3": {

@@ -182,6 +182,14 @@ def general_sentences(function, found, expected, exercise):
         if [x.shape for x in ours] != [x.shape for x in theirs]:
             return shape_sentences(function, found, expected, label, exercise, broken)
         pairs[label] = [(a.double(), b.double()) for a, b in zip(ours, theirs)]
+    if errors and exercise.about:
+        # The answers are True or False, so say which of the answers that there are is wrong, and
+        # what the first error means.
+        wrong = [label for label, parts in pairs.items()
+                 if not all(close(a, b, exercise.tolerance) for a, b in parts)]
+        sentences = [exercise.about[label] for label in wrong[:1] if label in exercise.about]
+        error = next(iter(errors.values()))
+        return sentences + error_sentences(error, used_names(code_of(function)))
     if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
         for error in errors.values():
             return error_sentences(error, used_names(code_of(function)))
@@ -238,6 +246,7 @@ def shape_sentences(function, found, expected, label, exercise, broken):
             or reduction_missing(found, expected)
             or unused_arguments(function, exercise)
             or number_of_values(ours, theirs, exercise)
+            or numbers_expected(ours, theirs)
             or broken
             or number_of_answers(ours, theirs)
             or one_row_sentence(found, expected, exercise)
@@ -317,6 +326,15 @@ def reduction_missing(found, expected):
         what, kind = ".all() or .any()", "True or False"
     return [f"One {kind} is expected, and yours has one for each entry: is {what} missing at the "
             "end?"]
+
+
+def numbers_expected(ours, theirs):
+    """Recognize values that are lists or tensors where each should be a single number."""
+    numbers_only = len(theirs) == 1 and theirs[0].shape == (len(ours),)
+    if numbers_only and any(x.dim() for x in ours):
+        return ["Each value should be a single number, and yours is a list or a tensor: which of "
+                "its entries is asked for?"]
+    return []
 
 
 def number_of_values(ours, theirs, exercise):
@@ -558,7 +576,8 @@ def exchanged(pairs, count, exercise):
 
 def only_not_finite(pairs, exercise):
     """Return a sentence for an answer that is right wherever it is a number."""
-    labels, finite_entries = [], 0
+    labels = []
+    finite_entries = lost_entries = 0
     for label, parts in pairs.items():
         for a, b in parts:
             lost = ~a.isfinite() & b.isfinite()
@@ -566,8 +585,9 @@ def only_not_finite(pairs, exercise):
                 return []
             if lost.any():
                 labels.append(label)
+            lost_entries += int(lost.sum())
             finite_entries += int((~lost).sum())
-    if not labels or not finite_entries:
+    if not 0 < lost_entries <= finite_entries:
         return []
     right_but = f"All numbers in your answer are right, but with {labels[0]} "
     nan_is_an_answer = any(b.isnan().any() for parts in pairs.values() for _, b in parts)

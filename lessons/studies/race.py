@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 # bench and train are imported before torch: train sets how torch's threads wait.
 from bench import (COLORS, EVERY_ARCH, NOT_HERE, count_parameters, label, parse, print_table,
-                   resolve_each, train_config)
+                   train_config)
 from train import Diverged, TrainConfig, open_dataset, resolve, set_up_process, train
 import numpy as np
 import pandas as pd
@@ -226,7 +226,7 @@ def race(options, training):
     training = {"vocab_size": dataset.vocab_size, **training, "final_eval_tokens": eval_tokens}
 
     # Every name is resolved now, so that a wrong one is told before hours of training.
-    first = resolve_each(options.archs, training)[names[0]]
+    first, *_ = [resolve(train_config(name, training)) for name in names]
     open_results(options.results, common_options(first, dataset, process, validation))
     parameters = count_parameters(first)
     lengths = [steps_of(ratio, parameters, first.total_batch_size) for ratio in ratios]
