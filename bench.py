@@ -241,7 +241,7 @@ def decode(model, prompt, new_tokens, process):
 
 
 def sample(options, training):
-    """Measure how fast every arch generates text, as sample.py does: in float32 by default."""
+    """Measure how fast every arch generates text. The default is --dtype=float32."""
     check_at_least(2, options, "new_tokens")
     training = {"dtype": "float32", **training}
     configs = resolve_each(options.archs, training)
@@ -471,6 +471,7 @@ def curves(options, folders):
             print(f"{folder}: no gray lines; assets/usual.json has out/{', out/'.join(usual)}")
         for losses in seeds.values():
             has_gray_lines = True
+            note = "; star: the last validation, on more tokens"
             tokens = [int(n) / 1e6 for n in losses if int(n)]
             values = [losses[n] for n in losses if int(n)]
             axes.plot(tokens[:-1], values[:-1], **gray)

@@ -618,29 +618,34 @@ def describe(options, paths):
 def load_progress(folder, settings):
     """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
-    If the folder has no training shards, save and return a record of zero progress. Raises
-    DataError if it holds training shards that were made with other settings, or whose settings are
-    not recorded.
+    If there is no record that can be continued, save and return one of zero progress. Raises
+    DataError if the folder holds training shards that were made with other settings, or whose
+    settings are not recorded.
     """
-    if not any(folder.glob("*_train_*.bin")):
-        # A meta.json whose shards have been deleted would be wrong.
-        (folder / "meta.json").unlink(missing_ok=True)
-        progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
-        write_json(folder / PROGRESS, progress)
-        return progress
+    has_shards = any(folder.glob("*_train_*.bin"))
     # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
-            progress = read_json(path)
             with explain_errors(f"{path}: not written by prepare.py"):
-                earlier = progress["options"]
+                progress = read_json(path)
+                earlier = dict(progress["options"])
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
-            check(not other, f"{folder}: made with {'; '.join(other)}; go back to the earlier "
-                  "settings and files, give another --name, or remove the folder")
-            return progress if path.name == PROGRESS else None
-    raise DataError(f"{folder}: holds unknown shards, without a meta.json; give another --name, "
-                    "or remove the folder")
+            check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
+                  "the earlier settings and files, give another --name, or remove the folder")
+            is_complete = path.name == "meta.json"
+            if is_complete and has_shards:
+                return None
+            # A record may speak of training shards that have been deleted since.
+            is_outdated = other or is_complete or (progress["tokens"] > 0 and not has_shards)
+            if not is_outdated:
+                return progress
+            path.unlink()
+    check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
+          "--name, or remove the folder")
+    progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
+    write_json(folder / PROGRESS, progress)
+    return progress
 
 
 def encode_chunks(tokenizer, chunks):

@@ -1104,7 +1104,22 @@ def test_a_dataset_whose_shards_were_deleted_is_made_again(texts):
         assert (files_of(folder) == whole) == (options == {})
 
 
-@pytest.mark.parametrize("content", ["{}", "[]"])
+def test_a_validation_shard_without_training_shards_is_kept(texts):
+    options = dict(source=f"{texts}/a.jsonl", data_dir=str(texts), shard_tokens=10_000)
+    folder = prepare(**options)
+    whole = files_of(folder)
+    settings = read_meta(folder)["options"]
+    for path in folder.glob("*_train_*.bin"):
+        path.unlink()
+    (folder / "meta.json").unlink()
+    kept = {"options": settings, "shards": 1, "tokens": 0, "place": 7, "left_over": ""}
+    write_json(folder / prep.PROGRESS, kept)
+    assert prep.load_progress(folder, settings) == kept
+    write_json(folder / prep.PROGRESS, kept | {"tokens": 10_000, "shards": 2})
+    assert prepare(**options) == folder and files_of(folder) == whole
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"options": 3}', '{"title": "my book"}'])
 def test_records_of_another_program_are_one_line(texts, content):
     folder = prepare(f"{texts}/a.jsonl", data_dir=str(texts))
     (folder / "meta.json").write_text(content)
@@ -2410,13 +2425,14 @@ def test_curves_are_drawn_without_step_0_and_name_the_known_keys(
     assert min(x[0] for x in drawn if len(x)) > 0
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == [*map(str, trained), "other seeds, default options"]
-    assert axes.get_xlabel() == "tokens (millions)"
+    assert "star: the last" in axes.get_xlabel()   # that of the gray lines
     assert "no gray lines" not in capsys.readouterr().out
     mine = shutil.copytree(trained[0], tmp_path / "mine")
     benchmark("curves", mine, out_dir=tmp_path, usual="true")
     assert f"{mine}: no gray lines" in capsys.readouterr().out
     [text] = pictures[1].axes[0].get_legend().get_texts()
     assert text.get_text() == str(mine)
+    assert pictures[1].axes[0].get_xlabel() == "tokens (millions)"
     with pytest.raises(ConfigError, match="key=los: expected one of .*loss, .*did you mean"):
         benchmark("curves", *trained, out_dir=tmp_path, key="los")
 

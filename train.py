@@ -739,9 +739,11 @@ def check_dataset(config, state, dataset, resuming):
 def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
-    # On a CPU the optimizer would keep the tensors of `saved` themselves, and with them the file
-    # that they are mapped from. Give it copies.
-    moments = copy.deepcopy(saved["state"])
+    moments = saved["state"]
+    if optimizer.param_groups[0]["params"][0].is_cpu:
+        # On a CPU the optimizer would keep the tensors of `saved` themselves, and with them the
+        # file that they are mapped from. Give it copies.
+        moments = copy.deepcopy(moments)
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
