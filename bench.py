@@ -66,7 +66,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # draw two other seeds in gray for every folder named after an arch
+    usual: bool = False         # for folders named after an arch, add two default runs in gray
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -229,7 +229,7 @@ def speed(options, training):
 
 
 def decode(model, prompt, new_tokens, process):
-    """Generate greedily after prompt (B, T); return tokens per second, not counting the first."""
+    """Generate greedily after prompt (B, T); return tokens per second without the first token."""
     with process.autocast():
         tokens = model.generate(prompt, new_tokens, temperature=0)
         next(tokens)
@@ -468,7 +468,7 @@ def curves(options, folders):
         # usual.json: arch -> seed -> tokens -> validation loss
         seeds = usual.get(Path(folder).name, {})
         if options.usual and not seeds:
-            print(f"{folder}: no gray lines; assets/usual.json has out/{', out/'.join(usual)}")
+            print(f"{folder}: no gray lines; they exist only for folders named {', '.join(usual)}")
         for losses in seeds.values():
             has_gray_lines = True
             note = "; star: the last validation, on more tokens"

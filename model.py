@@ -67,6 +67,8 @@ class GPTConfig:
 
     def check_model(self):
         """Raise ConfigError if the options of the model do not fit together."""
+        for name in ("block_size", "n_layer", "n_head", "n_embd"):
+            self.check_option(name, getattr(self, name) >= 1, "at least 1")
         self.check_option("arch", self.arch in ARCHS, " or ".join(ARCHS))
         self.check_option("pos", self.pos in ("rope", "learned"), "rope or learned")
         self.check_option("mlp", self.mlp in ("swiglu", "gelu"), "swiglu or gelu")
@@ -182,7 +184,7 @@ def swiglu(x):
 
 
 class Scale(nn.Module):
-    """n learned numbers that start at `init`; what is stored starts at `scale` (nGPT section 2.5).
+    """n learned numbers initialized to `init`, and stored times scale / init (nGPT section 2.5).
 
     Adam moves each stored number by about the learning rate per step, and therefore the number
     itself by learning rate * init / scale.
@@ -346,7 +348,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer`, if a subclass wants to."""
+        """Change the initial weights of block number `layer`, from 1. A subclass may override it."""
 
 
 class PreNormBlock(Block):
@@ -601,8 +603,8 @@ class GPT(nn.Module):
         else:
             # So many logits would need more memory than all other tensors. Take chunks of
             # positions, and let the backward pass compute each chunk again. The number of chunks is
-            # a power of two. If T is a power of two as well, all chunks have the same shape and are
-            # compiled once.
+            # a power of two. If T is a power of two as well, all chunks have the same shape, and
+            # summed_loss is compiled only once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0

@@ -57,7 +57,7 @@ def check(condition, message):
 
 @contextlib.contextmanager
 def explain_errors(message):
-    """Turn whatever exception a library raises into a DataError of one line."""
+    """Turn any exception that a library raises into a DataError with a message of one line."""
     try:
         yield
     except (DataError, ConfigError):
@@ -101,7 +101,8 @@ def check_at_least(minimum, config, *names):
     for name in names:
         value = getattr(config, name)
         if isinstance(value, (int, float)) and not minimum <= value < math.inf:
-            raise ConfigError(f"{name}={value}: expected at least {minimum}")
+            finite = ", and finite" if value == math.inf else ""
+            raise ConfigError(f"{name}={value}: expected at least {minimum}{finite}")
 
 
 # ---- Options (all scripts use them) --------------------------------------------------------------
@@ -177,7 +178,7 @@ def parse_options(argv, description, *classes, command=""):
 
     The options are the fields of the dataclasses; if two classes have a field of the same name, the
     first class wins. They are set by --name=value, --name value, or --name alone for true. --help
-    prints them and exits; `command` is what stands before them in its usage line. Raises
+    prints the options and exits; `command` precedes "[--name=value ...]" in its usage line. Raises
     argparse.ArgumentError and ConfigError.
     """
     parser = argparse.ArgumentParser(
@@ -350,7 +351,7 @@ def encode(tokenizer, data, new=True):
 
 
 def token_lengths(meta):
-    """Return the number of text bytes of each token, (vocab_size,), for a dataset's meta.json."""
+    """Return the number of text bytes of each token, (vocab_size,), given a dataset's meta.json."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
     return text_lengths(get_tokenizer(meta["tokenizer"]))
@@ -420,8 +421,8 @@ class PrepareConfig:
         # books/*.txt -> books
         self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
         if Path(self.name).name != self.name or self.name == "..":
-            raise ConfigError(f"name={self.name}: expected a name without slashes; --data_dir sets "
-                              "the folder")
+            raise ConfigError(f"name={self.name}: expected a name, not a path; --data_dir sets "
+                              "where the folder goes")
         self.tokenizer = self.tokenizer or ("gpt2" if self.source in FINEWEB else "bytes")
         check_choice("tokenizer", self.tokenizer,
                      ("gpt2",) if self.source in PRETOKENIZED else TOKENIZERS)
@@ -450,15 +451,16 @@ def find_files(source, seed):
     elif not location.exists():
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link.
-        with explain_errors(f"--source={source}: not a pattern"):
+        with explain_errors(f"--source={source}: not a valid glob pattern"):
             found = list(Path(location.anchor).glob(source.removeprefix(location.anchor)))
         check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
-              f"stdlib, or {' or '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
+              f"or one of stdlib, {', '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
     by_hash, skipped = {}, []
     for path in sorted(found):
         # Hidden files and folders, such as Jupyter's copies, count only if the source names them.
-        # `names` are the parts of the path below the source: all parts if the source is a glob.
+        # `names` are the parts of the path below the source folder. If the source is a file or a
+        # glob, they are all parts of the path.
         names = path.relative_to(location).parts if location.is_dir() else path.parts
         is_hidden = any(name.startswith(".") and name not in location.parts for name in names)
         if is_hidden or left_out.intersection(names):
@@ -484,13 +486,13 @@ def find_files(source, seed):
 
 def read_rows(path):
     """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8; b"" for an empty line."""
+    # The datasets library is not used, because it reads the text "2024-01-01" in JSON as a date.
     if path.suffix.lower() == ".jsonl":
         with path.open("rb") as file:
             for line in file:
                 text = json.loads(line)["text"] if line.strip() else ""
                 yield text.encode(errors="replace")
     else:
-        # `datasets` is not used, because it reads the text 2024-01-01 as a date.
         from pyarrow.parquet import ParquetFile
         for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
             for text in batch["text"].to_pylist():
@@ -740,7 +742,7 @@ def write_meta(folder, tokenizer, settings):
 def prepare(source="stdlib", **options):
     """Make a dataset, or finish one that was stopped, and return its folder.
 
-    The options are the command-line options. Raises ConfigError and DataError.
+    The keyword arguments are the command-line options. Raises ConfigError and DataError.
     """
     options = PrepareConfig(**clean_options(PrepareConfig, {"source": source, **options}))
     folder = Path(options.data_dir, options.name)
