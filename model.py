@@ -348,7 +348,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer`, from 1. A subclass may override it."""
+        """Change the initial weights of block number `layer`, from 1. A subclass may override."""
 
 
 class PreNormBlock(Block):
@@ -558,7 +558,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Draw all weights. Norms, gains and scales already have their initial values."""
+        """Draw the matrices and zero the biases. Gains and scales already have their values."""
         for name, p in self.named_parameters():
             std = self.config.embed_std if name in ("wte.weight", "wpe.weight") else 0.02
             if name.endswith(WRITERS):

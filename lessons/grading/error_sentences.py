@@ -59,8 +59,8 @@ def returned_no_number(words):
     start = "the function returned "
     if words.startswith((f"{start}<built-in method", f"{start}<bound method",
                          f"{start}<function", f"{start}<built-in function")):
-        return ("Your function returns a function: x.mean() calls it, x.mean without parentheses "
-                "does not.")
+        return ("Your function returns a function. Return what that computes: x.mean() calls it, "
+                "x.mean without parentheses does not.")
     if words.startswith((f"{start}'", f'{start}"')):
         return "Your function returns text. Return the number itself, without quotes, f or str()."
     if words.startswith(f"{start}{{"):

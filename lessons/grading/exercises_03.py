@@ -521,6 +521,9 @@ DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
         lambda test, right: (NUMBERS[test], right[1]),
     "You have exchanged the slopes of the two tests.":
         lambda test, step: death(OTHER[test], step),
+    "Your learning rate is the step divided by the slope. It grows by the slope at each step, so "
+    "multiply.":
+        lambda test, step: (step / SLOPES[test], step / SLOPES[test] * SLOPES[OTHER[test]]),
     "You count the steps from 1. The learning rate is 0 at step 0, so at step n it has grown n "
     "times.":
         partial(death, first=1),
@@ -572,6 +575,8 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
     "You count the attention branches, but the FFN branches are missing (or W_2 reads only one "
     "entry). They are small here, but not zero.":
         partial(stream_share, ffn=lambda layers, d: 0.0),
+    "Your embedding always has GPT-2's standard deviation, 0.02. It should be the argument.":
+        lambda layers, d: stream_share(0.02, layers, d),
     "The embedding itself is part of h: its variance, s^2, is missing in your sum.":
         without_embedding,
     "The embedding's part of your variance is s. But s is a standard deviation; variances add up.":

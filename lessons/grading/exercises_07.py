@@ -155,8 +155,8 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
     "2N counts only the forward pass. The backward pass makes two products for each product of the "
     "forward pass.":
         partial(mfu, flops_each=2),
-    "The backward pass costs twice the forward pass: it computes a gradient for the input and one "
-    "for the weight.":
+    "You count 4 FLOPs per parameter. The backward pass alone has that many, because it computes a "
+    "gradient for the input and one for the weight. The forward pass adds 2.":
         partial(mfu, flops_each=4),
     "You count three products, which is right, but each of them multiplies and adds: two FLOPs per "
     "parameter.":
@@ -407,6 +407,12 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
     "You divide by the factors. The new matrices should do what the factors did, not undo it.":
         divided,
+    "You divide by the gain. Multiply by it.":
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, 1 / gain, f_u, f_z, c),
+    "You multiply by 1 + gain. The formula has the gain itself.":
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, 1 + gain, f_u, f_z, c),
+    "c is in the right place, but you divide by it.":
+        lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_u, f_z, 1 / c),
     "c is missing from w_down. In z's rows of w_up it would change SiLU's argument, and a number "
     "that is applied after the nonlinearity goes into w_down.":
         lambda right, w_down, c: (c * right[0], w_down),

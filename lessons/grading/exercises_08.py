@@ -759,6 +759,10 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
     "You treat the two as independent. A seed may be easy or hard for both, so take the differences "
     "first.":
         as_if_independent,
+    "With one seed only the error is infinite. The mean is that of the one difference.":
+        lambda mine, right: (right[0] if len(mine) > 1 else math.inf, right[1]),
+    "With two seeds the error is known. Only one seed calls for infinity.":
+        lambda mine, right: (right[0], right[1] if len(mine) > 2 else math.inf),
 })
 
 
@@ -830,8 +834,7 @@ PROPERTIES = {
     "8.10": {
         "Your mean is not the mean of the differences mine - other.":
             lambda y, right: near(y[0], right[0]),
-        "With one seed the error is unknown: return infinity. (With more seeds yours may be off, "
-        "too.)":
+        "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half the distance between the two differences. Yours is not.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),

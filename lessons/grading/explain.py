@@ -82,10 +82,23 @@ def difference(label, found, expected, exercise):
         words = [f"{names[i]}: {what}" for i, what in zip(wrong, words)]
         if len(wrong) > 2:
             words.append("also wrong: " + ", ".join(names[i] for i in wrong[2:]))
-        if len(wrong) < len(theirs):
-            right = [name for i, name in enumerate(names) if i not in wrong]
-            words.append("right: " + ", ".join(right))
+        if right := parts_right_everywhere(found, expected, exercise):
+            words.append("right: " + ", ".join(names[i] for i in right))
     return "\n     ".join(words)
+
+
+def parts_right_everywhere(found, expected, exercise):
+    """Return the positions of the values that are right with every input."""
+    right = None
+    for label, theirs in expected.items():
+        if isinstance(found[label], Exception):
+            continue
+        ours, theirs = aligned(found[label], theirs, exercise.parts)
+        if [a.shape for a in ours] != [b.shape for b in theirs]:
+            return []
+        here = {i for i, (a, b) in enumerate(zip(ours, theirs)) if same(a, b, exercise.tolerance)}
+        right = here if right is None else right & here
+    return sorted(right or ())
 
 
 def another_shape(ours, theirs):
