@@ -189,7 +189,7 @@ class TrainConfig(GPTConfig):
         check_choice("size", size, SIZES)
         preset = SIZES[size]
         # The recipe depends on n_embd, tie and init_from, so look these up first, without it.
-        without_recipe = {**defaults, **preset, **self.options}
+        without_recipe = {**defaults, **preset, **inherited, **options}
         width = max(1, without_recipe["n_embd"])  # check_ranges() reports a width of 0
         arch_recipe = recipe(arch, width, without_recipe["tie"], without_recipe["init_from"])
 
@@ -586,10 +586,10 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. The order matters only to PowerNorm (PowerScale in model.py). Its
-    backward pass uses nu, a running mean made from the gradients of earlier steps, which a
-    checkpoint keeps. Dividing first gives nu the same scale on any number of ranks, so that a run
-    may be resumed on another number of them.
+    the number of ranks already. Whether one divides before or after the sum matters only to
+    PowerNorm (PowerScale in model.py). Its backward pass uses nu, a running mean made from the
+    gradients of earlier steps, which a checkpoint keeps. Dividing first gives nu the same scale on
+    any number of ranks, so that a run may be resumed on another number of them.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -781,7 +781,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # Of the other options, inherit only those that were set. The rest is derived again, since a
         # longer run has other intervals. Checkpoints keep the options that were set as "options",
         # older ones as "given". The oldest have neither, so all options in `saved` are inherited.
-        # setdefault() keeps the options of the model that stand in `inherited` already.
+        # setdefault() keeps what stands in `inherited`: only there is an old FILE.py:NAME shortened.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -1090,8 +1090,9 @@ def noted_signals():
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
-        # A run that stops raises an exception at the yield. This one has finished: the signal came
-        # too late to stop it. Let it act now, so that a loop over several runs ends, too.
+        # We get here only if the run has finished: a run that stops raises an exception at the
+        # yield. The signal came too late to stop this one. Let it act now, so that a loop over
+        # several runs ends, too.
         raise stop_error(received[0])
 
 
@@ -1165,8 +1166,8 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and, if they read the checkpoint in out_dir, that theirs are of the same step. (With
-    # init_from first_step is 0 on every rank, so that run's checkpoint is not compared.)
+    # dataset and, if they read the checkpoint in out_dir, the same step in it. (A checkpoint that
+    # init_from names is not compared: then first_step is 0 on every rank.)
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1234,10 +1235,10 @@ def run(config, watch, say):
             #   6. logs, saves and draws,
             #   7. stops, if a signal asks for it.
 
-            # Take one optimizer step. Here `step` counts the steps that are done, but batches() and
-            # optimizer_step() number the steps from 0, so to them this one is step - 1. The first
-            # pass takes no step: a new run evaluates and saves its initial weights, and a resumed
-            # run has been saved at this step before.
+            # Take one optimizer step, except in the first pass: a new run only evaluates and saves
+            # its initial weights, and a resumed run was saved at this step, so it goes on to the
+            # next. `step` counts the steps done; batches() and optimizer_step() want the index of
+            # the step, which starts at 0: step - 1.
             # On a GPU this only queues the work, and while the GPU does it, the CPU goes on to
             # prepare the next batch. So prefetching in another thread, as many programs do, would
             # save less than 1%.
@@ -1266,8 +1267,8 @@ def run(config, watch, say):
             reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # `started` is when the previous pass was here or, if that pass logged, its end (see the
-            # last lines of the loop). So the time of validation, logging and saving does not count.
+            # Add the time since `started`. The previous pass set it here or, if that pass logged,
+            # at its end, so the time of validation, logging and saving does not count.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1334,7 +1335,7 @@ def run(config, watch, say):
                 started = time.perf_counter()
 
         # Wait here, too, until rank 0 has saved: if a signal came in the last pass, noted_signals()
-        # raises the error that stops the others.
+        # raises an error when this block is left, and then torchrun kills the other ranks.
         process.barrier()
         return read_log(folder)
 
