@@ -297,7 +297,7 @@ def find_device(name):
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        # torchrun gives each of its processes a GPU of its own.
+        # torchrun numbers its processes on each machine. Each takes the GPU of its own number.
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     try:
         # This fails if the device is missing.
@@ -412,8 +412,8 @@ class Tokens:
         """Return window i and the token after it: (length + 1,) int64."""
         n = np.searchsorted(self.starts, i, side="right") - 1  # the last n with starts[n] <= i
         start = (i - self.starts[n]) * self.length
-        # Map the shard again each time, which takes 0.05 ms, because FineWeb has more shards than a
-        # process may keep open.
+        # Map the shard again each time, which takes 0.05 ms, because a large dataset has more
+        # shards than a process may keep open.
         shard = read_shard(self.paths[n])
         return shard[start:start + self.length + 1].astype(np.int64)
 
@@ -586,10 +586,10 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. Whether one divides before or after the sum matters only to
-    PowerNorm (PowerScale in model.py). Its backward pass uses nu, a running mean made from the
-    gradients of earlier steps, which a checkpoint keeps. Dividing first gives nu the same scale on
-    any number of ranks, so that a run may be resumed on another number of them.
+    the number of ranks already. For the parameters' gradients the two are the same, but PowerNorm
+    also makes a running mean, nu, from gradients inside the backward pass (PowerScale in model.py).
+    Since the loss is divided before that pass, nu has the same scale on any number of ranks, and a
+    run may be resumed on another number of them.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -753,8 +753,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     A run that starts from another run's weights inherits the options of the model. If
     own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
     evaluated. Then the run also inherits all other options that were set when it was started.
-    Raises DataError if an option that is set now would change the model, or the order of a resumed
-    run's data.
+    Raises DataError if an option that is set now would change the model, or the order of the run's
+    data.
     """
     source = config.out_dir if own_checkpoint else config.init_from
     saved = state["config"]
@@ -763,7 +763,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
     # The options of the model must match the checkpoint. A run that starts from its weights may
-    # change these five; a resumed or evaluated run may change only three of them (see below).
+    # change these five. A resumed or evaluated run may not change block_size and pn_warmup, which
+    # are added to must_match below.
     must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
                                      "pn_warmup"}
     if "size" in config.options and own_checkpoint:
@@ -781,7 +782,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # Of the other options, inherit only those that were set. The rest is derived again, since a
         # longer run has other intervals. Checkpoints keep the options that were set as "options",
         # older ones as "given". The oldest have neither, so all options in `saved` are inherited.
-        # setdefault() keeps what stands in `inherited`: only there is an old FILE.py:NAME shortened.
+        # setdefault() keeps what stands in `inherited`, where an old FILE.py:NAME is shortened.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -789,6 +790,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
+    # Two ratios count as the earlier one: the one that was set, and the one in `saved`, which an
+    # earlier resume may have lowered (see below).
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
         # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
@@ -1090,8 +1093,8 @@ def noted_signals():
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
-        # We get here only if the run has finished: a run that stops raises an exception at the
-        # yield. The signal came too late to stop this one. Let it act now, so that a loop over
+        # A run that is stopped leaves the yield with an exception and does not get here. So the run
+        # has finished, and the signal came too late to stop it. Let it act now, so that a loop over
         # several runs ends, too.
         raise stop_error(received[0])
 
@@ -1267,8 +1270,8 @@ def run(config, watch, say):
             reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Add the time since `started`. The previous pass set it here or, if that pass logged,
-            # at its end, so the time of validation, logging and saving does not count.
+            # Add the time since this point of the previous pass. If that pass logged, its last line
+            # has restarted the clock, so validation, logging and saving do not count.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1343,6 +1346,7 @@ def run(config, watch, say):
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
     train(config)
+    # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ and not config.eval_only:
         # A tokenizer may need a download that fails. The run is complete without this sample.
         with contextlib.suppress(DataError):
