@@ -154,7 +154,7 @@ def wrong_number(error, words):
     """Recognize values that a function cannot take."""
     if isinstance(error, ZeroDivisionError):
         return "With this input something is divided by 0."
-    if isinstance(error, statistics.StatisticsError):
+    if isinstance(error, statistics.StatisticsError) and "constant" not in words:
         return ("With this input the statistics module has too few numbers, such as a single one "
                 "for a standard deviation. Treat that case by itself.")
     if isinstance(error, OverflowError):

@@ -574,7 +574,8 @@ FAULTS = {
         "You accept one that gives all sequences of the batch the first one's cache.",
     "one output too large":
         "You accept one in which a single output is off by 2e-4. How large a difference do you "
-        "allow, and do you look at the largest one, of every sequence?",
+        "allow, do you take its absolute value, and do you look at the largest one of every "
+        "sequence?",
     "one output too small":
         "You accept one in which a single output is 2e-4 too small. Do you take the absolute value "
         "of the differences?",
