@@ -270,7 +270,7 @@ class PowerNorm(nn.Module):
 
     @torch.no_grad()
     def update_(self):
-        """Move the running means: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu + 0.1 (g - nu xhat) xhat.
+        """Update the running means: psi2 <- 0.9 psi2 + 0.1 x^2, nu <- nu + 0.1 (g - nu xhat) xhat.
 
         The second terms are means over all tokens of the step, on all ranks.
         """
@@ -574,7 +574,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def project_(self):
-        """Constrain ngpt's and angpt's weights, and move powernorm's running means."""
+        """Constrain ngpt's and angpt's weights, and update powernorm's running means."""
         for module in self.modules():
             if isinstance(module, PowerNorm):
                 module.update_()

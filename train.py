@@ -586,10 +586,10 @@ def sum_bucket(state, bucket):
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
     default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. For the parameters' gradients the two are the same, but PowerNorm
-    also makes a running mean, nu, from gradients inside the backward pass (PowerScale in model.py).
-    Since the loss is divided before that pass, nu has the same scale on any number of ranks, and a
-    run may be resumed on another number of them.
+    the number of ranks already. The parameters get the same gradients either way. But PowerNorm
+    also collects a running mean of gradients during the backward pass, nu (PowerScale in model.py),
+    which this hook never sees. Only if the loss is divided before that pass does nu have the same
+    scale on any number of ranks, so that a run may be resumed on another number of them.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -741,8 +741,9 @@ def load_moments(optimizer, saved):
     groups = optimizer.state_dict()["param_groups"]
     moments = saved["state"]
     if optimizer.param_groups[0]["params"][0].is_cpu:
-        # On a CPU the optimizer would keep the tensors of `saved` themselves, and with them the
-        # file that they are mapped from. Give it copies.
+        # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from
+        # the checkpoint's file, which would then stay on the disk after a new checkpoint has
+        # replaced it. Give it copies.
         moments = copy.deepcopy(moments)
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
@@ -782,7 +783,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # Of the other options, inherit only those that were set. The rest is derived again, since a
         # longer run has other intervals. Checkpoints keep the options that were set as "options",
         # older ones as "given". The oldest have neither, so all options in `saved` are inherited.
-        # setdefault() keeps what stands in `inherited`, where an old FILE.py:NAME is shortened.
+        # Skip names that are no longer options. `inherited` already has the arch, without the
+        # FILE.py: that old checkpoints have in set_before, so setdefault() keeps it.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -790,8 +792,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
-    # Two ratios count as the earlier one: the one that was set, and the one in `saved`, which an
-    # earlier resume may have lowered (see below).
+    # To repeat the earlier --warmup_ratio is no change. The earlier one is the one that was set, or
+    # the one in `saved`, which an earlier resume may have lowered (see below).
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
         # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
@@ -1030,7 +1032,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     # With several ranks the gradients live in DDP's buckets, so fill them with zeros and keep them.
     optimizer.zero_grad(set_to_none=process.world_size == 1)
 
-    # Constrain nGPT's and anGPT's weights, and move PowerNorm's running means.
+    # Constrain nGPT's and anGPT's weights, and update PowerNorm's running means.
     # (DistributedDataParallel keeps the GPT in its attribute `module`.)
     getattr(model, "module", model).project_()
     return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
@@ -1271,7 +1273,9 @@ def run(config, watch, say):
             if reading:
                 record |= read_measurements(measured, step, process)
             # Add the time since this point of the previous pass. If that pass logged, its last line
-            # has restarted the clock, so validation, logging and saving do not count.
+            # has restarted the clock, so validation, logging and saving do not count. On a GPU,
+            # steps that are only queued take almost no time here; the pass that waits for them has
+            # it. So the sum is right whenever a record is due.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1331,9 +1335,9 @@ def run(config, watch, say):
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
 
-            # Restart the clock, so that validation, logging and saving do not count. (If nothing
-            # was logged, let it run on: the ranks may have waited for the GPU when they compared
-            # their signals, and that time belongs to the steps.)
+            # Restart the clock, so that validation, logging and saving do not count. (A pass that
+            # logs nothing has done none of these. But asking the other ranks may have waited for
+            # queued steps, and that time belongs to the steps, so let the clock run on.)
             if logging:
                 started = time.perf_counter()
 

@@ -332,7 +332,8 @@ def numbers_expected(ours, theirs):
     """Recognize values that are lists or tensors where each should be a single number."""
     numbers_only = len(theirs) == 1 and theirs[0].shape == (len(ours),)
     if numbers_only and any(x.dim() for x in ours):
-        return ["Each value should be a single number. At least one of yours is a list or a tensor."]
+        return ["Each value should be a single number, and at least one of yours is a list or a "
+                "tensor."]
     return []
 
 
