@@ -66,7 +66,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # for folders named after an arch, add two default runs in gray
+    usual: bool = False         # for folders named after archs, add their two stored runs in gray
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -185,8 +185,7 @@ def spread(values):
 def compare(benchmark, jobs, options, training, process):
     """Measure the jobs, print a table of medians and write all measurements to a JSON file.
 
-    Ratios are taken within a round: the job's first quantity, such as ms/step, is divided by that
-    of the first job.
+    Each ratio is a job's ms/step (or tokens/s) divided by that of the first job in the same round.
     """
     results = interleaved(jobs, options.rounds)
     rows = []
@@ -214,7 +213,7 @@ def write_results(benchmark, options, training, **results):
 
 
 def speed(options, training):
-    """Measure the time of a training step with every arch. The default is --compile=true."""
+    """Measure the time of a training step with every arch. Here --compile defaults to true."""
     training = {"compile": "true", **training}
     # The archs share code but use different constants in it, so torch compiles this code several
     # times. Allow it to do so more often than its default limit. By default it would also turn a
@@ -241,7 +240,7 @@ def decode(model, prompt, new_tokens, process):
 
 
 def sample(options, training):
-    """Measure how fast every arch generates text. The default is --dtype=float32."""
+    """Measure how fast every arch generates text. Here --dtype defaults to float32."""
     check_at_least(2, options, "new_tokens")
     training = {"dtype": "float32", **training}
     configs = resolve_each(options.archs, training)
@@ -402,7 +401,7 @@ def largest_batch_size(bytes_at, limit):
 def memory(options, training):
     """Estimate how much GPU memory a training step needs with every arch.
 
-    The defaults are --compile=true and --dtype=bfloat16.
+    Here --compile defaults to true and --dtype to bfloat16.
     """
     training = {"compile": "true", "dtype": "bfloat16", **training}
     rows = []

@@ -9,7 +9,8 @@ Six ways to normalize a GPT, each written like the equations in its paper.
   ngpt         h <- unit(h + a (unit(Attn(h)) - h));    the same with the MLP  nGPT eq. 10-21
   angpt        h <- nu(a) (h + a (unit(Attn(h)) - h));  the same with the MLP  anGPT Table 1
 
-unit(x) = x / ||x||, a = |alpha| is learned for each channel, and nu(a) = (1 - 2a + 2a^2)^(-1/2).
+f is the MLP's activation, unit(x) = x / ||x||, a = |alpha| is learned for each channel, and
+nu(a) = (1 - 2a + 2a^2)^(-1/2).
 Three things do not fit into the table. ngpt and angpt normalize q and k as well, and so do the
 others with qk_norm; rmsnorm with qk_norm is called GPT+. NormFormer also scales each head. And
 after every optimizer step ngpt normalizes its weights, and angpt bounds their norms.
@@ -184,7 +185,7 @@ def swiglu(x):
 
 
 class Scale(nn.Module):
-    """n learned numbers initialized to `init`, and stored times scale / init (nGPT section 2.5).
+    """n learned numbers initialized to `init`, and stored multiplied by scale / init (nGPT 2.5).
 
     Adam moves each stored number by about the learning rate per step, and therefore the number
     itself by learning rate * init / scale.
@@ -328,8 +329,8 @@ class Block(nn.Module):
     # Options that must keep their defaults, because this block has no equation for them.
     refuses = ("resid_scale",)
     # True if the weights have norms of 1, or at most 1. Then GPT initializes them with norms of 1,
-    # calls constrain_ after each optimizer step, and makes s_z, the learned scale of the logits, a
-    # Scale with this block's `scale`.
+    # calls constrain_ after each optimizer step, and multiplies the logits by s_z, a learned Scale
+    # with this block's `scale`.
     sphere = False
     # If sphere is True, the columns of these matrices are constrained, and the rows of all others.
     columns = ()
@@ -348,7 +349,7 @@ class Block(nn.Module):
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
     def start_(self, layer):
-        """Change the initial weights of block number `layer`, from 1. A subclass may override."""
+        """Let a subclass change its initial weights here. `layer` counts the blocks from 1."""
 
 
 class PreNormBlock(Block):

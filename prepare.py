@@ -155,7 +155,7 @@ def clean_options(cls, options):
 
 
 def read_comments(classes):
-    """Return two dicts, from the names of options to their help texts and to their headings.
+    """Return two dicts: {option name: help text} and {option name: heading}.
 
     Both are read from the dataclasses' source. The comment after an option is its help text. A
     comment line above it, such as `    # Model`, begins a group of options; it has no full stop,
@@ -594,7 +594,7 @@ def fetch_shards(folder, options):
     with explain_errors(failed):
         huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
-    # Without a network, snapshot_download returns the files that are already here.
+    # Without a network, snapshot_download may return without the files, so check each of them.
     for name in names:
         check((folder / name).exists(), f"{failed} ({name} could not be downloaded)")
         read_shard(folder / name)

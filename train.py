@@ -585,11 +585,12 @@ def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
-    default it averages them over the ranks. We sum, because optimizer_step has divided the loss by
-    the number of ranks already. The parameters get the same gradients either way. But PowerNorm
-    also collects a running mean of gradients during the backward pass, nu (PowerScale in model.py),
-    which this hook never sees. Only if the loss is divided before that pass does nu have the same
-    scale on any number of ranks, so that a run may be resumed on another number of them.
+    default it averages them over the ranks. We sum, because optimizer_step divides the loss by the
+    number of ranks before the backward pass. For the parameters the result is the same. PowerNorm
+    is the reason: inside the backward pass it computes the update of its running mean nu from this
+    rank's gradients (PowerScale in model.py), and this hook never sees it. Since the loss has been
+    divided by then, nu has the same scale on any number of ranks, so a run may be resumed on
+    another number of them.
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -667,8 +668,9 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     error = None
     if n_batches > 1:
         variance = max(0.0, total_squares / n_tokens - mean ** 2)
-        # The standard error of a mean of n values is their standard deviation over sqrt(n). With
-        # n - 1 in place of n it also allows for the mean, which is estimated from the same values.
+        # The standard error of a mean of n values is their standard deviation over sqrt(n). But
+        # `variance` is on average too small by (n - 1) / n, since the mean is estimated from the
+        # same n values. Dividing by n - 1 in place of n corrects this.
         error = math.sqrt(variance / (n_batches - 1))
     return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
             "val_bpb": total_nats / math.log(2) / max(1, n_bytes)}
@@ -783,8 +785,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # Of the other options, inherit only those that were set. The rest is derived again, since a
         # longer run has other intervals. Checkpoints keep the options that were set as "options",
         # older ones as "given". The oldest have neither, so all options in `saved` are inherited.
-        # Skip names that are no longer options. `inherited` already has the arch, without the
-        # FILE.py: that old checkpoints have in set_before, so setdefault() keeps it.
+        # Skip names that are no longer options. In set_before the arch of an old checkpoint may be
+        # "FILE.py:NAME". `inherited` already has the plain NAME, and setdefault() keeps that.
         set_before = state.get("options", state.get("given", saved))
         for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
             inherited.setdefault(name, set_before[name])
@@ -792,8 +794,9 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     ratio_now = config.options.get("warmup_ratio")
-    # To repeat the earlier --warmup_ratio is no change. The earlier one is the one that was set, or
-    # the one in `saved`, which an earlier resume may have lowered (see below).
+    # A --warmup_ratio that repeats the earlier one is no change. Two values count as the earlier
+    # one: the one that was set, and the one in `saved`. They differ if the run has been resumed
+    # with another max_steps before, because the lines below then change the ratio.
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
         # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
@@ -1272,10 +1275,10 @@ def run(config, watch, say):
             reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Add the time since this point of the previous pass. If that pass logged, its last line
-            # has restarted the clock, so validation, logging and saving do not count. On a GPU,
-            # steps that are only queued take almost no time here; the pass that waits for them has
-            # it. So the sum is right whenever a record is due.
+            # Add the time since this point of the previous pass or, if that pass logged, since its
+            # end, where the clock is restarted. So validation, logging and saving do not count. On
+            # a GPU, steps that are only queued take almost no time here; the pass that waits for
+            # them has it. So the sum is right whenever a record is due.
             now = time.perf_counter()
             seconds += now - started
             started = now
