@@ -384,6 +384,7 @@ def set_up_process(config):
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1 and not dist.is_initialized():
+        # An earlier run in this process may have made the group. It lasts until the process ends.
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
     return Process(device, getattr(torch, dtype), rank, world_size)
@@ -1161,6 +1162,7 @@ def run(config, watch, say):
         state = read_checkpoint(config.init_from)
     if state:
         config = with_checkpoint(config, state, own_checkpoint)
+    # So many steps are done already. The loop counts from here; its first pass takes no step.
     first_step = state["step"] if own_checkpoint else 0
 
     # Device and ranks
@@ -1277,8 +1279,9 @@ def run(config, watch, say):
                 record |= read_measurements(measured, step, process)
             # Add the time since this point of the previous pass or, if that pass logged, since its
             # end, where the clock is restarted. So validation, logging and saving do not count. On
-            # a GPU, steps that are only queued take almost no time here; the pass that waits for
-            # them has it. So the sum is right whenever a record is due.
+            # a GPU a step that is only queued takes almost no time here. Its time counts in the
+            # later pass that waits for it. A pass with a record waits, so the record's `seconds`
+            # is right.
             now = time.perf_counter()
             seconds += now - started
             started = now
@@ -1331,7 +1334,8 @@ def run(config, watch, say):
                     draw_losses(folder)
 
             # Stop, but first wait until rank 0 has saved: a rank that stops exits with an error,
-            # and torchrun then kills the others.
+            # and torchrun then kills the others. (After the last step nothing is left to resume;
+            # noted_signals() then acts on the signal.)
             if stop_signal and not finished:
                 process.barrier()
                 say(f"\nStopped and saved at step {step}. "
