@@ -2,7 +2,7 @@
 Measure what normalization costs: the time and memory of a training step, and the speed of decoding.
 
     python bench.py speed                       # time of a training step, at laptop size
-    python bench.py memory --size=0.5b          # GPU memory of a training step; needs no GPU
+    python bench.py memory --size=0.5b          # estimates the GPU memory of a step, without a GPU
     python bench.py sample --batch_size=4       # tokens per second with the KV cache
     python bench.py curves out/angpt out/ngpt   # the logs of several runs in one picture
 
@@ -66,7 +66,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # for folders named after archs, add their two stored runs in gray
+    usual: bool = False         # also draw two runs of the arch that names the folder, in gray
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -78,6 +78,7 @@ class TrainingOptions(TrainConfig):
 # some of those, such as --data and --log_interval, change nothing.
 NOT_HERE = {"arch", "qk_norm", "resume", "init_from", "eval_only", "max_steps", "eval_interval",
             "final_eval_tokens", "checkpoint_interval"}
+# parse_options() reads a class's options from __dataclass_fields__, so hide the others there.
 TrainingOptions.__dataclass_fields__ = {field.name: field for field in fields(TrainConfig)
                                         if field.name not in NOT_HERE}
 
@@ -191,7 +192,7 @@ def compare(benchmark, jobs, options, training, process):
     rows = []
     for name, measured in results.items():
         values = pd.DataFrame(measured)
-        key, *others = values
+        key, *others = values.columns  # the ratios are those of the first column
         if not rows:
             baseline = values[key]
         row = {"arch": label(name), f"{key} (10%-90%)": spread(values[key]),
@@ -287,7 +288,9 @@ def run_fused(graph, example_inputs):
     exists = set()               # keys of the storages that exist
     for node in [*nodes, output]:
         levels = [level[x] for x in node.all_input_nodes]
-        level[node] = max(levels, default=0) + is_product(node)
+        level[node] = max(levels, default=0)
+        if is_product(node):
+            level[node] += 1
         if node.op == "placeholder" or is_product(node):
             exists |= storages(node).keys()
         for x in node.all_input_nodes:
@@ -341,6 +344,7 @@ def as_compiled(modules, method):
         with _reparametrize_module(first, tensors):
             return eager(*inputs)
 
+    # Thanks to @cache, each combination of input shapes is traced once.
     @cache
     def trace(*shapes):
         return aot_function(call, run_fused, partition_fn=min_cut_rematerialization_partition,
@@ -377,7 +381,7 @@ def peak_bytes(model, config, batch_size):
 
 def step_bytes(config, batch_size, layers=(1, 2)):
     """Return the peak memory of a step in bytes, extrapolated from two models of a few layers."""
-    # The models do what they would do on a GPU. On a CPU the attention would keep its (T, T)
+    # Let the models do what they do on a GPU. On a CPU the attention would keep its (T, T)
     # probabilities if T is small, and the loss would compute fewer logits at once.
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
           patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
@@ -419,8 +423,8 @@ def memory(options, training):
     print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"
           "weights, gradients and Adam's moments need, and \"per sequence\" is what each sequence\n"
           "of a small micro-batch adds. \"batch_size=N\" is the total with N sequences. \"fits\n"
-          "24 GB\" is the largest power of two for batch_size with which a tenth of a 24 GB card\n"
-          "stays free.")
+          "24 GB\" is the largest power of two for batch_size with which at least a tenth of a\n"
+          "24 GB card stays free.")
     write_results("memory", options, training, results=rows)
 
 
@@ -455,10 +459,10 @@ def curves(options, folders):
         tokens = [record["tokens"] / 1e6 for record in shown]
         values = [record[options.key] for record in shown]
         # The last validation of a run usually reads more tokens, so its loss cannot be compared
-        # with the earlier ones. If so, draw it as a star, which the line does not reach.
+        # with the earlier ones. If it did, draw it as a star that no line connects to them.
         n_joined = len(shown)
-        n_tokens = [record.get("val_tokens") for record in shown]
-        if options.key.startswith("val") and len(set(n_tokens[-2:])) > 1:
+        last_two = {record.get("val_tokens") for record in shown[-2:]}
+        if options.key.startswith("val") and len(last_two) > 1:
             n_joined -= 1
             note = "; star: the last validation, on more tokens"
         [line] = axes.plot(tokens[:n_joined], values[:n_joined], "o-", ms=3, label=folder)
@@ -505,7 +509,8 @@ def main(argv):
                                                 command="curves FOLDER ... "))
         arguments = options, folders
     else:
-        options, training = arguments = parse(words, benchmark.__doc__, options_class, f"{name} ")
+        options, training = parse(words, benchmark.__doc__, options_class, f"{name} ")
+        arguments = options, training
     positive = {"rounds", "batch_size"} & vars(options).keys()
     check_at_least(1, options, *positive)
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)

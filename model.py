@@ -146,10 +146,10 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         scores = scores.masked_fill(position > position[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
 
-    # flash_attn works in half precision only, and it is used on GPUs before Hopper only. On Hopper
-    # torch's own kernel is cuDNN's, which is faster.
-    is_half = v.is_cuda and v.dtype.itemsize == 2
-    if flash_attn_func and is_half and T == S and not on_hopper(v.device):
+    # flash_attn needs half precision. On an H100 or newer, torch's own kernel is cuDNN's, which is
+    # faster than flash_attn's.
+    half_on_gpu = v.is_cuda and v.dtype.itemsize == 2
+    if flash_attn_func and half_on_gpu and T == S and not on_hopper(v.device):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it
         y = flash_attn_func(q, k, v, dropout_p=dropout, softmax_scale=1.0, causal=True)
         return y.transpose(1, 2)
@@ -239,11 +239,11 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
-        # nu is not trained, but its gradient carries a result out of the backward pass (see
-        # PowerScale).
+        # nu is not trained. It asks for a gradient because PowerScale's backward pass returns what
+        # update_() needs in the place of that gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
-        # These buffers sum over the micro-batches of an optimizer step.
+        # The sum of the micro-batches' moments, and their number, since the last optimizer step
         for name in ("moment", "micro_steps"):
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
@@ -348,7 +348,7 @@ class Block(nn.Module):
         self.w_up = nn.Linear(d, 8 * d if config.mlp == "swiglu" else 4 * d, bias=config.bias)
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
-    def start_(self, layer):
+    def init_weights(self, layer):
         """Let a subclass change its initial weights here. `layer` counts the blocks from 1."""
 
 
@@ -463,9 +463,10 @@ class NGPTBlock(Block):
 
 
 class ANGPTBlock(Block):
-    """nGPT with factors nu, which do not depend on h, in place of the norms of h (anGPT Table 1).
+    """nGPT with a factor nu in place of the unit() around each new h (anGPT Table 1).
 
-    Only nu(alpha) and nu_uz have an effect, because unit() cancels the other factors.
+    The factors do not depend on h. Only nu(alpha) and nu_uz have an effect, because unit() cancels
+    the others.
     """
     family = "angpt"
     sphere = True
@@ -565,12 +566,13 @@ class GPT(nn.Module):
             if name.endswith(WRITERS):
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
-                # If sphere is True, draw the weights with large norms. project_ then makes these 1.
+                # If sphere is True, project_ scales each vector to norm 1 afterwards. angpt's
+                # constrain_ shrinks only what is longer than 1, so draw long vectors.
                 p.normal_(std=100.0 if self.sphere else std)
             elif name.endswith("bias"):
                 p.zero_()
         for layer, block in enumerate(self.blocks, 1):
-            block.start_(layer)
+            block.init_weights(layer)
         self.project_()
 
     @torch.no_grad()
@@ -648,19 +650,21 @@ class GPT(nn.Module):
         """Continue idx (B, T): yield the next token ids (B,), max_new_tokens times.
 
         At temperature 0 the next token is the likeliest one. Otherwise it is drawn, and if top_k is
-        set, it is drawn from the top_k likeliest ones. When the context is full, its older half is
-        dropped.
+        set, it is drawn from the top_k likeliest ones. Only the last block_size tokens of idx are
+        used. When the context is full, its older half is dropped.
         """
-        size = kept = self.config.block_size
+        size = self.config.block_size
+        new = idx[:, -size:]
         was_training = self.training
         caches = []
         self.eval()
         try:
             for _ in range(max_new_tokens):
-                if not caches or caches[0].length == size:
-                    caches = [Cache() for _ in self.blocks]
-                    new = idx[:, -kept:]
-                    kept = max(1, size // 2)
+                if caches and caches[0].length == size:
+                    # The context is full. Keep its newer half, and compute the caches anew.
+                    caches = []
+                    new = idx[:, -max(1, size // 2):]
+                caches = caches or [Cache() for _ in self.blocks]
                 logits, _ = self(new, caches=caches)  # (B, 1, V)
                 logits = wide(logits[:, -1])          # (B, V)
                 if top_k:

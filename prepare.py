@@ -3,14 +3,14 @@ Turn text into a dataset of tokens.
 
     python prepare.py                                             # Python's standard library
     python prepare.py --source="books/*.txt" --tokenizer=gpt2     # your .txt, .jsonl or .parquet
-    python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb, streamed
-    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb, tokenized
+    python prepare.py --source=fineweb --tokens=1_000_000_000     # FineWeb's text, streamed
+    python prepare.py --source=fineweb10B-gpt2 --tokens=1_000_000_000    # FineWeb as tokens
 
 A dataset is a folder data/<name>/ of shards in llm.c's format: *_val_000000.bin for validation, and
 *_train_000001.bin, *_train_000002.bin and so on for training. meta.json is written last. If a
 preparation was stopped, the same command resumes it. fineweb10B-gpt2 and fineweb100B-gpt2 come in
-shards of 100M tokens: --tokens is rounded up to whole shards, and --val_tokens, --shard_tokens and
---seed have no effect.
+shards of 100M tokens: --tokens is rounded up to whole shards, and --subset, --val_tokens,
+--shard_tokens and --seed do not change them.
 """
 # The helpers for errors, options and files come first, because all other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
@@ -30,6 +30,7 @@ import random
 import re
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -165,8 +166,10 @@ def read_comments(classes):
     for cls in classes:
         heading = None
         for line in inspect.getsource(cls).splitlines():
+            # `    # Model`
             if title := re.match(r"    # (.*[^.])$", line):
                 heading = title[1]
+            # `    n_layer: int = 6    # number of blocks`
             elif option := re.match(r"    (\w+): .+?(?:  # (.+))?$", line):
                 helps[option[1]] = option[2] or ""
                 headings[option[1]] = heading
@@ -313,7 +316,7 @@ def write_json(path, value):
 
 def read_json(path):
     """Return what a JSON file holds. Raises DataError."""
-    with explain_errors(f"{path}: expected a JSON object, made by prepare.py"):
+    with explain_errors(f"{path}: expected a JSON file"):
         return json.loads(Path(path).read_bytes())
 
 
@@ -328,7 +331,8 @@ def get_tokenizer(name):
     "bytes" has a token for each byte, and token 256 marks the end of a text.
     """
     if name == "bytes":
-        # This tokenizer merges no bytes, so the pattern changes only its speed.
+        # tiktoken asks for a pattern that cuts a text into pieces, within which it merges bytes.
+        # This tokenizer merges none, so any pattern gives the same tokens.
         return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
     with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; if tiktoken has "
@@ -407,7 +411,7 @@ FINEWEB = ("fineweb", *PRETOKENIZED)
 class PrepareConfig:
     """Options of prepare.py."""
     source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
-    name: str | None = None            # name of the dataset (by source)
+    name: str | None = None            # name of the dataset (made from the source's)
     data_dir: str = "data"             # folder of all datasets
     tokenizer: str | None = None       # bytes, gpt2, r50k_base, ... (bytes; gpt2 for FineWeb)
     subset: str = "sample-10BT"        # the subset that --source=fineweb streams
@@ -418,8 +422,9 @@ class PrepareConfig:
 
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
-        # books/*.txt -> books
-        self.name = self.name or Path(self.source.split("*")[0]).stem.strip(".") or "text"
+        # The default name of --source="books/*.txt" is books.
+        stem = Path(self.source.split("*")[0]).stem
+        self.name = self.name or stem.strip(".") or "text"
         if Path(self.name).name != self.name or self.name == "..":
             raise ConfigError(f"name={self.name}: expected a name, not a path; --data_dir sets "
                               "where the folder goes")
@@ -515,7 +520,7 @@ def open_documents(path):
             n_rows += 1
             yield io.BytesIO(text)
     except Exception:
-        # explain_errors() cannot wrap the loop, because its message names the row.
+        # The message of explain_errors() names the row, which is known only now.
         with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text` in every row"):
             raise
 
@@ -548,7 +553,8 @@ def read_files(paths, total, place=0):
         for document in open_documents(path):
             n_bytes = document.seek(0, os.SEEK_END)
             document.seek(0)
-            longest = min(CHUNK_BYTES, total // (20 if n_bytes <= total // 20 else 200))
+            share = 20 if n_bytes <= total // 20 else 200
+            longest = min(CHUNK_BYTES, total // share)
             size = max(1, longest // 2)  # cut() yields chunks of up to 2 * size bytes
             begins = True
             for chunk in cut(document, size, path):
@@ -611,7 +617,8 @@ def describe(options, paths):
     del settings["data_dir"]
     if paths:
         stats = [path.stat() for path in paths]
-        newest = np.datetime64(int(max(stat.st_mtime for stat in stats)), "s").item()
+        last_change = time.gmtime(int(max(stat.st_mtime for stat in stats)))
+        newest = time.strftime("%Y-%m-%d %H:%M:%S", last_change)
         n_bytes = sum(stat.st_size for stat in stats)
         settings["files"] = f"{len(paths)} with {n_bytes:,} bytes, the newest of {newest} UTC"
     return settings
@@ -620,9 +627,9 @@ def describe(options, paths):
 def load_progress(folder, settings):
     """Return how far an earlier command got with a dataset, or None if the dataset is complete.
 
-    If there is no record that can be continued, save and return one of zero progress. Raises
-    DataError if the folder holds training shards that were made with other settings, or whose
-    settings are not recorded.
+    If there is no record that can be continued, save and return a new one, which starts from zero.
+    Raises DataError if the folder holds training shards that were made with other settings, or
+    whose settings are not recorded.
     """
     has_shards = any(folder.glob("*_train_*.bin"))
     # A complete dataset has meta.json, an unfinished one progress.json.

@@ -203,7 +203,8 @@ class TrainConfig(GPTConfig):
         self.check_ranges()
         # Check the model's options once they are complete. A run that reads a checkpoint makes two
         # TrainConfigs: one from the command line alone, to find the checkpoint, and a second one in
-        # with_checkpoint(), with the options that it inherits. Only that one is checked.
+        # with_checkpoint(), with the options that it inherits. The first may lack options of the
+        # model, so check_model() waits for the second.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         is_complete = inherited or not needs_checkpoint
         if is_complete:
@@ -317,9 +318,10 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # GPT.mean_loss may use lm_head once for each chunk of positions. With autocast's cache, the
-        # default, the chunks would share one bfloat16 copy of its weight, and their gradients would
-        # be added up in bfloat16. Without the cache they are added up in float32.
+        # By default, autocast caches its bfloat16 copies of the weights during a forward pass. But
+        # GPT.mean_loss may use lm_head once for each chunk of positions. With the cache, all chunks
+        # would share one copy of its weight, and their gradients would be added up in bfloat16.
+        # Without it they are added up in float32.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -586,12 +588,14 @@ def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
     DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
-    default it averages them over the ranks. We sum, because optimizer_step divides the loss by the
-    number of ranks before the backward pass. For the parameters the result is the same. PowerNorm
-    is the reason: inside the backward pass it computes the update of its running mean nu from this
-    rank's gradients (PowerScale in model.py), and this hook never sees it. Since the loss has been
-    divided by then, nu has the same scale on any number of ranks, so a run may be resumed on
-    another number of them.
+    default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
+    by the number of ranks before the backward pass. For the parameters the result is the same.
+
+    The loss is divided that early because of PowerNorm. Its running mean nu is a buffer, so
+    DistributedDataParallel does not reduce it, and it is updated from gradients within the backward
+    pass (PowerScale in model.py). With the loss divided before, nu has the same scale on any number
+    of ranks, so a run may be resumed on another number of them.
+
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -603,8 +607,9 @@ def distribute(model, process):
     """Return the model, inside DistributedDataParallel if there are several ranks."""
     if process.world_size == 1:
         return model
-    # By default torch.compile cuts a block into several graphs, wherever a gradient bucket ends.
-    # That is for models that are compiled as a whole; our blocks are graphs of their own already.
+    # By default torch.compile cuts a block into several graphs, wherever a gradient bucket ends, so
+    # that a bucket can be sent while the backward pass goes on. A model that is compiled as a whole
+    # needs this; our blocks are graphs of their own already.
     torch._dynamo.config.optimize_ddp = False
     # PowerNorm averages its statistics over the ranks itself (mean_over_ranks in model.py), so its
     # buffers need no broadcast. Gradients live in the buckets themselves, so that they are not
@@ -751,6 +756,15 @@ def load_moments(optimizer, saved):
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
+def options_set_before(state):
+    """Return the options that were set by the user when the run of a checkpoint was started."""
+    # Checkpoints keep them as "options", older ones as "given". The oldest have neither; for these,
+    # take all options of the run.
+    options = state.get("options", state.get("given", state["config"]))
+    # An older checkpoint may name options that no longer exist.
+    return {name: options[name] for name in options if name in TrainConfig.__dataclass_fields__}
+
+
 def with_checkpoint(config, state, own_checkpoint=False):
     """Return config, completed by the options of a checkpoint.
 
@@ -766,43 +780,33 @@ def with_checkpoint(config, state, own_checkpoint=False):
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
-    # The options of the model must match the checkpoint. A run that starts from its weights may
-    # change these five. A resumed or evaluated run may not change block_size and pn_warmup, which
-    # are added to must_match below.
-    must_match = inherited.keys() - {"block_size", "dropout", "checkpoint_blocks", "embed_std",
-                                     "pn_warmup"}
-    if "size" in config.options and own_checkpoint:
-        # The batch and the length of the run come from the size as well, so the size itself must
-        # match. (Some older checkpoints do not have it.)
-        must_match |= {"size"} & saved.keys()
-    elif "size" in config.options:
+    # The options of the model must match the checkpoint, except those that change no weight.
+    must_match = inherited.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
+    if own_checkpoint:
+        # The size must match, too, since the batch and the length of the run come from it. (Some
+        # older checkpoints do not have it.)
+        must_match |= {"seed", "total_batch_size"} | ({"size"} & saved.keys())
+        # Options that were not set are derived again, since a longer run has other intervals.
+        inherited = {**options_set_before(state), **inherited}
+    else:
+        must_match -= {"block_size", "pn_warmup"}
         # The checkpoint's width and depth win over those of --size, so another --size would not
         # give the model of that size. Refuse it.
-        for name in ("n_embd", "n_layer", "n_head"):
-            check(getattr(config, name) == saved[name], f"{source}: made with {name}="
-                  f"{saved[name]}, which is not that of --size={config.size}; leave out --size")
-    if own_checkpoint:
-        must_match |= {"block_size", "pn_warmup", "seed", "total_batch_size"}
-        # Of the other options, inherit only those that were set. The rest is derived again, since a
-        # longer run has other intervals. Checkpoints keep the options that were set as "options",
-        # older ones as "given". The oldest have neither, so all options in `saved` are inherited.
-        # Skip names that are no longer options. In set_before the arch of an old checkpoint may be
-        # "FILE.py:NAME". `inherited` already has the plain NAME, and setdefault() keeps that.
-        set_before = state.get("options", state.get("given", saved))
-        for name in set_before.keys() & TrainConfig.__dataclass_fields__.keys():
-            inherited.setdefault(name, set_before[name])
+        if "size" in config.options:
+            for name in ("n_embd", "n_layer", "n_head"):
+                check(getattr(config, name) == saved[name], f"{source}: made with {name}="
+                      f"{saved[name]}, which is not that of --size={config.size}; leave out --size")
     # Keep the folder of `config`. The default folder of the inherited arch may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
+    # A resumed run keeps its number of warmup steps: the same fraction of a larger max_steps would
+    # be more steps, so that the run would be in its warmup again. Only another --warmup_ratio than
+    # before asks for another warmup. Two values count as the ratio before: the one that was set,
+    # and the one in `saved`. They differ if the run has been resumed with another max_steps, since
+    # the last line of this paragraph changes the ratio.
     ratio_now = config.options.get("warmup_ratio")
-    # A --warmup_ratio that repeats the earlier one is no change. Two values count as the earlier
-    # one: the one that was set, and the one in `saved`. They differ if the run has been resumed
-    # with another max_steps before, because the lines below then change the ratio.
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
-        # Keep the number of warmup steps: the same fraction of a larger max_steps would be more
-        # steps, so that a resumed run would be in its warmup again. Only a --warmup_ratio other
-        # than the earlier one asks for another warmup.
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     # Compare the options that must match. Those that are not set now are inherited, or come from
@@ -1162,7 +1166,7 @@ def run(config, watch, say):
         state = read_checkpoint(config.init_from)
     if state:
         config = with_checkpoint(config, state, own_checkpoint)
-    # So many steps are done already. The loop counts from here; its first pass takes no step.
+    # The number of steps that are done already. The loop below starts with it.
     first_step = state["step"] if own_checkpoint else 0
 
     # Device and ranks
@@ -1228,9 +1232,8 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # A lap is the steps from one reading of the loss to the next, and a record has the mean speed
-    # of its lap. This is where the current lap began.
-    lap_step, lap_seconds = first_step, seconds
+    # A lap is the steps from one reading of the loss to the next. The current one began here.
+    lap_step = first_step
     started = time.perf_counter()
 
     # From here on Ctrl-C does not end the process at once. The run is saved first.
@@ -1269,30 +1272,25 @@ def run(config, watch, say):
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read. The CPU waits for the GPU here, too, so read only when a record is due, and
-            # after the first step. This gives the first step, which may include compiling, a lap of
-            # its own, so that the next record's speed does not include it. (If no record is due
-            # after the first step, its numbers are not logged.)
+            # Read. The CPU waits here until the GPU has done all queued steps, so read only when a
+            # record is due, and after the first step. This gives the first step, which may include
+            # compiling, a lap of its own, so that the next record's speed does not include it. (If
+            # no record is due after the first step, its numbers are not logged.)
             after_first_step = step == first_step + 1
             reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-            # Add the time since this point of the previous pass or, if that pass logged, since its
-            # end, where the clock is restarted. So validation, logging and saving do not count. On
-            # a GPU a step that is only queued takes almost no time here. Its time counts in the
-            # later pass that waits for it. A pass with a record waits, so the record's `seconds`
-            # is right.
-            now = time.perf_counter()
-            seconds += now - started
-            started = now
-            record["seconds"] = seconds
-            if reading:
-                seconds_per_step = (seconds - lap_seconds) / (step - lap_step)
-                lap_step, lap_seconds = step, seconds
+                # All steps of the lap are done now, on a GPU as well, so look at the clock.
+                now = time.perf_counter()
+                lap_seconds = now - started
+                seconds += lap_seconds
+                seconds_per_step = lap_seconds / (step - lap_step)
                 record["tokens_per_s"] = config.total_batch_size / seconds_per_step
                 record |= utilization(model, record["tokens_per_s"], process)
                 if after_first_step:
                     say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
+                lap_step, started = step, now  # the next lap begins
+            record["seconds"] = seconds
 
             # Evaluate
             if evaluating:
@@ -1315,9 +1313,9 @@ def run(config, watch, say):
                 stop_signal = process.largest(signals[0] if signals else 0)
             if stop_signal:
                 saving = True
-                # If the step has not been read above, read it now: Diverged is raised instead of
-                # saving NaN. On a GPU this waits until the queued steps are done, so their time is
-                # added to `seconds`, which the checkpoint keeps.
+                # If the step has not been read above, read it now, so that Diverged is raised
+                # instead of saving NaN. This ends a lap, too, and its time is added to `seconds`,
+                # which the checkpoint keeps.
                 if step > first_step and not reading:
                     read_measurements(measured, step, process)
                     seconds += time.perf_counter() - started
@@ -1334,22 +1332,21 @@ def run(config, watch, say):
                     draw_losses(folder)
 
             # Stop, but first wait until rank 0 has saved: a rank that stops exits with an error,
-            # and torchrun then kills the others. (After the last step nothing is left to resume;
-            # noted_signals() then acts on the signal.)
+            # and torchrun then kills the others. After the last step there is nothing to stop. The
+            # loop ends, and noted_signals() acts on the signal when this `with` block is left.
             if stop_signal and not finished:
                 process.barrier()
                 say(f"\nStopped and saved at step {step}. "
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
 
-            # Restart the clock, so that validation, logging and saving do not count. (A pass that
-            # logs nothing has done none of these. But asking the other ranks may have waited for
-            # queued steps, and that time belongs to the steps, so let the clock run on.)
+            # A pass with a record may have evaluated and saved after it had looked at the clock.
+            # Let the next lap begin here instead, so that this time does not count as training.
             if logging:
                 started = time.perf_counter()
 
-        # Wait here, too, until rank 0 has saved: if a signal came in the last pass, noted_signals()
-        # raises an error when this block is left, and then torchrun kills the other ranks.
+        # Wait here, too, until rank 0 has saved. If a signal came in the last pass, this process
+        # ends with an error next, and torchrun then kills the other ranks.
         process.barrier()
         return read_log(folder)
 
