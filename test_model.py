@@ -1758,6 +1758,15 @@ def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
     assert moves == [f"The earlier run in {run} has moved to {run}.{n}" for n in (1, 2)]
 
 
+def test_a_link_to_a_run_keeps_leading_to_the_newest_run(tiny, tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "scratch")
+    for seed in (1, 2):
+        train(tiny(seed=seed, max_steps=1, out_dir=str(tmp_path / "link")), say=None)
+    assert read_checkpoint(tmp_path / "scratch.1")["config"]["seed"] == 1
+    assert read_checkpoint(tmp_path / "scratch")["config"]["seed"] == 2
+
+
 @pytest.mark.parametrize("other", ["another/ckpt.pt", "notes.txt"])
 def test_a_folder_that_holds_other_files_is_refused(tiny, tmp_path, other):
     path = tmp_path / "busy" / other
@@ -1824,6 +1833,29 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     assert code == 3
     assert re.search(r"step 9: the validation loss \S+ is far above that of guessing", said)
     assert read_checkpoint(old)["step"] == 6
+
+
+def test_initial_weights_may_be_far_worse_than_guessing(tiny):
+    log = train(tiny(arch="rmsnorm", tie=True, embed_std=2, eval_interval=1), say=None)
+    losses = [loss for _, loss in column(log, "val_loss")]
+    assert losses[0] > losses[1] > 2 * math.log(257)
+
+
+def test_a_signal_acts_although_the_run_diverges(tiny, monkeypatch, capsys):
+    def stop_and_diverge(*given):
+        signal.raise_signal(signal.SIGTERM)
+        raise Diverged("step 1: loss nan")
+
+    monkeypatch.setattr(train_py, "read_measurements", stop_and_diverge)
+    with pytest.raises(SystemExit) as stopped:
+        train(tiny(), say=None)
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert "loss nan" in capsys.readouterr().err
+
+
+def test_watch_may_return_a_loss_of_its_own(tiny):
+    log = train(tiny(max_steps=1), watch=lambda *given: {"loss": 7.0}, say=lambda line: None)
+    assert column(log, "loss")[0] == (0, 7.0)
 
 
 # ---- Stopping and resuming
@@ -2122,7 +2154,8 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_pat
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
         options = [f"--{place}={old}", f"--data={dataset}", "--eval_tokens=128", "--dtype=float32"]
-        found = json.loads(command("--eval_only", *options)[1])
+        # Any batch size will do, since no step of total_batch_size is taken.
+        found = json.loads(command("--eval_only", *options, "--batch_size=3")[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 

@@ -271,7 +271,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
         # batch size that divides both the sequences of a process and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
-    if c.total_batch_size % micro_batch_tokens != 0:
+    if c.total_batch_size % micro_batch_tokens != 0 and not c.eval_only:
         raise ConfigError(
             f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -849,6 +849,8 @@ def open_folder(folder, say):
         raise ConfigError(f"out_dir={folder}: holds other files ({', '.join(sorted(others)[:3])}); "
                           f"give this run its own folder, such as --out_dir={folder}/mine")
     if any((folder / name).exists() for name in RUN_FILES):
+        if folder.is_symlink():
+            folder = folder.resolve()  # Move what the link names, and leave the link.
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
@@ -962,7 +964,7 @@ def as_duration(seconds):
 def progress_line(record, config):
     """Return one line for the user, with a record's step, losses, speed and the time left."""
     line = f"step {record['step']}/{config.max_steps}"
-    if "loss" in record:
+    if "tokens_per_s" in record:
         tokens_left = (config.max_steps - record["step"]) * config.total_batch_size
         seconds_left = tokens_left / record["tokens_per_s"]
         line += f"   loss {record['loss']:.3f}   {record['tokens_per_s']:,.0f} tokens/s"
@@ -1093,19 +1095,26 @@ def noted_signals():
             if not hasattr(signal, name):
                 continue  # Windows has no SIGHUP
             number = getattr(signal, name)
-            # nohup lets a run outlive its terminal by ignoring SIGHUP. Leave that as it is.
+            # nohup lets a run outlive its terminal by ignoring SIGHUP. Leave that as it is. (In a
+            # shell script, a command that ends with & ignores SIGINT. Handle it all the same, so
+            # that `kill -INT` stops such a run.)
             under_nohup = name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
             if not under_nohup:
                 handlers[number] = signal.signal(number, note)
     try:
         yield received
+    except Exception as error:
+        # The run has failed, perhaps after a signal that it has not seen.
+        if not received:
+            raise
+        print(error, file=sys.stderr)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if received:
-        # A run that is stopped leaves the yield with an exception and does not get here. So the run
-        # has finished, and the signal came too late to stop it. Let it act now, so that a loop over
-        # several runs ends, too.
+        # A run that a signal stops leaves the yield with stop_error() and does not get here. This
+        # run has finished or failed before it saw the signal. Let the signal act now, so that a
+        # loop over several runs ends, too.
         raise stop_error(received[0])
 
 
@@ -1236,6 +1245,9 @@ def run(config, watch, say):
     lap_step = first_step
     started = time.perf_counter()
 
+    # A validation loss above this one means that the run has diverged.
+    largest_sane_loss = 2 * math.log(config.vocab_size)
+
     # From here on Ctrl-C does not end the process at once. The run is saved first.
     with noted_signals() as signals:
         for step in range(first_step, config.max_steps + 1):
@@ -1253,8 +1265,8 @@ def run(config, watch, say):
             # next. `step` counts the steps done; batches() and optimizer_step() want the index of
             # the step, which starts at 0: step - 1.
             # On a GPU this only queues the work, and while the GPU does it, the CPU goes on to
-            # prepare the next batch. So prefetching in another thread, as many programs do, would
-            # save less than 1%.
+            # prepare the next batch. So by our estimate, prefetching in another thread, as many
+            # programs do, would save less than 1%.
             if step > first_step:
                 micro_batches = batches(dataset.train, step - 1, config, process)
                 measured = optimizer_step(step - 1, ddp_model, optimizer, micro_batches, config,
@@ -1296,9 +1308,12 @@ def run(config, watch, say):
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
-                # Guessing has a loss of log(vocab_size). Untrained weights may be worse than that,
-                # so step 0 is exempt. A comparison with NaN is False, so NaN counts as diverged.
-                is_sane = record["val_loss"] < 2 * math.log(config.vocab_size)
+                # Guessing has a loss of log(vocab_size). The initial weights may be far worse, and
+                # may take some steps to get better. A comparison with NaN is False, so NaN counts
+                # as diverged.
+                if step == 0:
+                    largest_sane_loss = max(largest_sane_loss, record["val_loss"])
+                is_sane = record["val_loss"] <= largest_sane_loss
                 if step > 0 and not is_sane:
                     raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is "
                                    "far above that of guessing; a lower --learning_rate may help")
@@ -1372,7 +1387,8 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:
         run_script(main)
     else:
-        # Under torchrun a thread of torch may still be running, and would crash a normal exit.
+        # Under torchrun a background thread of torch, such as a communication thread, may still be
+        # running, and a normal exit might abort because of it.
         exit_code = 0
         try:
             run_script(main)
