@@ -482,7 +482,7 @@ class ANGPTBlock(Block):
         self.nu_d = 2.0                                       # sqrt(4d / d)
         # 1 / sqrt(E[SiLU(t)^2]) for a normal t with variance 1/4 (section 4.2; 4.3 prints 3.74)
         self.nu_acf = 3.72035
-        # The paper gives neither the shape of g nor its initial value (see README).
+        # The paper gives neither the shape of g nor its initial value, so both are our choice.
         self.g = nn.Parameter(torch.tensor(d_k ** 0.5))
         self.alpha_a = Scale(d, init=0.05, scale=self.scale)
         self.alpha_m = Scale(d, init=0.05, scale=self.scale)
