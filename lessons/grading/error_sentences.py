@@ -15,7 +15,7 @@ from answers import NothingReturned
 
 # Methods that return values and indices together when they get an axis.
 WITH_INDICES = "median|max|min|sort|mode|topk|kthvalue|cummax|cummin"
-REDUCTIONS = {"mean", "sum", "norm", "var", "std", "amax", "amin", "max", "min", "median"}
+REDUCTIONS = {"mean", "sum", "prod", "norm", "var", "std", "amax", "amin", "max", "min", "median"}
 
 
 def values_and_indices(name):
@@ -29,9 +29,9 @@ ONE_NUMBER = ("One number is needed there, and it got a tensor of several: index
               "reduce it with mean(), sum() or another function first.")
 ONE_CONDITION = ("`if`, `while`, `and`, `or` and `not` need a single True or False, and here a "
                  "tensor has many. Use torch.where to decide for each entry on its own; .all() or "
-                 ".any() make one answer of many.")
-PRODUCT = ("A product of matrices (n, k) and (k, m) needs the same k in both: is one of them "
-           "transposed?")
+                 ".any() make one answer of many; `x is not None` asks whether there is a tensor.")
+PRODUCT = ("A product of matrices (n, k) and (k, m) needs the same k in both: does one of them "
+           "have to be transposed?")
 
 
 def error_sentences(error, names):
@@ -62,7 +62,8 @@ def returned_no_number(words):
         return ("Your function returns a function. Return what that computes: x.mean() calls it, "
                 "x.mean without parentheses does not.")
     if words.startswith((f"{start}'", f'{start}"')):
-        return "Your function returns text. Return the number itself, without quotes, f or str()."
+        return ("Your function returns text. Return numbers, or True and False, without quotes, f "
+                "or str().")
     if words.startswith(f"{start}{{"):
         return ("Your function returns something in braces, a set or a dict. Several values are "
                 "returned with commas between them, as in return a, b.")
@@ -112,6 +113,8 @@ def wrong_kind(words, line):
         return "torch.stack and torch.cat join tensors. For a list of numbers use torch.tensor."
     if "builtin_function_or_method" in words or "'method'" in words:
         return "A method stands there without its parentheses: x.mean() calls it, x.mean does not."
+    if "'function' and" in words or "and 'function'" in words:
+        return "A function stands there without its arguments: norm(x) calls it, norm does not."
     if "NoneType" in words:
         return ("Something in that line is None. Methods that change a list, such as append and "
                 "sort, return None, and so does a function without a `return`.")
@@ -143,6 +146,8 @@ def wrong_shape(words, names):
                 "size mismatch")
     if any(phrase in words for phrase in products):
         return PRODUCT
+    if "normalized_shape" in words:
+        return "F.layer_norm takes a shape, such as x.shape[-1:], before the gain and the bias."
     if "stack expects each tensor to be equal size" in words:
         return "torch.stack needs tensors of one shape: write down the shape of each."
     if re.search(r"[Dd]imension out of range", words):

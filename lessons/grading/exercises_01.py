@@ -42,7 +42,7 @@ def standardize(x, eps, correction=0):
 # 1.1  Mean and variance after some blocks ---------------------------------------------------------
 
 def drift_inputs(generator):
-    yield "no block at all", 0, 1.5, 1.2, 0.0, 1.0
+    yield "no block at all", 0, 1.5, 1.2, 2.0, 3.0
     yield "one block", 1, 1.5, 1.2, 0.0, 1.0
     yield "five of the essay's blocks", 5, 1.5, 1.2, 0.0, 1.0
     yield "mean 2 and variance 3 at first", 4, -0.5, 0.9, 2.0, 3.0
@@ -207,6 +207,8 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
         partial(rms_norm, centred=True),
     "You add eps outside the root. Add it to the mean square, before you take the root.":
         partial(rms_norm, eps_at="behind"),
+    "You add eps to the entries of x before you square them. Add it to their mean square.":
+        lambda x, eps: x / (x + eps).square().mean(-1, keepdim=True).sqrt(),
     "eps is missing: without it, a row of zeros gives 0/0.":
         partial(rms_norm, eps_at="nowhere"),
     "You take the mean square of the whole tensor. Each row has its own: set dim.":
@@ -263,7 +265,8 @@ RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "v
                      misconceptions={
     "You divide by the root of the variance. That is the root mean square only if the mean is 0.":
         partial(rms_drift, norm=by_deviation),
-    "You divide the variance by r, too. Dividing values by r divides their variance by r squared.":
+    "You divide the variance by the root mean square r, too. Dividing values by r divides their "
+    "variance by r^2.":
         partial(rms_drift, norm=both_by_root),
     "You normalize the mean first and then use the new mean to normalize the variance. Both need "
     "the same mean square.":
@@ -402,7 +405,7 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, y_over_n=False),
     "Your last term has x - mean twice, where y = (x - mean)/s belongs.":
         partial(jacobian, y_over_root=False),
-    "A division by s is missing: y is x - mean over s, so its derivative has a 1/s.":
+    "A division by s is missing: y is (x - mean) / s, so its derivative has a 1/s.":
         partial(jacobian, over_root=False),
     "Your s uses the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(jacobian, norm=partial(standardize, correction=1)),

@@ -108,6 +108,9 @@ FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
         partial(forward, root=lambda square: square),
     "Add eps under the root, not after it.":
         partial(forward, eps_at="behind"),
+    "You add eps to the quotient, because / is computed before +. It belongs under the root, to "
+    "psi2.":
+        lambda x, psi2, weight, eps: weight * x / psi2.sqrt() + eps,
     "eps is missing: a channel that was always 0 gives a division by 0.":
         partial(forward, eps_at="nowhere"),
     "That is RMSNorm: it divides each token by a number of its own. Here each channel has one.":
@@ -300,8 +303,8 @@ def reach_inputs(generator):
 
 REACH_ABOUT = {
     "RMSNorm":
-        "RMSNorm looks at each token by itself, and keeps the ratios of its channels. Are your "
-        "entries True or False, and does your change move these ratios?",
+        "RMSNorm looks at each token by itself, and keeps the ratios of its channels. Does your "
+        "change move these ratios, and do you compare absolute values?",
     "the batch's own mean square":
         "The batch's mean square: every token contributes to it, and so reaches earlier ones.",
     "the same, detached":
@@ -370,8 +373,8 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
         derivative,
     "You change a token's sign, which no mean of squares can notice. Change it in another way.":
         partial(reach, change=turned_round),
-    "You make a token longer without turning it, which RMSNorm does not notice; or you set it to 0, "
-    "which RMSNorm turns into NaN, and no comparison with NaN is true. Change it in another way.":
+    "RMSNorm does not notice your change: it makes a token longer without turning it, or sets it "
+    "to 0 (then RMSNorm gives NaN, which is not larger than anything). Change it in another way.":
         partial(reach, change=twice),
     "You shift all channels alike, which LayerNorm does not notice. Change the token in another "
     "way.":
@@ -508,7 +511,7 @@ PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", 
         lambda x, dy, weight, psi2, nu, eps, Lambda: (
             (dy * weight - nu * weight * x / (psi2 + eps).sqrt()) / (psi2 + eps).sqrt(),
             weight * Lambda),
-    "In dx you subtract nu times x. The rule has xhat there.":
+    "In dx your term with nu has one division by psi too few.":
         nu_times_x,
     "The forward pass has eps under the root, so psi and xhat need it here, too.":
         lambda x, dy, weight, psi2, nu: published(x, dy, weight, psi2, nu, 0.0),
@@ -562,6 +565,12 @@ NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
         partial(next_nu, growth=lambda x, psi2, eps: moment(x) / psi2),
     "You only add to nu. The old nu must shrink, too: look at the second term of the derivative.":
         partial(next_nu, growth=lambda x, psi2, eps: 0.0),
+    "Your step is twice as large as it should be: what becomes of the 1/2 in the loss when you "
+    "differentiate?":
+        lambda nu, right: 2 * right - nu,
+    "Your factor of the old nu starts from decay. It starts from 1, and only the learning rate "
+    "times the derivative is subtracted.":
+        lambda nu, right, decay: right - (1 - decay) * nu,
 })
 
 
@@ -700,6 +709,9 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bi
     "You scale rows, which belong to outputs. The norm scales inputs, and in torch's layout (out, "
     "in) these are columns.":
         scaled_rows,
+    "The matrix should keep its shape: multiply each of its columns by a number. `@` also adds "
+    "them up.":
+        lambda weight, psi2, eps, w, right: (w @ (weight / (psi2 + eps).sqrt()), right[1]),
     "You multiply by psi. The norm divides by it, so the matrix must be divided by it, too.":
         partial(fold, factor=torch.sqrt),
     "You divide by the square. The norm divides by its root.":
@@ -796,11 +808,11 @@ PROPERTIES = {
         "independent of the gain?":
             never},
     "2.8": {
-        "With nu = 0 only the part with g is left. Yours is off there: look at its mean, its sign "
-        "and the learning rate, 1 - decay.":
+        "With nu = 0 only the part with g is left. Yours is off there: look at what it averages, "
+        "at its sign, and at each of its factors.":
             lambda y, right, nu: nu.any() or near(y, right),
-        "With nu = 0 yours is right. Look at the factor of the old nu: of what is its mean taken, "
-        "with which sign, and is the learning rate there?":
+        "With nu = 0 yours is right. Look at the factor of the old nu: where does it start, and "
+        "what is subtracted from it, with which weight?":
             never},
     "2.9": {
         "At your G the factor of nu, 1 - (1 - decay) G, does not have the absolute value 1: nu still "
@@ -822,7 +834,8 @@ PROPERTIES = {
     "2.11": {
         "c2: put z = 0 into the two layers and into your folded map. They should give the same.":
             lambda y, right: near(y[1], right[1]),
-        "w2: feed a z that is 1 in one channel and 0 elsewhere to both, and subtract c2.":
+        "w2: feed a z that is 1 in one channel and 0 elsewhere to the two layers and to your "
+        "folded map, and subtract c2 from what they give. The results should be equal.":
             never},
 }
 

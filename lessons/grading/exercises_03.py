@@ -342,8 +342,8 @@ GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
         lambda dw_down, xhat, dxhat: (dw_down, xhat.sum(0), dxhat),
     "dgamma: the output is linear in gamma, so its derivative does not contain gamma.":
         lambda dw_down, gamma, dgamma, dxhat: (dw_down, gamma * dgamma, dxhat),
-    "dgamma: that is the gradient of a shift. gamma multiplies something; your result does not "
-    "contain it.":
+    "dgamma: that is the gradient of a shift. gamma multiplies xhat, and your result does not "
+    "contain xhat.":
         lambda dw_down, g, w_down, dxhat: (dw_down, (g @ w_down).sum(0), dxhat),
     "dxhat: gamma stands between xhat and w_down, so it has to be in the gradient.":
         lambda dw_down, dgamma, g, w_down: (dw_down, dgamma, g @ w_down),
@@ -392,7 +392,7 @@ STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
     "You scale the branch: that is LayerScale (9.1). ResScale's lambda multiplies the residual "
     "stream instead.":
         partial(stream, step=lambda h, branch, scale: h + scale * branch),
-    "Your lambda scales the whole sum. The branch should be added unscaled.":
+    "In yours a layer's lambda acts on its own branch, too. Only the lambdas of later layers do.":
         partial(stream, step=lambda h, branch, scale: scale * (h + branch)),
     "You scale only h0. The output of a branch is part of the stream in all later layers, and is "
     "scaled there.":

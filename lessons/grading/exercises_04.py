@@ -106,6 +106,9 @@ MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconce
         lambda d: 1 / d,
     "The factor 0.7979 is right for large d, but cosines shrink like 1/sqrt(d), not like 1/d.":
         lambda d: math.sqrt(2 / math.pi) / d,
+    "Your exponent is rounded down to a whole number where d is even: (d - 3) / 2 has a half "
+    "there, which // drops.":
+        lambda d: mean_abs_cosine(2 * ((d - 3) // 2) + 3),
 })
 
 
@@ -132,6 +135,8 @@ def slerp_inputs(generator):
     b[:, 0] = torch.nextafter(b[:, 0], torch.tensor(2.0))   # the next float32
     above_1 = along(a, b)[:, 0] > 1
     yield "b next to a, where a cosine rounds to more than 1", a[above_1], b[above_1], 0.3
+    a = directions(generator, 40, 3)
+    yield "small angles", a, unit_rows(a + 0.05 * directions(generator, 40, 3)), 0.3
 
 
 def slerp(a, b, alpha):
@@ -224,6 +229,12 @@ SLERP = Exercise(                                   # the tolerance lets clamped
     "As soon as one pair of a batch is equal you return a for all of them. Decide for each pair "
     "by itself.":
         a_if_any_is_equal,
+    "You return b itself where the angle is small. Only where sin(theta) is 0 does eq. 6 need "
+    "another answer.":
+        lambda a, b, alpha: torch.where(angle(a, b) < 0.1, b, eq_6(a, b, alpha)),
+    "You limit the cosine at a number below 1, so small angles become larger. Limit it at 1, and "
+    "treat equal pairs apart.":
+        partial(eq_6, theta=lambda a, b: along(a, b).clamp(-0.99, 0.99).arccos()),
 })
 
 
@@ -292,6 +303,8 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
     "You have one dot product for the whole batch. Every pair has its own: sum over the last axis "
     "only.":
         one_dot_product,
+    "You subtract the number h . y from every entry of y. Subtract the vector (h . y) h.":
+        lambda h, y, alpha: moved(h, alpha * (y - along(h, y))),
     "The part of y along h is still in your step. Subtract it.":
         lambda h, y, alpha: moved(h, alpha * y),
     "Your step has only the part along h, with a minus. y itself is missing.":
@@ -967,6 +980,12 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
 
 
+def right_for_long_rows(y, right, a, b):
+    long_a = a.norm(dim=-1) >= 1
+    long_b = b.norm(dim=-1) >= 1
+    return near(y[long_a][:, long_b], right[long_a][:, long_b])
+
+
 def exact_in_3(y, d):
     """Does not hold of what is nearly right only."""
     return d != 3 or near(y, 0.5, 1e-6) or not near(y, 0.5, 0.02)
@@ -1012,7 +1031,7 @@ PROPERTIES = {
             lambda y, a, b: (y * (a @ b.T) >= 0).all(),
         "With one row each yours is right. With several rows, by which two lengths do you divide "
         "the dot product of row i and row j?":
-            lambda y, right, a: a.norm(dim=-1).min() < 0.1 or near(y, right),
+            right_for_long_rows,
         "Your guard against 0/0 also changes rows that are merely short. If you add a number to a "
         "length, or allow no length below some minimum, that number is too large: only a row of "
         "zeros has no direction.":
@@ -1091,11 +1110,11 @@ PROPERTIES = {
             lambda y, w, gradients: len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0,
         "Your copy is not your master rounded to bfloat16.":
             lambda y: near(y[0], y[1], 0.01),
-        "Even after a single step your master is elsewhere. How long should the step be, and what "
-        "is normalized after it?":
+        "Even after a single step your master is elsewhere. Is your step lr times the gradient as "
+        "it is given, and what is normalized after it?":
             lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0]),
-        "A single step of yours is right. With fifty, does each step start where the previous one "
-        "ended, and with the same lr?":
+        "A single large step of yours is right. With many, does each step start where the previous "
+        "one ended, and with the same lr?":
             never},
     "4.9": {
         "Three numbers are asked for: one for q, one for k and one for v.":

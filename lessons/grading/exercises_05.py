@@ -39,6 +39,9 @@ PROJECTION = Exercise(reference=projected_norms, inputs=projection_inputs, misco
         lambda W, X: (unit_rows(X) @ W.T).norm(dim=-1),
     "You divided W by one number, its norm as a whole. Divide each row by its own length.":
         lambda W, X: (unit_rows(X) @ (W / W.norm()).T).norm(dim=-1),
+    "You divided W and X by one number each, their norms as a whole. Divide each row by its own "
+    "length.":
+        lambda W, X: (X / X.norm() @ (W / W.norm()).T).norm(dim=-1),
     "You normalized nothing: the rows of both should be unit vectors.":
         lambda W, X: (X @ W.T).norm(dim=-1),
 })
@@ -198,7 +201,7 @@ def by_deviation(sigma):
 GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions={
     "You used sigma as the variance. It is the standard deviation.":
         lambda sigma: nu_gate(sigma ** 0.5),
-    "You squared the mean. Take the mean of the square, which is larger.":
+    "You use the mean of SiLU(t). A length is made of squares: take the mean of the square.":
         lambda sigma: 1 / abs(mean_of(silu, sigma)),
     "This is the factor of the sigmoid; SiLU(t) = t sigmoid(t).":
         lambda sigma: mean_square(torch.sigmoid, sigma) ** -0.5,
@@ -278,7 +281,7 @@ PLACES_ABOUT = {
 
 COUNTED = Exercise(
     reference=places("z", "residual"), inputs=place_inputs, about=PLACES_ABOUT, misconceptions={
-    "q and k: a norm follows at once (Table 1), and g sets their scale. What does a norm leave of a "
+    "q and k: rope only turns them, then comes a norm (Table 1). What does a norm leave of a "
     "factor in front of it?":
         places("q", "k", "z", "residual"),
     "u: the product u * SiLU(z) is linear in u. Where does the factor go from there?":
@@ -342,15 +345,15 @@ FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
     "You changed u's rows. They come first in w_up, then z's, and the gate's argument is z.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz * sqrt_d)),
-    "Your output is right, but u's rows need no change: norm(h_m) undoes a factor on u.":
+    "The block's output is right, but u's rows need no change: norm(h_m) undoes a factor on u.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)),
     "You scaled all of w_up. The rows of u need no change: norm(h_m) undoes a factor on u.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, w_up * nu_uz * sqrt_d),
-    "Your output is right, but w_qkv needs no change: which norms follow q, k and v "
+    "The block's output is right, but w_qkv needs no change: which norms follow q, k and v "
     "(exercise 5.7)?":
         qkv_too,
-    "Your output is right, but q, k, v and u need no change: a norm undoes each of these factors "
-    "(exercise 5.7).":
+    "The block's output is right, but q, k, v and u need no change: a norm undoes each of these "
+    "factors (exercise 5.7).":
         qkv_and_u_too,
 })
 
@@ -579,7 +582,8 @@ PROPERTIES = {
             lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
         "With one row in each, the length is the absolute value of one cosine. Yours is not.":
             lambda y, right, W: len(W) > 1 or near(y, right),
-        "With one row in each, yours is right. Over which axis do you take the length?":
+        "With one row in each, yours is right. Do you divide each row of X and of W by its own "
+        "length, and over which axis do you take the length of the result?":
             never},
     "5.2": {
         "With one head, q, k, v and W_p map d channels to d, so both factors of attention are 1.":
@@ -617,11 +621,16 @@ PROPERTIES = {
         "Your n_1 is right. For n_2 the side along h is (1 - alpha) n_1 long.":
             never},
     "5.5": {
-        "SiLU(t) is about t / 2 for small t, and t or 0 for large ones, so nu times sigma lies "
-        "between sqrt(2) and 2. Yours does not. Do you take the root? Does your t have the "
-        "standard deviation sigma? If you use a grid, does it reach several sigma, and do you "
-        "weight its points with the normal density? If you use random numbers, are there a "
-        "million?":
+        "Yours is upside down: nu is one over a length.":
+            lambda y, right: not near(y * right, 1, 0.02),
+        "Yours is far too small. Do you take the root of the mean of the squares, and not of their "
+        "sum?":
+            lambda y, right: y > right / 30,
+        "SiLU(t) is about t / 2 for small t. For a large t it is nearly t if t is positive, and "
+        "nearly 0 if t is negative. So nu times sigma lies between sqrt(2) and 2, and yours does "
+        "not. Do you take the root? Does your t have the standard deviation sigma? If you use a "
+        "grid, does it reach several sigma, and do you weight its points with the normal density? "
+        "If you use random numbers, are there a million?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
         "Yours is smaller.":
@@ -643,7 +652,8 @@ PROPERTIES = {
     "5.8": {
         "w_qkv: which norms follow q, k and v? Look at what 5.7 says about them.":
             lambda y, w_qkv: near(y[0], w_qkv),
-        "The first half of w_up belongs to u. Does a factor on u matter in 5.7?":
+        "The first half of w_up's rows belongs to u. In yours these rows are changed: does a "
+        "factor on u matter in 5.7?":
             lambda y, w_up: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
         "The rows of z take over everything that multiplies z in SiLU's argument, and nothing "
         "else.":

@@ -249,6 +249,13 @@ def tokens_reached(rows, right):
     return float(base[:, PLANNED].max()) / right
 
 
+def mean_of_all_ends(rows):
+    base = ends(rows[rows[:, ARCH] == 0])
+    tokens, losses = means(ends(rows[rows[:, ARCH] == 1]), PLANNED)
+    reached = tokens_for(float(base[:, LOSS].mean()), tokens, losses)
+    return float(base[:, PLANNED].max()) / float(reached)
+
+
 def exchanged(rows):
     swapped = rows.clone()
     swapped[:, ARCH] = 1 - rows[:, ARCH]
@@ -287,6 +294,9 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
         partial(reproduced, goal=0),
     "You aim at the baseline's lowest loss. Aim at the loss of its longest budget.":
         partial(reproduced, lowest=True),
+    "You aim at the mean loss of all complete runs of the baseline. Aim at the mean of those with "
+    "its longest budget.":
+        mean_of_all_ends,
     "You divide architecture 1's longest budget. Divide the baseline's.":
         partial(reproduced, budget_of=1),
     "You take a budget of one of the runs. `tokens_for` also finds what lies between two.":
@@ -326,7 +336,7 @@ IN_TIME = Exercise(
     reference=in_time, inputs=time_inputs,
     parts=("factor", "saved"),
     misconceptions={
-    "You subtract percentages of two different things: the tokens, and the time per token.":
+    "You subtract a share of a step's time from a factor in tokens. Multiply or divide instead.":
         lambda factor, percent: of_speed(factor - percent / 100),
     "A step that takes 25% longer does not lose 25% of the speed: with 100%, nothing would be "
     "left.":
@@ -435,6 +445,12 @@ def vertex_if_even(x, y):
     return x[1] + share * (x[2] - x[1]), y[1] - share * (y[0] - y[2]) / 4
 
 
+def vertex_with_mean_step(x, y):
+    """Do as vertex_if_even, with half the distance of the outer two for both distances."""
+    share = (y[0] - y[2]) / (y[0] - 2 * y[1] + y[2]) / 2
+    return x[1] + share * (x[2] - x[0]) / 2, y[1] - share * (y[0] - y[2]) / 4
+
+
 def best_rate(rates, losses, *, to=math.log, back=math.exp, finite=False, through=vertex):
     """Return the best learning rate and its loss. With finite, leave out runs that diverged."""
     points = []
@@ -507,6 +523,9 @@ RATE = Exercise(
         lambda rates, losses, rate: (rate, tried(rates, losses, rate)[1]),
     "Your formula holds for equally spaced points. Not all of these are equally spaced.":
         partial(best_rate, through=vertex_if_even),
+    "Your formula takes half the distance of the outer two points for each of the two distances. "
+    "Not all of these points are equally spaced.":
+        partial(best_rate, through=vertex_with_mean_step),
     "The loss is right. The learning rate lies on the wrong side of the best run: look at a sign.":
         mirrored,
     "You take the logarithm of the losses, too. Only the learning rate needs one.":
@@ -876,6 +895,12 @@ def between_neighbours(y, rates, losses):
     return y[0].isnan() or rates[i - 1] < y[0] < rates[i + 1]
 
 
+def right_if_equally_spaced(y, right, rates):
+    steps = rates.log().diff()
+    equally_spaced = near(steps, steps[0])
+    return not equally_spaced or right[0].isnan() or near(y[0], right[0])
+
+
 def without_noise(c):
     return c[0] == 1e6 and len(c) == 3
 
@@ -976,9 +1001,6 @@ PROPERTIES = {
     "6.3": {
         "A ratio of tokens is positive. Yours is not.":
             lambda y: y > 0,
-        "Yours is below 1 where architecture 1 needs fewer tokens, or above 1 where it needs "
-        "more: what is divided by what?":
-            lambda y, right: (y - 1) * (right - 1) >= 0,
         "Take the ends of each architecture's complete runs. Average over seeds for each budget, "
         "and sort the budgets. Then take the baseline's longest budget and its loss, and call "
         "tokens_for once.":
@@ -1015,6 +1037,9 @@ PROPERTIES = {
         "not.":
             lambda y, losses: y[0].isnan() or y[1] < losses.min() - 1e-9,
         "What is on the parabola's axis, and through which points does it go?":
+            right_if_equally_spaced,
+        "Yours is right where the three learning rates are equally far apart on a logarithmic "
+        "axis. Does your formula hold for other distances?":
             never},
     "6.7": {
         "Your first number is wrong. It is the baseline's mean minus the other's, in nats, both "
@@ -1064,8 +1089,10 @@ PROPERTIES = {
     "6.11": {
         "Return one factor for each draw. Yours has another number of them.":
             lambda y, draws: y.shape == (len(draws),),
-        "Do the first draw by hand: pick its seeds from both, average for each length, then call "
-        "tokens_for once.":
+        "Do the first draw by hand: pick its seeds from the baseline and from the other "
+        "architecture, average for each budget, then call tokens_for once.":
+            lambda y, right: near(y[0], right[0]),
+        "The factor of the first draw is right. Does your loop do the same for the others?":
             never},
     "6.12": {
         "A share lies between 0 and 1. Yours does not.":

@@ -78,6 +78,8 @@ TRAFFIC = Exercise(
     reference=rmsnorm_traffic, inputs=traffic_inputs, parts=TRAFFIC_PARTS, misconceptions={
     "You count only what is read. What is written is moved too.":
         partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
+    "You count only what is written. What is read is moved too.":
+        partial(rmsnorm_traffic, arrays_in_steps=3, arrays_in_pass=1),
     "The single pass also has a result to write.":
         partial(rmsnorm_traffic, arrays_in_pass=1),
     "You read x twice in the single pass. A row is small, so it is still in the nearest cache when "
@@ -473,6 +475,10 @@ def dq_transposed(q, k, v, p, y, g):
     return ds.mT @ k, ds.mT @ q, p.mT @ g
 
 
+def ds_times_the_other(q, k, v, p, y, g):
+    return attention_backward(k, q, v, p, y, g)
+
+
 GRADIENTS = ("dq", "dk", "dv")
 ATTENTION = Exercise(
     reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4,
@@ -481,8 +487,8 @@ ATTENTION = Exercise(
         partial(attention_backward, score_gradient=plain_sum),
     "You sum over the queries. A softmax connects the keys of one query: sum over the last axis.":
         partial(attention_backward, score_gradient=sum_over_queries),
-    "The probabilities of a row sum to 1, so raising one score lowers the others. The term for "
-    "this is missing.":
+    "The probabilities of a row sum to 1, so raising one score lowers the other probabilities. The "
+    "term for this is missing.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp),
     "You use only the diagonal of the softmax's Jacobian: how a score changes its own probability, "
     "but not how it changes the others.":
@@ -502,6 +508,9 @@ ATTENTION = Exercise(
     "dq: entry (i, j) of dS belongs to query i and key j. Query i collects from all keys, so which "
     "axis of dS has to be summed?":
         dq_transposed,
+    "dq is dS times the keys, and dk is dS transposed times the queries. You have q and k "
+    "exchanged.":
+        ds_times_the_other,
     "dv: value j collects from every query i that looked at it, with weight P[i, j]. Which axis of "
     "P has to be summed?":
         lambda dq, dk, p, g: (dq, dk, p @ g),
@@ -669,7 +678,7 @@ PROPERTIES = {
         "queries.":
             lambda y, right: not near(y[1], right[1], 1e-3) or near(y[0], right[0], 1e-3),
         "Check dS first. Each of its rows should sum to 0, because a softmax does not notice a "
-        "number that is added to all scores of a query.":
+        "number that is added to all scores of a query. If they do, by what do you multiply dS?":
             never},
     "7.12": {
         "Forward and backward: take 6 N FLOPs per token, for all tokens of a step, at `peak`, in "

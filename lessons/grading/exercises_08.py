@@ -819,8 +819,8 @@ PROPERTIES = {
         "Yours is right for two contributions. How long is the third?":
             never},
     "8.6": {
-        "Yours is off even with one branch. That model is the branch, the sum, the first of the "
-        "norms, and nothing else.":
+        "Yours is off even with one branch. The right order there: the branch, then the sum of its "
+        "output and h, then the first of the norms, and nothing else.":
             lambda y, right, branches: len(branches) > 1 or near(y, right),
         "Yours is right with one branch. What is the second branch given, and which norm follows "
         "it?":

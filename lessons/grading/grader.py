@@ -236,6 +236,10 @@ def print_wrong(number, exercise, function, found, expected, wrong, sentences):
     """Print where the answers differ from the right ones. Return the sentences that say why."""
     if answered := yes_or_no(found, expected, exercise):
         wrong_places, questions = answered
+        if not only_yes_or_no(found):
+            print(f"{number}  not yet: some answers are neither True nor False")
+            return ["Return True or False, not the size of something: compare it with a small "
+                    "number."]
         print(f"{number}  not yet: {len(wrong_places)} of {questions} answers are wrong")
         return sentences or yes_or_no_sentences(wrong_places, questions, exercise, expected)
     print(f"{number}  not yet: with {wrong[0]}, {difference(wrong[0], found, expected, exercise)}")
@@ -244,6 +248,10 @@ def print_wrong(number, exercise, function, found, expected, wrong, sentences):
         print(f"     wrong with: {some_of(wrong)}")
     print(f'     to see the input that went wrong and your result: inputs("{number}")')
     return sentences or general_sentences(function, found, expected, exercise)
+
+
+def only_yes_or_no(found):
+    return all(((x == 0) | (x == 1)).all() for parts in found.values() for x in parts)
 
 
 def some_of(labels, most=4):
@@ -260,9 +268,11 @@ def yes_or_no_sentences(wrong_places, questions, exercise, expected):
     sentences, rest = [], 0
     for label, place in wrong_places:
         sentence = exercise.about.get(label) or exercise.about.get(place)
-        if sentence in sentences:
+        if any(said.startswith(sentence or "?") for said in sentences):
             continue                            # it speaks of this answer, too
         if sentence and len(sentences) < 2:
+            if len(expected) > 1 and label not in exercise.about:
+                sentence += f" (Input: {label}.)"
             sentences.append(sentence)
         else:
             rest += 1

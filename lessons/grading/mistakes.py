@@ -10,7 +10,7 @@ import inspect
 import math
 import warnings
 from functools import partial
-from itertools import combinations
+from itertools import combinations, permutations
 
 import torch
 
@@ -193,7 +193,8 @@ def general_sentences(function, found, expected, exercise):
     if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
         for error in errors.values():
             return error_sentences(error, used_names(code_of(function)))
-        return ["The numbers are right, their dtype is not."]
+        return dtypes_exchanged(found, expected, exercise) or [
+            "The numbers are right, their dtype is not."]
     return value_sentences(function, found, expected, pairs, exercise, broken)
 
 
@@ -216,9 +217,12 @@ def value_sentences(function, found, expected, pairs, exercise, broken):
     over_all = relations(pairs, count, exercise, over_all_inputs)
     if over_all and all(is_plain_factor(sentence) for sentence in over_all):
         over_all = over_all + broken
+    # An argument that is never used is cause enough. A lack of a property would follow from it.
+    if unused := unused_arguments(function, exercise):
+        return unused + over_all
     rest = over_all or approximated(pairs) or broken
     rest = rest or relations(pairs, count, exercise, over_one_input)
-    return unused_arguments(function, exercise) + (rest or nearly_right(pairs))
+    return rest or nearly_right(pairs)
 
 
 def relations(pairs, count, exercise, describe):
@@ -246,11 +250,13 @@ def shape_sentences(function, found, expected, label, exercise, broken):
             or reduction_missing(found, expected)
             or unused_arguments(function, exercise)
             or number_of_values(ours, theirs, exercise)
+            or one_value_expected(ours, theirs)
             or numbers_expected(ours, theirs)
             or broken
             or number_of_answers(ours, theirs)
             or one_row_sentence(found, expected, exercise)
-            or reduced_too_much(function, ours, theirs))
+            or reduced_too_much(function, ours, theirs)
+            or reduced_other_axes(function, label, ours, theirs, exercise))
 
 
 def shapes_exchanged(ours, theirs, exercise):
@@ -337,6 +343,14 @@ def numbers_expected(ours, theirs):
     return []
 
 
+def one_value_expected(ours, theirs):
+    """Recognize several tensors, each of the shape of the one that is expected."""
+    if len(theirs) == 1 < len(ours) and all(x.shape == theirs[0].shape for x in ours):
+        return [f"One tensor of that shape is expected, and you return {len(ours)}: which of them "
+                "is the answer?"]
+    return []
+
+
 def number_of_values(ours, theirs, exercise):
     """Say how many values are expected."""
     numbers_only = len(theirs) == 1 and theirs[0].shape == (len(exercise.parts),)
@@ -394,6 +408,22 @@ def reduced_too_much(function, ours, theirs):
             "reduce over everything: which axis should stay?"]
 
 
+def reduced_other_axes(function, label, ours, theirs, exercise):
+    """Recognize a mean or sum over some axes of an argument where others should be reduced."""
+    if not len(ours) == len(theirs) == 1 or not ours[0].dim() or not theirs[0].dim():
+        return []
+    if not used_names(code_of(function)) & REDUCTIONS:
+        return []
+    for x in arguments(exercise)[label]:
+        if isinstance(x, torch.Tensor):
+            some_axes = {tuple(shape) for count in range(1, x.dim())
+                         for shape in combinations(x.shape, count)}
+            if {tuple(ours[0].shape), tuple(theirs[0].shape)} <= some_axes:
+                return ["By the shape of your answer, a mean, a sum or a norm runs over other axes "
+                        "than it should: which ones should stay?"]
+    return []
+
+
 def other_axis(found, expected, exercise):
     """Say so if all answers are what the reference gives for transposed inputs."""
     def turn(x):
@@ -419,14 +449,19 @@ def other_axis(found, expected, exercise):
         some_wrong = some_wrong or not all_close(ours, theirs)
     if not some_wrong:
         return []
-    return ["Yours is the right answer for the transposed input, the one along the other axis: "
-            "look at dim, or at a .T."]
+    return ["Yours would be right for the transposed input, so you work along the other axis: look "
+            "at dim, or at a .T."]
 
 
 # ---- Properties of the right answer --------------------------------------------------------------
 
 def broken_property(found, expected, exercise):
-    """Return the sentence of the exercise's first property that the answers do not have."""
+    """Return the sentence of the exercise's first property that the answers do not have.
+
+    The student is shown the first input that went wrong. If the property fails only with a later
+    one, the sentence names it.
+    """
+    wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
     all_known = True
     for place, (holds, sentence) in enumerate(exercise.properties):
         # The last property may rely on all those before it.
@@ -444,7 +479,8 @@ def broken_property(found, expected, exercise):
                 all_known = False
             result = property_holds(holds, doubles(parts), doubles(right), inputs, exercise)
             if result is False and (all_known or not is_last):
-                return [sentence]
+                is_later = label in wrong[1:]
+                return [f"{sentence} (See the input: {label}.)" if is_later else sentence]
             all_known = all_known and result is not None
     return []
 
@@ -565,6 +601,10 @@ def exchanged(pairs, count, exercise):
     def stands_for(i, j):
         return all(close(parts[i][0], parts[j][1], exercise.tolerance) for parts in pairs.values())
 
+    for order in permutations(range(count)) if count == 3 else ():
+        if all(i != j and stands_for(i, j) and not stands_for(i, i) for i, j in enumerate(order)):
+            names = listed(part_names(exercise, count))
+            return [f"The values are right, but in another order than {names}."]
     for i, j in combinations(range(count), 2):
         if stands_for(i, j) and stands_for(j, i) and not stands_for(i, i):
             names, others = part_names(exercise, count), set(range(count)) - {i, j}
@@ -572,6 +612,16 @@ def exchanged(pairs, count, exercise):
             words = ": the values are right, in another order" if all_right else ""
             return [f"{names[i]} and {names[j]} are exchanged{words}."]
     return []
+
+
+def dtypes_exchanged(found, expected, exercise):
+    """Name two values of equal numbers whose dtypes show that they are exchanged."""
+    for label, theirs in expected.items():
+        ours, theirs = aligned(found[label], theirs, exercise.parts)
+        first, second = [[x.dtype for x in parts] for parts in (ours, theirs)]
+        if len(first) != 2 or first == second or first != second[::-1]:
+            return []
+    return [f"{listed(part_names(exercise, 2))} are exchanged, as their dtypes show."]
 
 
 def only_not_finite(pairs, exercise):
@@ -587,7 +637,7 @@ def only_not_finite(pairs, exercise):
                 labels.append(label)
             lost_entries += int(lost.sum())
             finite_entries += int((~lost).sum())
-    if not 0 < lost_entries <= finite_entries:
+    if not 0 < lost_entries <= 3 * finite_entries:
         return []
     right_but = f"All numbers in your answer are right, but with {labels[0]} "
     nan_is_an_answer = any(b.isnan().any() for parts in pairs.values() for _, b in parts)
@@ -666,11 +716,15 @@ def one_relation(pairs):
     """Return the words for a relation that holds in all pairs (ours, right), or ""."""
     if sum(b.numel() for _, b in pairs) < 2 or all(alike(a, b) for a, b in pairs):
         return ""
+    near_1 = all(close(b.abs(), torch.ones_like(b), 0.01) for _, b in pairs)
     for words, f in RELATIONS:
         wanted = [f(b) for _, b in pairs if f(b) is not None]
         is_one_number = wanted and len(torch.cat([w.flatten() for w in wanted]).unique()) == 1
         if is_one_number and f is not RELATIONS[0][1]:
             # Any constant would have this relation.
+            continue
+        if near_1 and ("one over" in words or "square" in words or "root" in words):
+            # There a number is nearly its own reciprocal, square and root.
             continue
         if all(f(b) is not None and alike(a, f(b)) for a, b in pairs):
             return words
@@ -773,7 +827,10 @@ def named_factor(pairs, function, exercise):
         if len(numbers) == len(factors) > 1 and len(set(numbers)) > 1 and min(numbers) > 0:
             for power, words in POWERS.items():
                 if all(abs(factor / n ** power - 1) < 1e-4 for factor, n in zip(factors, numbers)):
-                    return f"Yours is {words.format(name)} what is expected."
+                    sentence = f"Yours is {words.format(name)} what is expected."
+                    if name in exercise.parts:
+                        sentence += f" ({name} is the argument here.)"
+                    return sentence
     return ""
 
 
@@ -794,10 +851,10 @@ def numbers_in(inputs, names):
 def approximated(pairs):
     """Recognize an approximation.
 
-    It is nearly right with most inputs and exactly right with none of these, and it errs to both
-    sides. A wrong formula is further off, or always too large or too small.
+    It is nearly right with most inputs and exactly right with few, and it errs to both sides. A
+    wrong formula is further off, or always too large or too small.
     """
-    nearly, far_off = [], []
+    nearly, exactly, far_off = [], [], []
     errors = torch.cat([(a - b).flatten() for parts in pairs.values() for a, b in parts])
     if not (errors > 0).any() or not (errors < 0).any():
         return []
@@ -807,11 +864,13 @@ def approximated(pairs):
         few = max(b.numel() for _, b in parts) < 4
         if few:
             continue
-        if 1e-5 < off < 0.003:
+        if off <= 1e-5:
+            exactly.append(label)
+        elif off < 0.003:
             nearly.append(label)
-        elif not off <= 1e-5:
+        else:
             far_off.append(label)
-    if len(nearly) < 3 or len(nearly) < 2 * len(far_off):
+    if len(nearly) < 3 or len(nearly) < 2 * len(far_off) or len(nearly) < len(exactly):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
     return [f"Nearly right with most inputs{but}: do you approximate, for example a derivative by "
@@ -827,6 +886,8 @@ def relative_gap(a, b):
 
 
 def nearly_right(pairs):
+    if any(not_finite([a]) and not not_finite([b]) for parts in pairs.values() for a, b in parts):
+        return []
     off = max(relative_gap(a, b) for parts in pairs.values() for a, b in parts)
     if off < 0.01:
         return ["Nearly right: an approximation, a rounded number or an eps in another place makes "
