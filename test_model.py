@@ -1836,9 +1836,16 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
 
 
 def test_initial_weights_may_be_far_worse_than_guessing(tiny):
-    log = train(tiny(arch="rmsnorm", tie=True, embed_std=2, eval_interval=1), say=None)
+    def stop(model, optimizer, step):
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    config = tiny(arch="rmsnorm", tie=True, embed_std=2, eval_interval=1, learning_rate=1e-5)
+    with pytest.raises(SystemExit):
+        train(config, watch=stop, say=None)
+    log = train(resumed(config), say=None)         # it goes by the loss of step 0, too
     losses = [loss for _, loss in column(log, "val_loss")]
-    assert losses[0] > losses[1] > 2 * math.log(257)
+    assert losses[0] > losses[1] > losses[3] > 2 * math.log(257)
 
 
 def test_a_signal_acts_although_the_run_diverges(tiny, monkeypatch, capsys):
@@ -1851,6 +1858,28 @@ def test_a_signal_acts_although_the_run_diverges(tiny, monkeypatch, capsys):
         train(tiny(), say=None)
     assert stopped.value.code == 128 + signal.SIGTERM
     assert "loss nan" in capsys.readouterr().err
+
+
+def test_a_second_signal_ends_a_run_although_the_shell_ignored_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), train_py.noted_signals():
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ranks_compare_whether_they_have_a_checkpoint(tiny, monkeypatch):
+    compared = []
+    monkeypatch.setattr(train_py.Process, "check_agreement", lambda self, x: compared.append(x))
+    with pytest.raises(SystemExit):
+        train(tiny(), watch=lambda *given: signal.raise_signal(signal.SIGTERM), say=None)
+    assert checkpoint(tiny())["step"] == 0
+    new = compared.copy()
+    compared.clear()
+    train(resumed(tiny(), max_steps=1), say=None)
+    assert compared != new
 
 
 def test_watch_may_return_a_loss_of_its_own(tiny):
@@ -2032,7 +2061,7 @@ def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, comm
     assert "already finished at step 8" in lines[-1]
     assert checkpoint(config)["config"]["max_steps"] == 8
     others = {"size=32m": "size=laptop", "n_layer=3": "n_layer=2", "seed=3": "seed=1337",
-              "arch=angpt": "arch=ngpt"}
+              "arch=angpt": "arch=ngpt", "init_from=there": "init_from=None"}
     for option, was in others.items():
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said

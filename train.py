@@ -6,14 +6,17 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     python train.py --init_from=out/angpt --data=data/mine   # start from the weights of another run
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
-Results go to out/<arch> or --out_dir: ckpt.pt, log.jsonl and loss.png. A new run first moves an
-earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from these sources, of
+Results go to --out_dir, by default a folder in out/ with the arch's name, or out/tuned: ckpt.pt,
+log.jsonl and loss.png. A new run first moves an earlier one in its folder to <folder>.1,
+<folder>.2 and so on. Options come from these sources, of
 which the later ones win: the defaults below, the size preset, the arch's recipe, the checkpoint,
 the command line.
 """
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
-# save, stop. The functions that it calls are in the sections above it.
+# save, stop. The functions that it calls are in the sections above it. Of these, read batches(),
+# learning_rate(), optimizer_step() and evaluate() first. You can leave with_checkpoint(), which
+# completes the options of a resumed run, and noted_signals() for later.
 import ast
 import contextlib
 import copy
@@ -201,10 +204,9 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # Check the model's options once they are complete. A run that reads a checkpoint makes two
-        # TrainConfigs: one from the command line alone, to find the checkpoint, and a second one in
-        # with_checkpoint(), with the options that it inherits. The first may lack options of the
-        # model, so check_model() waits for the second.
+        # A run that reads a checkpoint makes two TrainConfigs: a first one from the command line
+        # alone, to find the checkpoint, and a second one with the options inherited from it. The
+        # first is only a draft that may lack options of the model. Do not check the model yet.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         is_complete = inherited or not needs_checkpoint
         if is_complete:
@@ -318,10 +320,10 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # By default, autocast caches its bfloat16 copies of the weights during a forward pass. But
-        # GPT.mean_loss may use lm_head once for each chunk of positions. With the cache, all chunks
-        # would share one copy of its weight, and their gradients would be added up in bfloat16.
-        # Without it they are added up in float32.
+        # Use no cache, so that the gradient of lm_head's weight is added up in float32. By default,
+        # autocast caches its bfloat16 copies of the weights during a forward pass. GPT.mean_loss
+        # may use lm_head once for each chunk of positions. All chunks would share one copy of its
+        # weight, and their gradients would be added up in bfloat16.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -375,9 +377,9 @@ def set_up_process(config):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves 20 to 40% of a step. The first limit is so high that the heap never shrinks.
-        # The second one takes blocks of up to 32 MB from the heap, too, because blocks outside of
-        # it are returned as soon as they are freed.
+        # which saves 20 to 40% of a step. The first limit is so high that malloc's heap never
+        # shrinks. By default, large blocks bypass the heap and are returned as soon as they are
+        # freed. The second limit makes malloc take blocks of up to 32 MB from the heap, too.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -435,9 +437,9 @@ class Tokens:
 def open_dataset(config, process):
     """Return the dataset in config.data: its splits `train` and `val`, and the fields of meta.json.
 
-    These are `tokenizer` (a name), `train_tokens` and `val_tokens` (counts), and others. It also
-    has `vocab_size`, `token_bytes`, and a `fingerprint` that tells datasets apart. The default
-    dataset is made if it is missing. Raises DataError if a file is missing or damaged.
+    These are `tokenizer` (a name), `train_tokens` and `val_tokens` (counts), a `fingerprint` that
+    tells datasets apart, and others. The default dataset is made if it is missing. Raises DataError
+    if a file is missing or damaged.
     """
     is_missing = not Path(config.data, "meta.json").exists()
     if is_missing and config.data == TrainConfig.data and process.rank == 0:
@@ -449,8 +451,8 @@ def open_dataset(config, process):
         dataset = SimpleNamespace(**meta)
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
         dataset.vocab_size = len(dataset.token_bytes)
-        # No run is resumed with a dataset that has another fingerprint. Older datasets have no
-        # fingerprint, and their sizes take its place.
+        # A run is resumed only with the dataset that it was started with, as its fingerprint tells
+        # (check_dataset). In older datasets, which have no fingerprint, the sizes take its place.
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     dataset.train = Tokens(config.data, "train", config.block_size)
@@ -468,9 +470,12 @@ def epoch_order(seed, epoch, n_windows):
 def batches(tokens, step, config, process):
     """Return this rank's micro-batches (x, y) of a step, each tensor (batch_size, block_size).
 
-    The sequences of a step depend on the dataset, the seed and the step, not on earlier steps or on
-    the number of ranks. Each rank takes its share of them.
+    The sequences of a step depend on the dataset, the block size, the total batch size, the seed
+    and the step, not on earlier steps or on the number of ranks. Each rank takes its share of them.
     """
+    # Many programs prepare the next batch in another thread. Here a GPU is given its work without
+    # waiting for it, so the CPU comes to the next batch while the GPU is busy. By our estimate,
+    # another thread would save less than 1%.
     sequences = config.total_batch_size // config.block_size
     start = step * sequences
     stop = start + sequences
@@ -591,10 +596,10 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. Its running mean nu is a buffer, so
-    DistributedDataParallel does not reduce it, and it is updated from gradients within the backward
-    pass (PowerScale in model.py). With the loss divided before, nu has the same scale on any number
-    of ranks, so a run may be resumed on another number of them.
+    The loss is divided that early because of PowerNorm. The update of its running mean nu is made
+    from gradients inside the backward pass, before DistributedDataParallel reduces anything
+    (PowerScale and update_ in model.py). If the loss were not divided yet, nu would come out four
+    times as large with four ranks.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -607,9 +612,9 @@ def distribute(model, process):
     """Return the model, inside DistributedDataParallel if there are several ranks."""
     if process.world_size == 1:
         return model
-    # By default torch.compile cuts a block into several graphs, wherever a gradient bucket ends, so
-    # that a bucket can be sent while the backward pass goes on. A model that is compiled as a whole
-    # needs this; our blocks are graphs of their own already.
+    # By default torch.compile cuts a graph in pieces, wherever a gradient bucket ends, so that a
+    # bucket can be sent while the backward pass goes on. Our blocks are compiled one by one, and a
+    # bucket can be sent between two of them. So switch this off.
     torch._dynamo.config.optimize_ddp = False
     # PowerNorm averages its statistics over the ranks itself (mean_over_ranks in model.py), so its
     # buffers need no broadcast. Gradients live in the buckets themselves, so that they are not
@@ -783,12 +788,14 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # The options of the model must match the checkpoint, except those that change no weight.
     must_match = inherited.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
     if own_checkpoint:
-        # The size must match, too, since the batch and the length of the run come from it. (Some
-        # older checkpoints do not have it.)
-        must_match |= {"seed", "total_batch_size"} | ({"size"} & saved.keys())
-        # Options that were not set are derived again, since a longer run has other intervals.
+        # The size must match, too, since the batch and the length of the run come from it, and so
+        # must init_from, which the learning rate depends on. (Older checkpoints may not have them.)
+        must_match |= {"seed", "total_batch_size"} | ({"size", "init_from"} & saved.keys())
+        # Besides the options of the model, inherit those that were set. The others, such as the
+        # intervals, are derived again, since a longer run has other ones.
         inherited = {**options_set_before(state), **inherited}
     else:
+        # A run that only starts from the weights may choose these.
         must_match -= {"block_size", "pn_warmup"}
         # The checkpoint's width and depth win over those of --size, so another --size would not
         # give the model of that size. Refuse it.
@@ -800,10 +807,10 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     # A resumed run keeps its number of warmup steps: the same fraction of a larger max_steps would
-    # be more steps, so that the run would be in its warmup again. Only another --warmup_ratio than
-    # before asks for another warmup. Two values count as the ratio before: the one that was set,
-    # and the one in `saved`. They differ if the run has been resumed with another max_steps, since
-    # the last line of this paragraph changes the ratio.
+    # be more steps, so that the run would be in its warmup again. For example, a warmup over 20% of
+    # 1,000 steps becomes one over 10% of 2,000. Only another --warmup_ratio than before asks for
+    # another warmup. In the example, both 20% (as it was set) and 10% (as it is saved when the
+    # longer run is stopped) count as the ratio before.
     ratio_now = config.options.get("warmup_ratio")
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
@@ -1071,6 +1078,9 @@ def noted_signals():
     The loop looks at the list between steps. A second signal of the same kind ends the process at
     once, as it would without this function. Under torchrun it does not, because torchrun may pass
     on a signal that this process has received already.
+
+    If the run finishes, or raises Diverged, before it has seen a signal, the signal acts when the
+    `with` block is left. So a loop over several runs ends, too.
     """
     received = []
     handlers = {}
@@ -1080,8 +1090,9 @@ def noted_signals():
         # torchrun kills its processes 30 seconds after it has received a signal.
         text = "\nThe run will be saved within ten steps, if torchrun does not kill it before.\n"
         if "RANK" not in os.environ:
-            # Let the next signal of this kind act as usual.
-            signal.signal(number, handlers[number])
+            # Let the next signal of this kind act as usual, or end the process if it was ignored.
+            ignored = handlers[number] == signal.SIG_IGN
+            signal.signal(number, signal.SIG_DFL if ignored else handlers[number])
             text = ("\nThe run will be saved after this step, and then stop. A second signal ends "
                     "it at once, without saving.\n")
         # A step or a validation may last minutes, so say that the signal has been noticed. (print()
@@ -1103,18 +1114,15 @@ def noted_signals():
                 handlers[number] = signal.signal(number, note)
     try:
         yield received
-    except Exception as error:
-        # The run has failed, perhaps after a signal that it has not seen.
+    except Diverged as error:
         if not received:
             raise
-        print(error, file=sys.stderr)
+        print(error, file=sys.stderr)  # The exception of the signal, below, takes its place.
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    # A run that was stopped by a signal has left the yield with an exception and is not here.
     if received:
-        # A run that a signal stops leaves the yield with stop_error() and does not get here. This
-        # run has finished or failed before it saw the signal. Let the signal act now, so that a
-        # loop over several runs ends, too.
         raise stop_error(received[0])
 
 
@@ -1150,9 +1158,10 @@ def train(config, watch=None, say=print_line):
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
     dict, the record gets its entries. With several ranks, every rank must pass the same watch,
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
-    ranks. say(line) shows the progress; say=None is quiet. Raises ConfigError, DataError or
-    Diverged. If a signal tells the run to stop, it is saved first, and then this function raises
-    KeyboardInterrupt (Ctrl-C) or SystemExit.
+    ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
+    dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop
+    during the loop, it is saved first, and then this function raises KeyboardInterrupt (Ctrl-C) or
+    SystemExit.
     """
     with lock_run(config):
         return run(config, watch, say)
@@ -1162,7 +1171,7 @@ def run(config, watch, say):
     """Set up a run and train, step by step, as train() describes."""
     # Checkpoint. own_checkpoint is true if the checkpoint in out_dir is read: either to resume that
     # run (then `resuming` is true, too), or only to evaluate it. With init_from, the weights of
-    # another run are read.
+    # another run are read, unless a run that began with them is resumed: its own are newer.
     state = None
     own_checkpoint = config.uses_own_checkpoint
     resuming = own_checkpoint and not config.eval_only
@@ -1189,9 +1198,9 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and, if they read the checkpoint in out_dir, the same step in it. (A checkpoint that
-    # init_from names is not compared: then first_step is 0 on every rank.)
+    # dataset and, in out_dir, the same step of a run or none.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
+    process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
@@ -1241,12 +1250,18 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # A lap is the steps from one reading of the loss to the next. The current one began here.
+    # A lap is the steps from one reading of the clock to the next. The current one began at this
+    # step and at this time. (The first lap includes compiling, if the model is compiled.)
     lap_step = first_step
     started = time.perf_counter()
 
-    # A validation loss above this one means that the run has diverged.
+    # A run has diverged if its validation loss is above twice that of guessing, which is
+    # log(vocab_size). The initial weights may be even worse, and may take some steps to get better,
+    # so their loss is allowed, too.
     largest_sane_loss = 2 * math.log(config.vocab_size)
+    for record in read_log(folder) if resuming else []:
+        if record["step"] == 0:
+            largest_sane_loss = max(largest_sane_loss, record["val_loss"])
 
     # From here on Ctrl-C does not end the process at once. The run is saved first.
     with noted_signals() as signals:
@@ -1260,13 +1275,10 @@ def run(config, watch, say):
             #   6. logs, saves and draws,
             #   7. stops, if a signal asks for it.
 
-            # Take one optimizer step, except in the first pass: a new run only evaluates and saves
-            # its initial weights, and a resumed run was saved at this step, so it goes on to the
-            # next. `step` counts the steps done; batches() and optimizer_step() want the index of
-            # the step, which starts at 0: step - 1.
-            # On a GPU this only queues the work, and while the GPU does it, the CPU goes on to
-            # prepare the next batch. So by our estimate, prefetching in another thread, as many
-            # programs do, would save less than 1%.
+            # The first pass takes no step. A new run evaluates and saves its initial weights in it.
+            # A resumed run was saved at this step, so it goes on to the next pass.
+            # Every other pass takes one optimizer step. `step` counts the steps that are done then;
+            # batches() and optimizer_step() want the index of this one, which starts at 0.
             if step > first_step:
                 micro_batches = batches(dataset.train, step - 1, config, process)
                 measured = optimizer_step(step - 1, ddp_model, optimizer, micro_batches, config,
@@ -1284,12 +1296,13 @@ def run(config, watch, say):
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read. The CPU waits here until the GPU has done all queued steps, so read only when a
-            # record is due, and after the first step. This gives the first step, which may include
-            # compiling, a lap of its own, so that the next record's speed does not include it. (If
-            # no record is due after the first step, its numbers are not logged.)
+            # Read the loss. The CPU waits here until the GPU has done all queued steps, so read
+            # only if a record is due.
+            reading = logging and step > first_step
+            # Read after the first step, too. It may include compiling, so it becomes a lap of its
+            # own, and the speed in the next record does not include it.
             after_first_step = step == first_step + 1
-            reading = after_first_step or (logging and step > first_step)
+            reading = reading or after_first_step
             if reading:
                 record |= read_measurements(measured, step, process)
                 # All steps of the lap are done now, on a GPU as well, so look at the clock.
@@ -1308,11 +1321,9 @@ def run(config, watch, say):
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
-                # Guessing has a loss of log(vocab_size). The initial weights may be far worse, and
-                # may take some steps to get better. A comparison with NaN is False, so NaN counts
-                # as diverged.
                 if step == 0:
                     largest_sane_loss = max(largest_sane_loss, record["val_loss"])
+                # A comparison with NaN is False, so NaN counts as diverged.
                 is_sane = record["val_loss"] <= largest_sane_loss
                 if step > 0 and not is_sane:
                     raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is "
@@ -1328,9 +1339,9 @@ def run(config, watch, say):
                 stop_signal = process.largest(signals[0] if signals else 0)
             if stop_signal:
                 saving = True
-                # If the step has not been read above, read it now, so that Diverged is raised
-                # instead of saving NaN. This ends a lap, too, and its time is added to `seconds`,
-                # which the checkpoint keeps.
+                # If the loss has not been read above, read it now, so that Diverged is raised
+                # instead of saving NaN. The run ends here, so of the clock only `seconds`, which
+                # the checkpoint keeps, has to be brought up to date.
                 if step > first_step and not reading:
                     read_measurements(measured, step, process)
                     seconds += time.perf_counter() - started
@@ -1346,17 +1357,17 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # Stop, but first wait until rank 0 has saved: a rank that stops exits with an error,
-            # and torchrun then kills the others. After the last step there is nothing to stop. The
-            # loop ends, and noted_signals() acts on the signal when this `with` block is left.
+            # Stop. (After the last step the run is complete, and noted_signals() raises the error
+            # when the `with` block is left.) First wait until rank 0 has saved, because a rank that
+            # stops exits with an error, and torchrun then kills the others.
             if stop_signal and not finished:
                 process.barrier()
                 say(f"\nStopped and saved at step {step}. "
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
 
-            # A pass with a record may have evaluated and saved after it had looked at the clock.
-            # Let the next lap begin here instead, so that this time does not count as training.
+            # A pass with a record has logged, and perhaps evaluated and saved, after it had looked
+            # at the clock. That is not training, so let the next lap begin only now.
             if logging:
                 started = time.perf_counter()
 

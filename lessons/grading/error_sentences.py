@@ -31,7 +31,7 @@ ONE_CONDITION = ("`if`, `while`, `and`, `or` and `not` need a single True or Fal
                  "tensor has many. Use torch.where to decide for each entry on its own; .all() or "
                  ".any() make one answer of many; `x is not None` asks whether there is a tensor.")
 PRODUCT = ("A product of matrices (n, k) and (k, m) needs the same k in both: does one of them "
-           "have to be transposed?")
+           "have to be transposed, or is one transposed that should not be?")
 
 
 def error_sentences(error, names):
@@ -57,8 +57,11 @@ def returned_nothing(error):
 def returned_no_number(words):
     """Recognize what a function returned by its beginning, as answers.tensor prints it."""
     start = "the function returned "
+    if words.startswith(f"{start}<function"):
+        return ("Your function returns a function. Return the values themselves: norm(x) calls a "
+                "function, norm without parentheses does not.")
     if words.startswith((f"{start}<built-in method", f"{start}<bound method",
-                         f"{start}<function", f"{start}<built-in function")):
+                         f"{start}<built-in function")):
         return ("Your function returns a function. Return what that computes: x.mean() calls it, "
                 "x.mean without parentheses does not.")
     if words.startswith((f"{start}'", f'{start}"')):

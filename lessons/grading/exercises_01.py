@@ -629,6 +629,9 @@ SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions={
     "You return the product of all factors for every sublayer. At the input of a late sublayer the "
     "gradient has passed through only a few.":
         partial(skip_gain, passed=product_for_each),
+    "You return one number, the product of all factors. There is one for each sublayer: on its "
+    "way to which input does the gradient pass through which factors?":
+        partial(skip_gain, passed=torch.prod),
 })
 
 

@@ -568,8 +568,8 @@ NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
     "Your step is twice as large as it should be: what becomes of the 1/2 in the loss when you "
     "differentiate?":
         lambda nu, right: 2 * right - nu,
-    "Your factor of the old nu starts from decay. It starts from 1, and only the learning rate "
-    "times the derivative is subtracted.":
+    "You multiply the old nu by decay. A gradient step keeps it whole, and subtracts only the "
+    "learning rate times the derivative.":
         lambda nu, right, decay: right - (1 - decay) * nu,
 })
 

@@ -392,7 +392,7 @@ STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
     "You scale the branch: that is LayerScale (9.1). ResScale's lambda multiplies the residual "
     "stream instead.":
         partial(stream, step=lambda h, branch, scale: h + scale * branch),
-    "In yours a layer's lambda acts on its own branch, too. Only the lambdas of later layers do.":
+    "In yours a layer's lambda acts on its own branch, too. Only those of later layers should.":
         partial(stream, step=lambda h, branch, scale: scale * (h + branch)),
     "You scale only h0. The output of a branch is part of the stream in all later layers, and is "
     "scaled there.":
@@ -882,8 +882,8 @@ PROPERTIES = {
         "With one layer yours is right. What does the second layer read?":
             never},
     "3.7": {
-        "Your number of steps, each longer by the fraction slowdown, does not take as long as the "
-        "baseline's steps.":
+        "Your number of steps, each longer by the fraction slowdown, does not take the same time "
+        "as the baseline's steps.":
             lambda y, n, slow: near(y[0] * (1 + slow), n, 1e-5),
         "Your second number does not fit your first one: what fraction of the baseline's steps is "
         "missing?":

@@ -212,8 +212,8 @@ SLERP = Exercise(                                   # the tolerance lets clamped
     "That is the chord itself, LERP: it runs inside the ball. SLERP stays on the sphere, with "
     "sines for weights.":
         chord,
-    "That is the chord put back on the sphere: it ends on the arc, but not alpha of the angle "
-    "along it.":
+    "That is the chord put back on the sphere: it ends on the arc, but not at alpha times the "
+    "angle between a and b.":
         lambda a, b, alpha: unit_rows(chord(a, b, alpha)),
     "Check the brackets: the first weight is the sine of (1 - alpha) times theta.":
         brackets_forgotten,
@@ -305,6 +305,8 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
         one_dot_product,
     "You subtract the number h . y from every entry of y. Subtract the vector (h . y) h.":
         lambda h, y, alpha: moved(h, alpha * (y - along(h, y))),
+    "You subtract a number from every entry of y - h. Subtract a vector along h.":
+        lambda h, y, alpha: moved(h, alpha * (y - h - along(h, y - h))),
     "The part of y along h is still in your step. Subtract it.":
         lambda h, y, alpha: moved(h, alpha * y),
     "Your step has only the part along h, with a minus. y itself is missing.":
@@ -1047,7 +1049,7 @@ PROPERTIES = {
         "absolute value of such a number? Your function gives another one for d = 1024.":
             lambda y, d: d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002)},
     "4.3": {
-        "Your points do not lie on the sphere: their length is not 1.":
+        "Not all of your points lie on the sphere: some have a length other than 1.":
             on_the_sphere,
         "With alpha 0 you do not stay at a.":
             lambda y, a, alpha: alpha != 0 or near(y, a),
@@ -1058,11 +1060,11 @@ PROPERTIES = {
         "The angle from a is right. Does your point lie between a and b, in their plane?":
             never},
     "4.4": {
-        "Your points do not lie on the sphere: their length is not 1.":
+        "Not all of your points lie on the sphere: some have a length other than 1.":
             on_the_sphere,
         "Where y = h there is nowhere to go, but your step leaves h.":
             lambda there, h, y: not near(h, y) or near(there, h),
-        "A step towards y should not lead away from y. Yours does.":
+        "A step towards y should not lead away from y. For some pairs yours does.":
             leads_towards,
         "Your step does not have the tangent step's length, which is alpha times the sine of the "
         "angle between h and y.":

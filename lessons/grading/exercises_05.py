@@ -345,6 +345,9 @@ FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
     "You changed u's rows. They come first in w_up, then z's, and the gate's argument is z.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz * sqrt_d)),
+    "You return z's rows before u's. In w_up u's come first.":
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (
+            w_qkv, times(w_up, z=nu_uz * sqrt_d).roll(len(w_up) // 2, 0)),
     "The block's output is right, but u's rows need no change: norm(h_m) undoes a factor on u.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, u=nu_uz, z=nu_uz * sqrt_d)),
     "You scaled all of w_up. The rows of u need no change: norm(h_m) undoes a factor on u.":
@@ -615,8 +618,8 @@ PROPERTIES = {
             lambda y, steps: y.numel() == steps + 1,
         "The first length is that of the start: it should be 1.":
             lambda y: near(y.flatten()[0], 1),
-        "n_1 belongs to two sides at right angles, 1 - alpha and alpha long, times the factor. "
-        "Yours is a different number.":
+        "n_1 is the factor times the hypotenuse over two sides, 1 - alpha and alpha long. Yours is "
+        "a different number.":
             lambda y, right: len(right) == 1 or near(y[1], right[1]),
         "Your n_1 is right. For n_2 the side along h is (1 - alpha) n_1 long.":
             never},

@@ -643,6 +643,8 @@ PROPERTIES = {
     "7.9": {
         "Where all times are equal, all three numbers should be 1.":
             lambda y, a: a.std() > 0 or near(torch.stack(y), 1),
+        "Your 10% quantile is larger than your 90% quantile.":
+            lambda y: y[1] <= y[2],
         "The median lies between the 10% and the 90% quantile. Yours does not, or you return the "
         "three in another order.":
             lambda y: y[1] <= y[0] <= y[2],

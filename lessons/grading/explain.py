@@ -33,6 +33,9 @@ def direction(a, b):
         "too large in size": same_sign & (b != 0) & (a.abs() > b.abs()),
         "too small in size": same_sign & (a.abs() < b.abs()),
     }
+    if (b < 0).any():
+        # -3 instead of -2 is too small, but a reader thinks of the size.
+        sides = dict(reversed(sides.items()))
     for words, holds in sides.items():
         if holds.all():
             return f", {words}" if len(a) == 1 else f", all {words}"

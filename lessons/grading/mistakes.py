@@ -654,6 +654,7 @@ RELATIONS = [                                   # what a wrong answer may be to 
     ("is in reverse order", lambda b: b.flip(-1) if b.dim() else None),
     ("is upside down, one over what is expected", lambda b: 1 / b),
     ("is 1 minus what is expected, the other part of the whole", lambda b: 1 - b),
+    ("is 100 minus what is expected", lambda b: 100 - b),
     ("is the square of what is expected", lambda b: b * b),
     ("is the root of what is expected", lambda b: b.sqrt()),
     ("is one over the square of what is expected", lambda b: 1 / (b * b)),
@@ -726,6 +727,8 @@ def one_relation(pairs):
         if near_1 and ("one over" in words or "square" in words or "root" in words):
             # There a number is nearly its own reciprocal, square and root.
             continue
+        if words.startswith("is rounded") and only_zeros_are_rounded(pairs):
+            continue
         if all(f(b) is not None and alike(a, f(b)) for a, b in pairs):
             return words
     a = torch.cat([a.flatten() for a, _ in pairs])
@@ -737,6 +740,11 @@ def one_relation(pairs):
         words = words or factor_or_shift("is, row by row,", *pairs[0], -1)
         words = words or factor_or_shift("is, column by column,", *pairs[0], -2)
     return words
+
+
+def only_zeros_are_rounded(pairs):
+    """Return True if all values that differ from the right ones are 0, whatever made them so."""
+    return not any(a[a != b].any() for a, b in pairs)
 
 
 def alike(a, b):
