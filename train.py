@@ -206,10 +206,11 @@ class TrainConfig(GPTConfig):
         self.check_ranges()
         # A run that reads a checkpoint makes two TrainConfigs: a first one from the command line
         # alone, to find the checkpoint, and a second one with the options inherited from it. The
-        # first is only a draft that may lack options of the model. Do not check the model yet.
+        # first is only a draft that may lack options of the model, so do not check them yet. It
+        # needs a checkpoint and has inherited nothing.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
-        is_complete = inherited or not needs_checkpoint
-        if is_complete:
+        is_draft = needs_checkpoint and not inherited
+        if not is_draft:
             self.check_model()
 
     @property
@@ -274,6 +275,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     if c.total_batch_size % micro_batch_tokens != 0 and not c.eval_only:
+        # With eval_only no optimizer step is taken, so the batch of a step does not matter.
         raise ConfigError(
             f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -596,10 +598,10 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. The update of its running mean nu is made
-    from gradients inside the backward pass, before DistributedDataParallel reduces anything
-    (PowerScale and update_ in model.py). If the loss were not divided yet, nu would come out four
-    times as large with four ranks.
+    The loss is divided that early because of PowerNorm. Its backward pass (PowerScale in model.py)
+    computes by how much the running mean nu changes, from gradients that DistributedDataParallel
+    has not reduced yet. If the loss were not divided before, nu would change four times as much
+    with four ranks.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -704,6 +706,7 @@ def read_checkpoint(source):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
+        # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     # If the file holds a dict that lacks something, check() says what. If it holds anything else,
     # the next lines fail in some other way, and explain_errors() says so.
@@ -776,8 +779,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     A run that starts from another run's weights inherits the options of the model. If
     own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
     evaluated. Then the run also inherits all other options that were set when it was started.
-    Raises DataError if an option that is set now would change the model, or the order of the run's
-    data.
+    Raises DataError if an option that is set now would make another model of it or, if
+    own_checkpoint is true, another run.
     """
     source = config.out_dir if own_checkpoint else config.init_from
     saved = state["config"]
@@ -790,7 +793,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     if own_checkpoint:
         # The size must match, too, since the batch and the length of the run come from it, and so
         # must init_from, which the learning rate depends on. (Older checkpoints may not have them.)
-        must_match |= {"seed", "total_batch_size"} | ({"size", "init_from"} & saved.keys())
+        must_match |= {"seed", "total_batch_size"}
+        must_match |= {"size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set. The others, such as the
         # intervals, are derived again, since a longer run has other ones.
         inherited = {**options_set_before(state), **inherited}
@@ -806,11 +810,11 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # Keep the folder of `config`. The default folder of the inherited arch may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
-    # A resumed run keeps its number of warmup steps: the same fraction of a larger max_steps would
-    # be more steps, so that the run would be in its warmup again. For example, a warmup over 20% of
-    # 1,000 steps becomes one over 10% of 2,000. Only another --warmup_ratio than before asks for
-    # another warmup. In the example, both 20% (as it was set) and 10% (as it is saved when the
-    # longer run is stopped) count as the ratio before.
+    # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
+    # be more steps, so that the run would be in its warmup again.) For example, a warmup over 20%
+    # of 1,000 steps becomes one over 10% of 2,000. The exception is a --warmup_ratio that is set
+    # now and is new: it is neither the one that was set before, 20% in the example, nor the one
+    # that this function made of it, 10%.
     ratio_now = config.options.get("warmup_ratio")
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
@@ -1076,11 +1080,11 @@ def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
     The loop looks at the list between steps. A second signal of the same kind ends the process at
-    once, as it would without this function. Under torchrun it does not, because torchrun may pass
-    on a signal that this process has received already.
+    once, as it would without this function. (Under torchrun it does not. There Ctrl-C may arrive
+    twice, once from the terminal and once from torchrun.)
 
-    If the run finishes, or raises Diverged, before it has seen a signal, the signal acts when the
-    `with` block is left. So a loop over several runs ends, too.
+    If the run has finished or raised Diverged, and a signal has come that the loop did not act on,
+    the signal acts when the `with` block is left. So a loop over several runs ends, too.
     """
     received = []
     handlers = {}
@@ -1090,11 +1094,12 @@ def noted_signals():
         # torchrun kills its processes 30 seconds after it has received a signal.
         text = "\nThe run will be saved within ten steps, if torchrun does not kill it before.\n"
         if "RANK" not in os.environ:
-            # Let the next signal of this kind act as usual, or end the process if it was ignored.
+            # Let the next signal of this kind act as usual, or end the process if it was ignored,
+            # as SIGINT is in a script's background job (see below).
             ignored = handlers[number] == signal.SIG_IGN
             signal.signal(number, signal.SIG_DFL if ignored else handlers[number])
-            text = ("\nThe run will be saved after this step, and then stop. A second signal ends "
-                    "it at once, without saving.\n")
+            text = ("\nThe run will be saved after this step, and then stop. The same signal once "
+                    "more ends it at once, without saving.\n")
         # A step or a validation may last minutes, so say that the signal has been noticed. (print()
         # would fail if the signal came in the middle of another print().)
         with contextlib.suppress(OSError):
@@ -1117,11 +1122,12 @@ def noted_signals():
     except Diverged as error:
         if not received:
             raise
-        print(error, file=sys.stderr)  # The exception of the signal, below, takes its place.
+        print(error, file=sys.stderr)  # The signal's exception, below, takes its place.
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    # A run that was stopped by a signal has left the yield with an exception and is not here.
+    # The run has finished, or it diverged after a signal. (A run that a signal has stopped left the
+    # yield with another exception, and so does not get here.)
     if received:
         raise stop_error(received[0])
 
@@ -1160,8 +1166,8 @@ def train(config, watch=None, say=print_line):
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
     ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
     dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop
-    during the loop, it is saved first, and then this function raises KeyboardInterrupt (Ctrl-C) or
-    SystemExit.
+    during the loop, it is saved first, unless it has diverged, and then this function raises
+    KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     with lock_run(config):
         return run(config, watch, say)
@@ -1198,7 +1204,8 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and, in out_dir, the same step of a run or none.
+    # dataset and the same step. A rank without a checkpoint begins at step 0, and so does one whose
+    # run was stopped at step 0, so compare that, too.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1250,20 +1257,22 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # A lap is the steps from one reading of the clock to the next. The current one began at this
-    # step and at this time. (The first lap includes compiling, if the model is compiled.)
+    # The clock counts training only. A lap is a number of steps whose time is taken together: those
+    # after lap_step, from the time `started` on. (The first lap includes compiling, if the model is
+    # compiled.)
     lap_step = first_step
     started = time.perf_counter()
 
-    # A run has diverged if its validation loss is above twice that of guessing, which is
-    # log(vocab_size). The initial weights may be even worse, and may take some steps to get better,
-    # so their loss is allowed, too.
+    # Guessing has a loss of log(vocab_size). A run whose validation loss is above twice that has
+    # diverged. (Twice is our choice.) The initial weights may be even worse, and may take some
+    # steps to get better, so their loss is allowed, too.
     largest_sane_loss = 2 * math.log(config.vocab_size)
-    for record in read_log(folder) if resuming else []:
-        if record["step"] == 0:
-            largest_sane_loss = max(largest_sane_loss, record["val_loss"])
+    if resuming:
+        for record in read_log(folder):
+            if record["step"] == 0:
+                largest_sane_loss = max(largest_sane_loss, record.get("val_loss", 0.0))
 
-    # From here on Ctrl-C does not end the process at once. The run is saved first.
+    # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
     with noted_signals() as signals:
         for step in range(first_step, config.max_steps + 1):
             # A pass of this loop
@@ -1291,8 +1300,9 @@ def run(config, watch, say):
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
-            # Asking the other ranks for signals makes the CPU wait for the GPU, so several ranks do
-            # it only where a record is due and at every tenth step.
+            # One process asks for signals after every step. Several ask each other, for which the
+            # CPU waits for the GPU. So they ask where it waits anyway, because a record is due, and
+            # at every tenth step, so that a signal is not left waiting for long.
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
@@ -1340,8 +1350,7 @@ def run(config, watch, say):
             if stop_signal:
                 saving = True
                 # If the loss has not been read above, read it now, so that Diverged is raised
-                # instead of saving NaN. The run ends here, so of the clock only `seconds`, which
-                # the checkpoint keeps, has to be brought up to date.
+                # instead of saving NaN. Add this last lap to `seconds`, which the checkpoint keeps.
                 if step > first_step and not reading:
                     read_measurements(measured, step, process)
                     seconds += time.perf_counter() - started
@@ -1358,21 +1367,21 @@ def run(config, watch, say):
                     draw_losses(folder)
 
             # Stop. (After the last step the run is complete, and noted_signals() raises the error
-            # when the `with` block is left.) First wait until rank 0 has saved, because a rank that
-            # stops exits with an error, and torchrun then kills the others.
+            # when the `with` block is left.) Rank 0 may still be saving, and as soon as one rank
+            # exits with an error, torchrun kills the others. So wait for rank 0.
             if stop_signal and not finished:
                 process.barrier()
                 say(f"\nStopped and saved at step {step}. "
                     "To resume: the same command with --resume=true")
                 raise stop_error(stop_signal)
 
-            # A pass with a record has logged, and perhaps evaluated and saved, after it had looked
-            # at the clock. That is not training, so let the next lap begin only now.
+            # A pass with a record has logged, and perhaps evaluated and saved, since the last lap
+            # ended. That is not training, so restart the clock. (lap_step is this step already.)
             if logging:
                 started = time.perf_counter()
 
-        # Wait here, too, until rank 0 has saved. If a signal came in the last pass, this process
-        # ends with an error next, and torchrun then kills the other ranks.
+        # Wait for rank 0 here, too. If a signal came in the last pass, the other ranks exit with an
+        # error next.
         process.barrier()
         return read_log(folder)
 
