@@ -8,7 +8,8 @@ Measure what normalization costs: the time and memory of a training step, and th
 
 `python bench.py speed --help` lists the options of speed, which include most of train.py's. --archs
 says what to compare: names separated by commas, of which the first is the baseline of all ratios.
-GPT+ is called rmsnorm+qk_norm; an arch of your own is mine.py:name. Results go to out/bench.
+GPT+ is called rmsnorm+qk_norm; an arch in a file of your own is FILE.py:NAME. Results go to
+out/bench.
 
 Which arch learns most is another question. lessons/studies/race.py answers it with complete runs.
 """
@@ -34,7 +35,7 @@ from model import GPT, ConfigError
 from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options,
                      run_script)
 
-# Colors by Okabe and Ito, which color-blind readers can tell apart
+# The archs, and the colors that all pictures give them (by Okabe and Ito, for color-blind readers)
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9",
           "powernorm": "#009E73", "normformer": "#CC79A7", "ngpt": "#0072B2", "angpt": "#D55E00"}
 EVERY_ARCH = ",".join(COLORS)
@@ -66,7 +67,7 @@ class DecodingOptions(SpeedOptions):
 class CurvesOptions:
     # Curves
     key: str = "val_loss"       # what to draw, by its name in log.jsonl
-    usual: bool = False         # also draw two runs of the arch that names the folder, in gray
+    usual: bool = False         # also draw two stored runs of the folder's arch, in gray
     out_dir: str = "out/bench"  # folder for the picture
 
 
@@ -237,7 +238,8 @@ def decode(model, prompt, new_tokens, process):
         for _ in tokens:
             pass
         seconds = now(process.device) - start
-    return {"tokens/s": len(prompt) * (new_tokens - 1) / seconds}
+    batch_size = prompt.shape[0]
+    return {"tokens/s": batch_size * (new_tokens - 1) / seconds}
 
 
 def sample(options, training):
@@ -284,8 +286,9 @@ def run_fused(graph, example_inputs):
     """
     *nodes, output = graph.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
+    # Find the tensors in memory.
     level = {}                   # node -> the most products on a path that ends there
-    exists = set()               # keys of the storages that exist
+    exists = set()               # keys of the storages that take up memory
     for node in [*nodes, output]:
         levels = [level[x] for x in node.all_input_nodes]
         level[node] = max(levels, default=0)
@@ -297,6 +300,8 @@ def run_fused(graph, example_inputs):
             if level[x] < level[node] or node is output:
                 exists |= storages(x).keys()
 
+    # Find out when each of them is used last. Where a node's input is not in memory, the kernel
+    # computes it from what that input's own kernel reads.
     reads = {}                   # node -> keys of the storages that its kernel reads
     last_use = {}                # key -> the last node whose kernel reads or writes it
     for node in [*nodes, output]:
@@ -319,7 +324,7 @@ def run_fused(graph, example_inputs):
         results = []
         for result in output.args[0]:
             if result is not None:
-                [(key, x)] = storages(result).items()
+                [(key, x)] = storages(result).items()  # a result has one storage
                 result = memory[key].as_strided(x.shape, x.stride(), x.storage_offset())
             results.append(result)
         return results
@@ -344,15 +349,16 @@ def as_compiled(modules, method):
         with _reparametrize_module(first, tensors):
             return eager(*inputs)
 
-    # Thanks to @cache, each combination of input shapes is traced once.
+    # This function is traced when it is first called. @cache gives each combination of input shapes
+    # a function of its own.
     @cache
-    def trace(*shapes):
+    def compiled_for(*shapes):
         return aot_function(call, run_fused, partition_fn=min_cut_rematerialization_partition,
                             decompositions=select_decomp_table())
 
     def run(module, *inputs):
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        return trace(*(x.shape for x in inputs if x is not None))(tensors, *inputs)
+        return compiled_for(*(x.shape for x in inputs if x is not None))(tensors, *inputs)
     for module in modules:
         setattr(module, method, partial(run, module))
 
@@ -380,7 +386,7 @@ def peak_bytes(model, config, batch_size):
 
 
 def step_bytes(config, batch_size, layers=(1, 2)):
-    """Return the peak memory of a step in bytes, extrapolated from two models of a few layers."""
+    """Return the peak memory of a step in bytes, extrapolated from models of one and two layers."""
     # Let the models do what they do on a GPU. On a CPU the attention would keep its (T, T)
     # probabilities if T is small, and the loss would compute fewer logits at once.
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
@@ -391,7 +397,8 @@ def step_bytes(config, batch_size, layers=(1, 2)):
             for model in models:
                 as_compiled([model], "summed_loss")
         fewer, more = [peak_bytes(model, config, batch_size) for model in models]
-    return fewer + (config.n_layer - layers[0]) * (more - fewer)
+    per_layer = (more - fewer) / (layers[1] - layers[0])
+    return fewer + (config.n_layer - layers[0]) * per_layer
 
 
 def largest_batch_size(bytes_at, limit):
@@ -451,7 +458,7 @@ def curves(options, folders):
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
         # The loss at step 0 is so large that the rest of the curve would look flat.
         records = [record for record in read_log(folder) if record["step"]]
-        check(records, f"{folder}: no log.jsonl of a run that has taken a step")
+        check(records, f"{folder}: log.jsonl is missing, or has no record after step 0")
         numbers = {key for record in records for key, value in record.items()
                    if isinstance(value, (int, float))}
         check_choice("key", options.key, sorted(numbers), f" ({folder}/log.jsonl)")
@@ -459,10 +466,10 @@ def curves(options, folders):
         tokens = [record["tokens"] / 1e6 for record in shown]
         values = [record[options.key] for record in shown]
         # The last validation of a run usually reads more tokens, so its loss cannot be compared
-        # with the earlier ones. If it did, draw it as a star that no line connects to them.
+        # with the earlier ones. Draw the loss as a star then, which no line connects to them.
         n_joined = len(shown)
-        last_two = {record.get("val_tokens") for record in shown[-2:]}
-        if options.key.startswith("val") and len(last_two) > 1:
+        last_tokens = [record.get("val_tokens") for record in shown[-2:]]
+        if options.key.startswith("val") and last_tokens[0] != last_tokens[-1]:
             n_joined -= 1
             note = "; star: the last validation, on more tokens"
         [line] = axes.plot(tokens[:n_joined], values[:n_joined], "o-", ms=3, label=folder)

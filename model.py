@@ -11,9 +11,9 @@ Six ways to normalize a GPT, each written like the equations in its paper.
 
 f is the MLP's activation, unit(x) = x / ||x||, a = |alpha| is learned for each channel, and
 nu(a) = (1 - 2a + 2a^2)^(-1/2).
-Three things do not fit into the table. ngpt and angpt normalize q and k as well, and so do the
-others with qk_norm; rmsnorm with qk_norm is called GPT+. NormFormer also scales each head. And
-after every optimizer step ngpt normalizes its weights, and angpt bounds their norms.
+The table leaves out learned scales, and three more things. ngpt and angpt normalize q and k as
+well, and so do the others with qk_norm; rmsnorm with qk_norm is called GPT+. NormFormer also scales
+each head. And after every optimizer step ngpt normalizes its weights, and angpt bounds their norms.
 
 The shapes in the comments at the ends of lines use these letters: B sequences of T tokens each,
 d = n_embd channels, H = n_head heads of d_k = d/H channels each, and V tokens in the vocabulary.
@@ -105,8 +105,9 @@ def unit(x, dim=-1):
 def rope(x, cos, sin):
     """Return the rotary embedding (Su et al. 2021) of x (B, H, T, d_k).
 
-    The first r channels of each head form the pairs (i, i + r/2), i < r/2. Each pair is rotated by
-    an angle that grows with the position. The other channels stay as they are.
+    The first r = rope_fraction * d_k channels of each head form the pairs (i, i + r/2), i < r/2.
+    Each pair is rotated by an angle that grows with the position. The other channels stay as they
+    are.
     """
     n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
     a, b, rest = x.tensor_split((n, 2 * n), -1)                # (B, H, T, r/2) twice, the rest
@@ -243,9 +244,9 @@ class PowerNorm(nn.Module):
         # update_() needs in the place of that gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
-        # The sum of the micro-batches' moments, and their number, since the last optimizer step
-        for name in ("moment", "micro_steps"):
-            self.register_buffer(name, torch.zeros(n), persistent=False)
+        # The sum of the moments of an optimizer step's micro-batches, and the number of these
+        self.register_buffer("moment", torch.zeros(n), persistent=False)
+        self.register_buffer("micro_steps", torch.tensor(0.0), persistent=False)
 
     def group_scale(self, x):
         groups = x.unflatten(-1, (self.groups, -1))  # (B, T, 4, n/4)
@@ -314,7 +315,7 @@ def mean_over_ranks(x):
 
 
 # ---- Blocks: forward(h, cos, sin, cache) maps the residual stream h (B, T, d) to the next one ----
-# cos and sin are rope's tables, and cache is this layer's Cache, or None in training.
+# cos and sin are rope's tables, and cache is this layer's Cache, or None if no text is generated.
 
 WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the residual stream
 
@@ -324,7 +325,7 @@ class Block(nn.Module):
 
     # The name of the recipe in train.py that fits this block.
     family = None
-    # The norm layer that GPT puts after the last block.
+    # The norm layer. GPT puts one after the last block, and PreNormBlock two into each block.
     Norm = nn.Identity
     # Options that must keep their defaults, because this block has no equation for them.
     refuses = ("resid_scale",)
@@ -661,7 +662,7 @@ class GPT(nn.Module):
         try:
             for _ in range(max_new_tokens):
                 if caches and caches[0].length == size:
-                    # The context is full. Keep its newer half, and compute the caches anew.
+                    # The context is full. Keep its newer half, and compute its caches again.
                     caches = []
                     new = idx[:, -max(1, size // 2):]
                 caches = caches or [Cache() for _ in self.blocks]

@@ -10,9 +10,9 @@ A dataset is a folder data/<name>/ of shards in llm.c's format: *_val_000000.bin
 *_train_000001.bin, *_train_000002.bin and so on for training. meta.json is written last. If a
 preparation was stopped, the same command resumes it. fineweb10B-gpt2 and fineweb100B-gpt2 come in
 shards of 100M tokens: --tokens is rounded up to whole shards, and --subset, --val_tokens,
---shard_tokens and --seed do not change them.
+--shard_tokens and --seed do not change them (but a finished dataset refuses other values).
 """
-# The helpers for errors, options and files come first, because all other scripts import them from
+# The helpers for errors, options and files come first, because the other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
 import argparse
 import codecs
@@ -68,7 +68,7 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# Names that users of nanoGPT are likely to type, and our names for them
+# Names that users of nanoGPT are likely to type, and the options that they should use instead
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "min_lr": "min_lr_ratio",
@@ -141,7 +141,7 @@ def clean_option(field, value):
 
 
 def clean_options(cls, options):
-    """Return the options that are not None, checked against a dataclass and made plain values.
+    """Check options against a dataclass, and return those that are not None as plain values.
 
     Raises ConfigError for an unknown name, a wrong type, and a value that is not allowed.
     """
@@ -159,8 +159,8 @@ def read_comments(classes):
     """Return two dicts: {option name: help text} and {option name: heading}.
 
     Both are read from the dataclasses' source. The comment after an option is its help text. A
-    comment line above it, such as `    # Model`, begins a group of options; it has no full stop,
-    unlike a sentence that explains something.
+    comment line without a full stop, such as `    # Model`, is the heading of the options below it.
+    (So a sentence that explains something has to fit on one line.)
     """
     helps, headings = {}, {}
     for cls in classes:
@@ -264,7 +264,7 @@ def run_script(main):
         sys.exit(getattr(error, "exit_code", 2))
 
 
-# ---- Files (all scripts use them) ----------------------------------------------------------------
+# ---- Files (train.py uses them, too) -------------------------------------------------------------
 
 @contextlib.contextmanager
 def atomic_write(path):
@@ -322,7 +322,8 @@ def read_json(path):
 
 # ---- Tokenizers ----------------------------------------------------------------------------------
 
-TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")  # those that fit in uint16
+# Shards hold uint16, so only tokenizers with at most 65,536 tokens can be used.
+TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")
 
 
 def get_tokenizer(name):
@@ -355,14 +356,14 @@ def encode(tokenizer, data, new=True):
 
 
 def token_lengths(meta):
-    """Return the number of text bytes of each token, (vocab_size,), given a dataset's meta.json."""
+    """Return the number of text bytes of each token, (vocab_size,), as meta.json has it."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
-    return text_lengths(get_tokenizer(meta["tokenizer"]))
+    return text_lengths(get_tokenizer(meta["tokenizer"]))  # older datasets do not have it
 
 
 def text_lengths(tokenizer):
-    """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0."""
+    """Compute the number of text bytes of each token, (vocab_size,). End-of-text has 0."""
     lengths = [len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.n_vocab)]
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
@@ -411,7 +412,7 @@ FINEWEB = ("fineweb", *PRETOKENIZED)
 class PrepareConfig:
     """Options of prepare.py."""
     source: str = "stdlib"             # stdlib, fineweb, fineweb10B-gpt2, a file, folder or glob
-    name: str | None = None            # name of the dataset (made from the source's)
+    name: str | None = None            # name of the dataset (derived from the source)
     data_dir: str = "data"             # folder of all datasets
     tokenizer: str | None = None       # bytes, gpt2, r50k_base, ... (bytes; gpt2 for FineWeb)
     subset: str = "sample-10BT"        # the subset that --source=fineweb streams
@@ -463,7 +464,8 @@ def find_files(source, seed):
 
     by_hash, skipped = {}, []
     for path in sorted(found):
-        # Hidden files and folders, such as Jupyter's copies, count only if the source names them.
+        # Skip hidden files and folders, such as .ipynb_checkpoints with Jupyter's copies of files,
+        # unless the source spells out their names.
         # `names` are the parts of the path below the source folder. If the source is a file or a
         # glob, they are all parts of the path.
         names = path.relative_to(location).parts if location.is_dir() else path.parts
@@ -472,6 +474,7 @@ def find_files(source, seed):
             continue
         if path.is_symlink() and path.is_dir():
             print(f"{path}: skipped, because a link to a folder may lead in circles")
+            continue
         if not path.is_file() or path.stat().st_size == 0:
             continue
         if location.is_dir() and path.suffix.lower() not in suffixes:
@@ -520,7 +523,7 @@ def open_documents(path):
             n_rows += 1
             yield io.BytesIO(text)
     except Exception:
-        # The message of explain_errors() names the row, which is known only now.
+        # The message names the row, which is known only now.
         with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text` in every row"):
             raise
 
@@ -533,10 +536,12 @@ def cut(document, size, path):
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     try:
+        # readline() adds the rest of the line, but at most `size` bytes.
         while chunk := document.read(size) + document.readline(size):
             yield decoder.decode(chunk).encode()
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
+        # error.object is what the decoder was working on. It ends where the document was read to.
         offset = document.tell() - len(error.object) + error.start
         raise DataError(NOT_TEXT.format(path, offset)) from error
 
@@ -544,17 +549,18 @@ def cut(document, size, path):
 def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    A place is the number of chunks so far. With a place that was yielded before, reading continues
-    with the next chunk. A document of more than 5% of the total bytes is cut into chunks of at most
-    0.5%, so that one long document cannot carry the validation shard far beyond 5%.
+    `place` says where to resume. Here it is the number of chunks that have been read. A document of
+    more than 5% of the total bytes is cut into chunks of at most 0.5%, so that one long document
+    cannot carry the validation shard far beyond 5%.
     """
     number = 0
     for path in paths:
         for document in open_documents(path):
             n_bytes = document.seek(0, os.SEEK_END)
             document.seek(0)
-            share = 20 if n_bytes <= total // 20 else 200
-            longest = min(CHUNK_BYTES, total // share)
+            longest = min(CHUNK_BYTES, total // 20)
+            if n_bytes > total // 20:
+                longest = min(CHUNK_BYTES, total // 200)
             size = max(1, longest // 2)  # cut() yields chunks of up to 2 * size bytes
             begins = True
             for chunk in cut(document, size, path):
@@ -569,8 +575,8 @@ def read_files(paths, total, place=0):
 def stream_fineweb(subset, place):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    A place is the state of the stream before a row, and the number of the row's chunks that are
-    done.
+    `place` says where to resume. Here it is the state of the stream before a row, and how many of
+    the row's chunks have been read.
     """
     import datasets
     state, n_done = place or (None, 0)
@@ -625,9 +631,9 @@ def describe(options, paths):
 
 
 def load_progress(folder, settings):
-    """Return how far an earlier command got with a dataset, or None if the dataset is complete.
+    """Return what progress.json says about an unfinished dataset, or None if it is complete.
 
-    If there is no record that can be continued, save and return a new one, which starts from zero.
+    If there is no progress.json, or it cannot be continued, write and return one of a new dataset.
     Raises DataError if the folder holds training shards that were made with other settings, or
     whose settings are not recorded.
     """
@@ -642,11 +648,11 @@ def load_progress(folder, settings):
                      if earlier.get(name) != value]
             check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
                   "the earlier settings and files, give another --name, or remove the folder")
-            is_complete = path.name == "meta.json"
-            if is_complete and has_shards:
+            is_meta = path.name == "meta.json"
+            if is_meta and has_shards:
                 return None
-            # A record may speak of training shards that have been deleted since.
-            is_outdated = other or is_complete or (progress["tokens"] > 0 and not has_shards)
+            # Either file may speak of training shards that have been deleted since.
+            is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
             if not is_outdated:
                 return progress
             path.unlink()
@@ -680,6 +686,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     if paths:
         # A first pass counts the bytes. It also finds text that is not UTF-8 before any shard
         # is written.
+        # The total is not known yet, and with a huge one no document is cut.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:
@@ -725,7 +732,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
 
 
 def write_meta(folder, tokenizer, settings):
-    """Write meta.json, with the dataset's properties, sources and settings."""
+    """Write meta.json (the dataset's properties, sources and settings); delete progress.json."""
     lengths = text_lengths(tokenizer)
     counts = {}
     fingerprint = hashlib.sha256()

@@ -46,8 +46,8 @@ class SampleConfig:
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:
-            raise ConfigError(f"seed={self.seed}: expected less than 2**63, also for the last "
-                              "sample, whose seed is seed + num_samples - 1")
+            raise ConfigError(f"seed={self.seed}: expected less than 2**63; the seed of the last "
+                              "sample, seed + num_samples - 1, has to be, too")
 
 
 # ---- Sampling ------------------------------------------------------------------------------------

@@ -1848,16 +1848,18 @@ def test_initial_weights_may_be_far_worse_than_guessing(tiny):
     assert losses[0] > losses[1] > losses[3] > 2 * math.log(257)
 
 
-def test_a_signal_acts_although_the_run_diverges(tiny, monkeypatch, capsys):
-    def stop_and_diverge(*given):
+@pytest.mark.parametrize("error, said", [
+    (Diverged("step 1: loss nan"), "step 1: loss nan\n"), (KeyError("bug"), "Traceback")])
+def test_a_signal_acts_although_the_run_fails(tiny, monkeypatch, capsys, error, said):
+    def stop_and_fail(*given):
         signal.raise_signal(signal.SIGTERM)
-        raise Diverged("step 1: loss nan")
+        raise error
 
-    monkeypatch.setattr(train_py, "read_measurements", stop_and_diverge)
+    monkeypatch.setattr(train_py, "read_measurements", stop_and_fail)
     with pytest.raises(SystemExit) as stopped:
         train(tiny(), say=None)
     assert stopped.value.code == 128 + signal.SIGTERM
-    assert "loss nan" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_second_signal_ends_a_run_although_the_shell_ignored_it():
@@ -2061,10 +2063,12 @@ def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, comm
     assert "already finished at step 8" in lines[-1]
     assert checkpoint(config)["config"]["max_steps"] == 8
     others = {"size=32m": "size=laptop", "n_layer=3": "n_layer=2", "seed=3": "seed=1337",
-              "arch=angpt": "arch=ngpt", "init_from=there": "init_from=None"}
+              "arch=angpt": "arch=ngpt"}
     for option, was in others.items():
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said
+    _, _, said = command(*same_run, "--init_from=there")
+    assert "made without init_from; leave it out" in said
 
 
 def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):

@@ -34,6 +34,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 import warnings
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
@@ -791,10 +792,13 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # The options of the model must match the checkpoint, except those that change no weight.
     must_match = inherited.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
     if own_checkpoint:
-        # The size must match, too, since the batch and the length of the run come from it, and so
-        # must init_from, which the learning rate depends on. (Older checkpoints may not have them.)
+        # The size must match, too, since the batch and the length of the run come from it. (Some
+        # older checkpoints do not have it.)
         must_match |= {"seed", "total_batch_size"}
-        must_match |= {"size", "init_from"} & saved.keys()
+        must_match |= {"size"} & saved.keys()
+        # Whether init_from is set decides about the learning rate.
+        check(not config.init_from or saved.get("init_from"), f"{source}: made without init_from; "
+              "leave it out, or give another --out_dir")
         # Besides the options of the model, inherit those that were set. The others, such as the
         # intervals, are derived again, since a longer run has other ones.
         inherited = {**options_set_before(state), **inherited}
@@ -1083,8 +1087,8 @@ def noted_signals():
     once, as it would without this function. (Under torchrun it does not. There Ctrl-C may arrive
     twice, once from the terminal and once from torchrun.)
 
-    If the run has finished or raised Diverged, and a signal has come that the loop did not act on,
-    the signal acts when the `with` block is left. So a loop over several runs ends, too.
+    If a signal has come and the run then finishes or fails, the signal acts when the `with` block
+    is left. So a loop over several runs ends, too.
     """
     received = []
     handlers = {}
@@ -1119,15 +1123,20 @@ def noted_signals():
                 handlers[number] = signal.signal(number, note)
     try:
         yield received
-    except Diverged as error:
+    except Exception as error:
         if not received:
             raise
-        print(error, file=sys.stderr)  # The signal's exception, below, takes its place.
+        # The signal's exception, below, takes the place of this one. So print this one here.
+        # (Ctrl-C may have caused it, because the terminal stops a running compiler, too.)
+        if isinstance(error, DataError):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    # The run has finished, or it diverged after a signal. (A run that a signal has stopped left the
-    # yield with another exception, and so does not get here.)
+    # The run has finished, or it has failed after a signal. (A run that was saved and stopped does
+    # not get here: it leaves the yield with the signal's exception, which is no Exception.)
     if received:
         raise stop_error(received[0])
 
