@@ -16,7 +16,7 @@ the command line.
 # the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
 # save, stop. The functions that it calls are in the sections above it. Of these, read batches(),
 # learning_rate(), optimizer_step() and evaluate() first. You can leave with_checkpoint(), which
-# completes the options of a resumed run, and noted_signals() for later.
+# completes the options of a resumed run, noted_signals() and sum_bucket() for later.
 import ast
 import contextlib
 import copy
@@ -390,8 +390,9 @@ def set_up_process(config):
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
+    # An earlier run in this process may have made the group already, which lasts until the process
+    # ends.
     if world_size > 1 and not dist.is_initialized():
-        # An earlier run in this process may have made the group. It lasts until the process ends.
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
     return Process(device, getattr(torch, dtype), rank, world_size)
@@ -408,8 +409,10 @@ class Tokens:
     def __init__(self, folder, split, length):
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
+        lengths = [len(read_shard(path)) for path in self.paths]
+        self.tokens = sum(lengths)
         # Targets are shifted by one, so a shard needs one token after its last window.
-        counts = [(len(read_shard(path)) - 1) // length for path in self.paths]
+        counts = [(n_tokens - 1) // length for n_tokens in lengths]
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
         self.starts = np.cumsum([0, *counts])
         self.windows = int(self.starts[-1])
@@ -460,6 +463,10 @@ def open_dataset(config, process):
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     dataset.train = Tokens(config.data, "train", config.block_size)
     dataset.val = Tokens(config.data, "val", config.block_size)
+    are_whole = (dataset.train.tokens >= dataset.train_tokens
+                 and dataset.val.tokens >= dataset.val_tokens)
+    check(are_whole, f"{config.data}: a shard is missing, since the shards have fewer tokens than "
+          "meta.json counts; remove the folder and run prepare.py again")
     return dataset
 
 
@@ -599,10 +606,10 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. Its backward pass (PowerScale in model.py)
-    computes by how much the running mean nu changes, from gradients that DistributedDataParallel
-    has not reduced yet. If the loss were not divided before, nu would change four times as much
-    with four ranks.
+    The loss is divided that early because of PowerNorm. Its nu is a running mean of something that
+    its backward pass computes from this rank's gradients (PowerScale in model.py), before
+    DistributedDataParallel reduces them. If the loss were not divided yet, these gradients would be
+    four times as large with four ranks, and so would nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -796,7 +803,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # older checkpoints do not have it.)
         must_match |= {"seed", "total_batch_size"}
         must_match |= {"size"} & saved.keys()
-        # Whether init_from is set decides about the learning rate.
+        # recipe() divides the learning rate by ten if init_from is set, so a resumed run cannot
+        # begin to set it. (If it was set before, it is inherited.)
         check(not config.init_from or saved.get("init_from"), f"{source}: made without init_from; "
               "leave it out, or give another --out_dir")
         # Besides the options of the model, inherit those that were set. The others, such as the
@@ -816,9 +824,9 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
     # be more steps, so that the run would be in its warmup again.) For example, a warmup over 20%
-    # of 1,000 steps becomes one over 10% of 2,000. The exception is a --warmup_ratio that is set
-    # now and is new: it is neither the one that was set before, 20% in the example, nor the one
-    # that this function made of it, 10%.
+    # of 1,000 steps becomes one over 10% of 2,000. A --warmup_ratio that is set now counts only if
+    # it is new. In the example, repeating the first command's 20%, or the 10% that later
+    # checkpoints have, changes nothing.
     ratio_now = config.options.get("warmup_ratio")
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
@@ -1098,8 +1106,8 @@ def noted_signals():
         # torchrun kills its processes 30 seconds after it has received a signal.
         text = "\nThe run will be saved within ten steps, if torchrun does not kill it before.\n"
         if "RANK" not in os.environ:
-            # Let the next signal of this kind act as usual, or end the process if it was ignored,
-            # as SIGINT is in a script's background job (see below).
+            # Let the next signal of this kind act as usual, or end the process if it was ignored.
+            # (In a shell script, a command that ends with & ignores SIGINT.)
             ignored = handlers[number] == signal.SIG_IGN
             signal.signal(number, signal.SIG_DFL if ignored else handlers[number])
             text = ("\nThe run will be saved after this step, and then stop. The same signal once "
@@ -1115,9 +1123,8 @@ def noted_signals():
             if not hasattr(signal, name):
                 continue  # Windows has no SIGHUP
             number = getattr(signal, name)
-            # nohup lets a run outlive its terminal by ignoring SIGHUP. Leave that as it is. (In a
-            # shell script, a command that ends with & ignores SIGINT. Handle it all the same, so
-            # that `kill -INT` stops such a run.)
+            # nohup lets a run outlive its terminal by ignoring SIGHUP. Leave that as it is. But
+            # handle a SIGINT that was ignored, so that `kill -INT` stops a script's run, too.
             under_nohup = name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
             if not under_nohup:
                 handlers[number] = signal.signal(number, note)
@@ -1136,7 +1143,8 @@ def noted_signals():
         for number, handler in handlers.items():
             signal.signal(number, handler)
     # The run has finished, or it has failed after a signal. (A run that was saved and stopped does
-    # not get here: it leaves the yield with the signal's exception, which is no Exception.)
+    # not get here. It raised KeyboardInterrupt or SystemExit at the yield, which are no subclasses
+    # of Exception.)
     if received:
         raise stop_error(received[0])
 
@@ -1213,8 +1221,8 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. A rank without a checkpoint begins at step 0, and so does one whose
-    # run was stopped at step 0, so compare that, too.
+    # dataset and the same step. Compare also whether there is a checkpoint: a run may have been
+    # stopped at step 0, and a resumed run skips the evaluation at its first step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1266,15 +1274,15 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # The clock counts training only. A lap is a number of steps whose time is taken together: those
-    # after lap_step, from the time `started` on. (The first lap includes compiling, if the model is
-    # compiled.)
+    # The clock counts training only. A lap is the steps since the clock was last read. This one
+    # began after step lap_step, at the time `started`. (The first lap includes compiling.)
     lap_step = first_step
     started = time.perf_counter()
 
     # Guessing has a loss of log(vocab_size). A run whose validation loss is above twice that has
     # diverged. (Twice is our choice.) The initial weights may be even worse, and may take some
-    # steps to get better, so their loss is allowed, too.
+    # steps to get better, so their loss is allowed, too. A new run learns it in the first pass of
+    # the loop, and a resumed run finds it in the log.
     largest_sane_loss = 2 * math.log(config.vocab_size)
     if resuming:
         for record in read_log(folder):
@@ -1385,7 +1393,8 @@ def run(config, watch, say):
                 raise stop_error(stop_signal)
 
             # A pass with a record has logged, and perhaps evaluated and saved, since the last lap
-            # ended. That is not training, so restart the clock. (lap_step is this step already.)
+            # ended. That is not training, so restart the clock. (lap_step need not change: the lap
+            # ended at this step.)
             if logging:
                 started = time.perf_counter()
 
