@@ -215,7 +215,10 @@ def write_results(benchmark, options, training, **results):
 
 
 def speed(options, training):
-    """Measure the time of a training step with every arch. Here --compile defaults to true."""
+    """Measure the time of a training step with every arch.
+
+    Here --compile defaults to true, and --total_batch_size to one micro-batch.
+    """
     training = {"compile": "true", **training}
     # The archs share code but use different constants in it, so torch compiles this code several
     # times. Allow it to do so more often than its default limit. By default it would also turn a
@@ -349,8 +352,8 @@ def as_compiled(modules, method):
         with _reparametrize_module(first, tensors):
             return eager(*inputs)
 
-    # This function is traced when it is first called. @cache gives each combination of input shapes
-    # a function of its own.
+    # compiled_for() returns a function that is traced when it is first called. @cache gives each
+    # combination of input shapes one of its own.
     @cache
     def compiled_for(*shapes):
         return aot_function(call, run_fused, partition_fn=min_cut_rematerialization_partition,
@@ -428,10 +431,10 @@ def memory(options, training):
         rows.append(row)
     print_table(rows)
     print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"
-          "weights, gradients and Adam's moments need, and \"per sequence\" is what each sequence\n"
-          "of a small micro-batch adds. \"batch_size=N\" is the total with N sequences. \"fits\n"
-          "24 GB\" is the largest power of two for batch_size with which at least a tenth of a\n"
-          "24 GB card stays free.")
+          "weights, their bfloat16 copies, the gradients and Adam's moments need, and \"per\n"
+          "sequence\" is what each sequence of a small micro-batch adds. \"batch_size=N\" is the\n"
+          "total with N sequences. \"fits 24 GB\" is the largest power of two for batch_size with\n"
+          "which at least a tenth of a 24 GB card stays free.")
     write_results("memory", options, training, results=rows)
 
 
@@ -518,8 +521,9 @@ def main(argv):
     else:
         options, training = parse(words, benchmark.__doc__, options_class, f"{name} ")
         arguments = options, training
-    positive = {"rounds", "batch_size"} & vars(options).keys()
-    check_at_least(1, options, *positive)
+    for name in ("rounds", "batch_size"):
+        if name in vars(options):
+            check_at_least(1, options, name)
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     benchmark(*arguments)
 

@@ -38,7 +38,7 @@ except ImportError:
 
 
 class ConfigError(ValueError):
-    """An option has an impossible value. The message names it, its value and what is allowed."""
+    """An option is unknown or has an impossible value. The message says what is expected."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         scores = scores.masked_fill(position > position[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
 
-    # flash_attn needs half precision. On an H100 or newer, torch's own kernel is cuDNN's, which is
+    # flash_attn needs half precision. On an H100 or B200, torch's own kernel is cuDNN's, which is
     # faster than flash_attn's.
     half_on_gpu = v.is_cuda and v.dtype.itemsize == 2
     if flash_attn_func and half_on_gpu and T == S and not on_hopper(v.device):
@@ -309,7 +309,7 @@ class PowerScale(torch.autograd.Function):
 def mean_over_ranks(x):
     """Return the mean of a tensor over all ranks."""
     if dist.is_initialized():
-        # Use the functional all_reduce, because torch.compile cannot trace dist.all_reduce.
+        # The functional all_reduce returns a new tensor. dist.all_reduce would overwrite x.
         x = all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
     return x
 
@@ -605,10 +605,10 @@ class GPT(nn.Module):
         if n_logits <= at_once:
             total = self.summed_loss(h, targets)
         else:
-            # So many logits would need more memory than all other tensors. Take chunks of
-            # positions, and let the backward pass compute each chunk again. The number of chunks is
-            # a power of two. If T is a power of two as well, all chunks have the same shape, and
-            # summed_loss is compiled only once.
+            # So many logits and their gradients would need a lot of memory, several GB on a GPU.
+            # Take chunks of positions, and let the backward pass compute each chunk again. The
+            # number of chunks is a power of two. If T is a power of two as well, all chunks have
+            # the same shape, and summed_loss is compiled only once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0

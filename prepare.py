@@ -447,8 +447,8 @@ def find_files(source, seed):
     """Return a source's local files, shuffled by the seed. Files with equal contents count once."""
     location, suffixes, left_out = Path(source), SUFFIXES, set()
     if source == "stdlib":
-        # Leave the test folders out, so that all installations of a Python version give the same
-        # text.
+        # Leave the test folders out, which some installations do not have. (A few other files, such
+        # as _sysconfigdata_*.py, still differ between installations of a Python version.)
         location, suffixes = Path(os.__file__).parent, (".py",)
         left_out = {"site-packages", "dist-packages", "test", "tests"}
     found = [location]
@@ -686,7 +686,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     if paths:
         # A first pass counts the bytes. It also finds text that is not UTF-8 before any shard
         # is written.
-        # The total is not known yet, and with a huge one no document is cut.
+        # The total is not known yet. With any other one the chunks have the same total length.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:
