@@ -7,10 +7,9 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
 Results go to --out_dir, by default a folder in out/ with the arch's name, or out/tuned: ckpt.pt,
-log.jsonl and loss.png. A new run first moves an earlier one in its folder to <folder>.1,
-<folder>.2 and so on. Options come from these sources, of
-which the later ones win: the defaults below, the size preset, the arch's recipe, the checkpoint,
-the command line.
+log.jsonl and loss.png. A new run first moves an earlier one in its folder to <folder>.1, <folder>.2
+and so on. Options come from these sources, of which the later ones win: the defaults below, the
+size preset, the arch's recipe, the checkpoint, the command line.
 """
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
@@ -43,8 +42,8 @@ from types import SimpleNamespace
 from typing import Literal
 
 # These two variables have to be set before torch reads them: the first when it is imported, the
-# second when it first compiles. This is why sample.py, bench.py and lessons/studies import train.py
-# before torch.
+# second when it first compiles. This is why sample.py, bench.py and the studies that train import
+# train.py before torch.
 # OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # On a CPU torch.compile calls GCC. The code that GCC 12 generates for bfloat16 may return NaN, and
@@ -69,8 +68,8 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
 # largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
-# compute the loss in chunks). With 16 a compiled step needs at most 70 GB in all presets but 1b,
-# which therefore has 8 (python bench.py memory).
+# compute the loss in chunks). With 16, `python bench.py memory` estimates at most 70 GB for a
+# compiled step in all presets but 1b, which therefore has 8.
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -606,10 +605,10 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. Its nu is a running mean of something that
-    its backward pass computes from this rank's gradients (PowerScale in model.py), before
-    DistributedDataParallel reduces them. If the loss were not divided yet, these gradients would be
-    four times as large with four ranks, and so would nu.
+    The loss is divided that early because of PowerNorm. Its nu is a running mean of gradient times
+    input, which its backward pass computes (PowerScale in model.py) before DistributedDataParallel
+    reduces the gradients. If the loss were not divided yet, these gradients would be four times as
+    large with four ranks, and so would nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -689,9 +688,9 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     error = None
     if n_batches > 1:
         variance = max(0.0, total_squares / n_tokens - mean ** 2)
-        # The standard error of a mean of n values is their standard deviation over sqrt(n). But
-        # `variance` is on average too small by (n - 1) / n, since the mean is estimated from the
-        # same n values. Dividing by n - 1 in place of n corrects this.
+        # The standard error of a mean of n values is their standard deviation over sqrt(n). But on
+        # average, `variance` is only (n - 1) / n times the true one, since the mean is estimated
+        # from the same n values. Dividing by n - 1 in place of n corrects this.
         error = math.sqrt(variance / (n_batches - 1))
     return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
             "val_bpb": total_nats / math.log(2) / max(1, n_bytes)}
@@ -824,16 +823,16 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
     # be more steps, so that the run would be in its warmup again.) For example, a warmup over 20%
-    # of 1,000 steps becomes one over 10% of 2,000. A --warmup_ratio that is set now counts only if
-    # it is new. In the example, repeating the first command's 20%, or the 10% that later
-    # checkpoints have, changes nothing.
+    # of 1,000 steps becomes one over 10% of 2,000. Setting --warmup_ratio again changes nothing if
+    # it repeats one of two earlier ratios: the one that was set before (here 20%), or the one that
+    # the last checkpoint was saved with (10%, if it is of the longer run).
     ratio_now = config.options.get("warmup_ratio")
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
-    # Compare the options that must match. Those that are not set now are inherited, or come from
-    # the same preset and defaults, so they do match. Only one that is set now can differ.
+    # Compare the options that must match. Only one that is set now can differ: the others are
+    # inherited, or come from the same size and the same defaults.
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
@@ -1099,7 +1098,7 @@ def noted_signals():
     is left. So a loop over several runs ends, too.
     """
     received = []
-    handlers = {}
+    handlers = {}  # number of a signal -> how it was handled before
 
     def note(number, frame):
         received.append(number)
@@ -1221,8 +1220,9 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. Compare also whether there is a checkpoint: a run may have been
-    # stopped at step 0, and a resumed run skips the evaluation at its first step.
+    # dataset and the same step. At step 0 the step alone does not tell a new run from one that is
+    # resumed, which skips the first evaluation, so that the others would wait for it forever. So
+    # compare also whether there is a checkpoint.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1274,8 +1274,8 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # The clock counts training only. A lap is the steps since the clock was last read. This one
-    # began after step lap_step, at the time `started`. (The first lap includes compiling.)
+    # The clock counts training only. A lap is the steps since the clock was last read. The current
+    # lap began after step lap_step, at the time `started`. (The first lap includes compiling.)
     lap_step = first_step
     started = time.perf_counter()
 
@@ -1317,9 +1317,9 @@ def run(config, watch, say):
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
-            # One process asks for signals after every step. Several ask each other, for which the
-            # CPU waits for the GPU. So they ask where it waits anyway, because a record is due, and
-            # at every tenth step, so that a signal is not left waiting for long.
+            # With one rank, look for signals after every step. With several, asking the others
+            # makes the CPU wait for the GPU. So ask where it waits anyway, because a record is due,
+            # and at every tenth step, so that a signal is not left waiting for long.
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
@@ -1393,13 +1393,12 @@ def run(config, watch, say):
                 raise stop_error(stop_signal)
 
             # A pass with a record has logged, and perhaps evaluated and saved, since the last lap
-            # ended. That is not training, so restart the clock. (lap_step need not change: the lap
-            # ended at this step.)
+            # ended. That is not training, so restart the clock. (lap_step is already this step.)
             if logging:
                 started = time.perf_counter()
 
-        # Wait for rank 0 here, too. If a signal came in the last pass, the other ranks exit with an
-        # error next.
+        # Wait for rank 0 here, too. If a signal came in the last pass, noted_signals() raises an
+        # error next, and torchrun would kill rank 0 if it were still saving.
         process.barrier()
         return read_log(folder)
 
