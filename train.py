@@ -268,14 +268,14 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
+    # With eval_only no optimizer step is taken, so it does not matter how a step's batch is divided.
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
-    if "batch_size" not in c.options:  # it was not set, so it is the preset's
+    if "batch_size" not in c.options and not c.eval_only:  # not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
         # batch size that divides both the sequences of a process and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     if c.total_batch_size % micro_batch_tokens != 0 and not c.eval_only:
-        # With eval_only no optimizer step is taken, so the batch of a step does not matter.
         raise ConfigError(
             f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -1126,7 +1126,8 @@ def noted_signals():
             # handle a SIGINT that was ignored, so that `kill -INT` stops a script's run, too.
             under_nohup = name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
             if not under_nohup:
-                handlers[number] = signal.signal(number, note)
+                handlers[number] = signal.getsignal(number)
+                signal.signal(number, note)
     try:
         yield received
     except Exception as error:
