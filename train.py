@@ -268,7 +268,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
-    # With eval_only no optimizer step is taken, so it does not matter how a step's batch is divided.
+    # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
     sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
     if "batch_size" not in c.options and not c.eval_only:  # not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
