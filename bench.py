@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from model import GPT, ConfigError
+from model import ARCHS, GPT, ConfigError
 from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options,
                      run_script)
 
@@ -98,6 +98,9 @@ def train_config(name, training, **changes):
     if switch not in ("", "qk_norm"):
         raise ConfigError(f"archs={name}: only +qk_norm may follow the name of an arch"
                           f"{did_you_mean(switch, ['qk_norm'])}")
+    if ":" not in arch:
+        check_choice("archs", arch, ARCHS, "; ARCH+qk_norm adds QK norm, and FILE.py:NAME is an "
+                     "arch in a file of your own")
     return TrainConfig(**{"arch": arch, "qk_norm": switch == "qk_norm", **training, **changes})
 
 
@@ -457,11 +460,18 @@ def curves(options, folders):
     gray = dict(color="0.85", lw=4, zorder=0)
     note = ""
     has_gray_lines = False
+    runs = {}
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
         # The loss at step 0 is so large that the rest of the curve would look flat.
         records = [record for record in read_log(folder) if record["step"]]
-        check(records, f"{folder}: log.jsonl is missing, or has no record after step 0")
+        if records:
+            runs[folder] = records
+        else:
+            print(f"{folder}: left out, because it has no log.jsonl with a record after step 0")
+    check(runs, "curves: no run to draw")
+
+    for folder, records in runs.items():
         numbers = {key for record in records for key, value in record.items()
                    if isinstance(value, (int, float))}
         check_choice("key", options.key, sorted(numbers), f" ({folder}/log.jsonl)")

@@ -73,6 +73,7 @@ NANOGPT_NAMES = {
     "lr": "learning_rate",
     "min_lr": "min_lr_ratio",
     "max_iters": "max_steps",
+    "epochs": "max_steps",
     "warmup_iters": "warmup_ratio",
     "eval_iters": "eval_tokens",
     "gradient_accumulation_steps": "total_batch_size",
@@ -262,6 +263,14 @@ def run_script(main):
     except (argparse.ArgumentError, ConfigError, DataError, OSError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
+    except RuntimeError as error:
+        # torch says this of a GPU and of the main memory, respectively.
+        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        print(f"{Path(sys.argv[0]).name}: out of memory; a smaller --batch_size or "
+              f"--checkpoint_blocks=true needs less ({str(error).splitlines()[0]:.200})",
+              file=sys.stderr)
+        sys.exit(2)
 
 
 # ---- Files (train.py uses them, too) -------------------------------------------------------------
@@ -293,7 +302,8 @@ def lock_folder(folder, message, wait=False):
     """
     folder = Path(folder).resolve()
     check(folder.name, f"{folder}: choose a folder inside it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    with explain_errors(f"{folder}: cannot be made"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         return lock.acquire(blocking=False)
@@ -396,8 +406,11 @@ def read_shard(path):
 def read_meta(folder):
     """Return a dataset's meta.json, which only a complete dataset has. Raises DataError."""
     path = Path(folder, "meta.json")
+    hint = ""
+    if Path("data", folder, "meta.json").exists():
+        hint = f"; did you mean data/{folder}?"
     check(path.exists(),
-          f"data={folder}: no complete dataset; python prepare.py --source=... makes one")
+          f"data={folder}: no complete dataset; python prepare.py --source=... makes one{hint}")
     return read_json(path)
 
 
@@ -423,6 +436,8 @@ class PrepareConfig:
 
     def __post_init__(self):
         check_at_least(1, self, "tokens", "val_tokens", "shard_tokens")
+        if not self.source:
+            raise ConfigError("source=: expected stdlib, fineweb, a file, a folder or a glob")
         # The default name of --source="books/*.txt" is books.
         stem = Path(self.source.split("*")[0]).stem
         self.name = self.name or stem.strip(".") or "text"
@@ -483,8 +498,11 @@ def find_files(source, seed):
         with path.open("rb") as file:
             by_hash[hashlib.file_digest(file, "sha256").digest()] = path
     if skipped and source != "stdlib":
+        examples = ", ".join(skipped[:3])
+        if len(skipped) > 3:
+            examples += ", ..."
         print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
-              f"{', '.join(skipped):.60}")
+              f"{examples}")
     check(by_hash, f"--source={source}: no text in it; in a folder, only {', '.join(SUFFIXES)} "
           "files are read")
     paths = sorted(by_hash.values())

@@ -2068,7 +2068,7 @@ def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, comm
         _, _, said = command(*same_run, f"--{option}")
         assert f"made with {was}, now {option}" in said
     _, _, said = command(*same_run, "--init_from=there")
-    assert "made without init_from; leave it out" in said
+    assert "made with init_from=None, now init_from=there; repeat the earlier one" in said
 
 
 def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):

@@ -35,6 +35,7 @@ import threading
 import time
 import traceback
 import warnings
+import zipfile
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -712,6 +713,8 @@ def read_checkpoint(source):
         with explain_errors(f"{source}: no such checkpoint"):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
+    check(zipfile.is_zipfile(path), f"{path}: not a whole checkpoint; the file is empty, cut off, "
+          "or not one of torch.save()")
     with explain_errors(f"{path}: not a whole checkpoint"):
         # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -802,10 +805,12 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # older checkpoints do not have it.)
         must_match |= {"seed", "total_batch_size"}
         must_match |= {"size"} & saved.keys()
-        # recipe() divides the learning rate by ten if init_from is set, so a resumed run cannot
-        # begin to set it. (If it was set before, it is inherited.)
-        check(not config.init_from or saved.get("init_from"), f"{source}: made without init_from; "
-              "leave it out, or give another --out_dir")
+        # The weights that init_from names are not read again, so refuse others than before.
+        # (Path compares out/a and out/a/ as equal.)
+        earlier = saved.get("init_from")
+        check(not config.init_from or earlier and Path(earlier) == Path(config.init_from),
+              f"{source}: made with init_from={earlier}, now init_from={config.init_from}; repeat "
+              "the earlier one, or give another --out_dir")
         # Besides the options of the model, inherit those that were set. The others, such as the
         # intervals, are derived again, since a longer run has other ones.
         inherited = {**options_set_before(state), **inherited}

@@ -27,6 +27,7 @@ needs a reference, inputs, and the wrong answers that you expect, each with a se
 
 Mistakes that are functools.partial of one function, as here, are also tried in pairs.
 """
+import dis
 import importlib
 import inspect
 import sys
@@ -146,13 +147,18 @@ def used_names(code, own, seen):
         return set()
     seen.add(code)
     words = set()
-    for name in code.co_names:
-        value = own.get(name)
+    for step in dis.get_instructions(code):
+        if step.argval not in code.co_names:
+            continue
+        # In F.layer_norm, layer_norm is an attribute, even if the notebook has a function of that
+        # name.
+        is_global = step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        value = own.get(step.argval) if is_global else None
         is_own_function = getattr(value, "__globals__", None) is own
         if is_own_function:
             words |= used_names(code_of(value), own, seen)
         else:
-            words |= {name, getattr(value, "__name__", name)}
+            words |= {step.argval, getattr(value, "__name__", step.argval)}
     for constant in code.co_consts:
         if inspect.iscode(constant):
             words |= used_names(constant, own, seen)

@@ -902,6 +902,15 @@ def test_a_students_own_function_may_have_a_forbidden_name(capsys):
     assert "pass" in capsys.readouterr().out
 
 
+def test_a_stub_with_the_forbidden_name_is_no_way_round_it(capsys):
+    source = """
+    def layer_norm(x, eps):
+        return F.layer_norm(x, x.shape[-1:], eps=eps)
+    """
+    grader.grade("1.2", from_a_notebook(source, "layer_norm"))
+    assert "solved without" in capsys.readouterr().out
+
+
 def changing(sequences=slice(None), channels=slice(None), over="any"):
     """An answer to 2.5 that changes, or looks at, a part only."""
 
