@@ -953,6 +953,16 @@ def link_to(folder, name):
     (folder / name).symlink_to(folder)
 
 
+def test_a_source_or_dataset_is_not_guessed(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="source=: expected"):
+        prepare("", name="x")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.txt").write_text("text" * 99)
+    prepare("mine.txt")
+    with pytest.raises(DataError, match=r"did you mean data/mine\?"):
+        read_meta("mine")
+
+
 @pytest.mark.parametrize("source, expected", [
     ("d", "abef"),                                 # no hidden file, no copy, no other suffix
     ("d/**/*.txt", "abf"),                         # the links lead back to d
@@ -1532,6 +1542,7 @@ fast  no such option
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no complete dataset
 --data=FILE  data=FILE: no complete dataset
+--init_from=FILE  FILE: not a whole checkpoint; the file is empty, cut off, or not one of
 --resume=true  run: no run here yet; leave out --resume to start one
 --eval_only  run: no run here yet; give another --out_dir
 --device=mps  device=mps: torch cannot use it on this machine
@@ -2499,7 +2510,11 @@ def test_curves_are_drawn_without_step_0_and_name_the_known_keys(
     mine = shutil.copytree(trained[0], tmp_path / "mine")
     benchmark("curves", mine, out_dir=tmp_path, usual="true")
     assert f"{mine}: no gray lines" in capsys.readouterr().out
-    [text] = pictures[1].axes[0].get_legend().get_texts()
+    empty = tmp_path / "empty"                     # as out/bench in `curves out/*`
+    empty.mkdir()
+    benchmark("curves", mine, empty, out_dir=tmp_path, usual="true")
+    assert f"{empty}: left out" in capsys.readouterr().out
+    [text] = pictures[2].axes[0].get_legend().get_texts()
     assert text.get_text() == str(mine)
     assert pictures[1].axes[0].get_xlabel() == "tokens (millions)"
     with pytest.raises(ConfigError, match="key=los: expected one of .*loss, .*did you mean"):
@@ -2532,6 +2547,7 @@ def test_a_step_of_the_benchmarks_is_one_micro_batch_of_any_size():
 sped  did you mean speed?
 race  the race is lessons/studies/race.py
 speed --archs=rmsnorm+qknorm  did you mean qk_norm?
+speed --archs=ngtp  archs=ngtp: expected one of
 speed --arch=ngpt  did you mean archs?
 sample --new_tokens=1  new_tokens=1: expected at least 2
 curves nowhere --key=lr --usual  key=lr: --usual draws val_loss only
