@@ -35,7 +35,7 @@ from model import ARCHS, GPT, ConfigError
 from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options,
                      run_script)
 
-# The archs, and the colors that all pictures give them (by Okabe and Ito, for color-blind readers)
+# The archs, and their colors in the studies' pictures (by Okabe and Ito, for color-blind readers)
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9",
           "powernorm": "#009E73", "normformer": "#CC79A7", "ngpt": "#0072B2", "angpt": "#D55E00"}
 EVERY_ARCH = ",".join(COLORS)

@@ -56,7 +56,7 @@ class GPTConfig:
     dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
     qk_norm: bool = False       # normalize q and k, with a learned gain; ngpt and angpt always do
     mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP; ngpt and angpt need swiglu
-    bias: bool = False          # biases in a block's linear maps and norms; not for ngpt, angpt
+    bias: bool = False          # biases in linear maps and norms (not RMSNorm); not for ngpt, angpt
     tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # initial standard deviation of embeddings; no effect on ngpt, angpt
     resid_scale: bool = False   # normformer: a learned scale on the second residual

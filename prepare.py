@@ -343,7 +343,7 @@ def get_tokenizer(name):
     """
     if name == "bytes":
         # tiktoken asks for a pattern that cuts a text into pieces, within which it merges bytes.
-        # This tokenizer merges none, so any pattern gives the same tokens.
+        # This tokenizer merges none, so any pattern that matches all of a text will do.
         return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
     with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; if tiktoken has "
