@@ -206,9 +206,9 @@ class TrainConfig(GPTConfig):
             self.out_dir = self.default_folder()
         self.check_ranges()
         # A run that reads a checkpoint makes two TrainConfigs: a first one from the command line
-        # alone, to find the checkpoint, and a second one with the options inherited from it. The
-        # first is only a draft that may lack options of the model, so do not check them yet. It
-        # needs a checkpoint and has inherited nothing.
+        # alone, to find the checkpoint, and a second one, in with_checkpoint(), with the options
+        # inherited from it. The first is only a draft that may lack options of the model, so do not
+        # check them yet. It needs a checkpoint and has inherited nothing.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         is_draft = needs_checkpoint and not inherited
         if not is_draft:
@@ -390,8 +390,8 @@ def set_up_process(config):
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    # An earlier run in this process may have made the group already, which lasts until the process
-    # ends.
+    # The group lasts until the process ends. A script that calls train() several times has it
+    # already.
     if world_size > 1 and not dist.is_initialized():
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
@@ -606,9 +606,9 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. Its nu is a running mean of gradient times
-    input, which its backward pass computes (PowerScale in model.py) before DistributedDataParallel
-    reduces the gradients. If the loss were not divided yet, these gradients would be four times as
+    The loss is divided that early because of PowerNorm. Its nu is a running mean of gradients times
+    normalized inputs. Its backward pass computes them (PowerScale in model.py) before
+    DistributedDataParallel reduces the gradients. If the loss were not divided yet, these gradients would be four times as
     large with four ranks, and so would nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
@@ -718,8 +718,9 @@ def read_checkpoint(source):
     with explain_errors(f"{path}: not a whole checkpoint"):
         # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    # If the file holds a dict that lacks something, check() says what. If it holds anything else,
-    # the next lines fail in some other way, and explain_errors() says so.
+    # If the file holds a dict that lacks something, check() says what, in a DataError, which
+    # explain_errors() lets through. If it holds anything else, the next lines fail in some other
+    # way, and explain_errors() says so.
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         missing = {"model", "config", "step", "tokenizer"} - state.keys()
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
@@ -830,7 +831,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # be more steps, so that the run would be in its warmup again.) For example, a warmup over 20%
     # of 1,000 steps becomes one over 10% of 2,000. Setting --warmup_ratio again changes nothing if
     # it repeats one of two earlier ratios: the one that was set before (here 20%), or the one that
-    # the last checkpoint was saved with (10%, if it is of the longer run).
+    # the last checkpoint was saved with (10%, if it is of the longer run). So both earlier commands
+    # can be repeated.
     ratio_now = config.options.get("warmup_ratio")
     ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
@@ -1096,8 +1098,8 @@ def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
     The loop looks at the list between steps. A second signal of the same kind ends the process at
-    once, as it would without this function. (Under torchrun it does not. There Ctrl-C may arrive
-    twice, once from the terminal and once from torchrun.)
+    once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
+    once from torchrun.)
 
     If a signal has come and the run then finishes or fails, the signal acts when the `with` block
     is left. So a loop over several runs ends, too.
@@ -1188,7 +1190,7 @@ def train(config, watch=None, say=print_line):
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
     ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
     dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop
-    during the loop, it is saved first, unless it has diverged, and then this function raises
+    during the loop, it is saved first, unless it fails, and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     with lock_run(config):
@@ -1226,9 +1228,9 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. At step 0 the step alone does not tell a new run from one that is
-    # resumed, which skips the first evaluation, so that the others would wait for it forever. So
-    # compare also whether there is a checkpoint.
+    # dataset and the same step. At step 0 a new run evaluates and a resumed one does not, so ranks
+    # that disagree about this would wait for each other forever. So compare also whether there is a
+    # checkpoint.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1280,8 +1282,9 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # The clock counts training only. A lap is the steps since the clock was last read. The current
-    # lap began after step lap_step, at the time `started`. (The first lap includes compiling.)
+    # `seconds` is added up in laps: from one reading of the loss to the next, without the time for
+    # evaluating, logging and saving. The current lap began after step lap_step, at the time
+    # `started`. (The first lap includes compiling.)
     lap_step = first_step
     started = time.perf_counter()
 
@@ -1324,8 +1327,8 @@ def run(config, watch, say):
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
             # With one rank, look for signals after every step. With several, asking the others
-            # makes the CPU wait for the GPU. So ask where it waits anyway, because a record is due,
-            # and at every tenth step, so that a signal is not left waiting for long.
+            # makes the CPU wait for the GPU. So ask only if a record is due, since the CPU waits
+            # then anyway, and at every tenth step, in case records are rare.
             asking = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
@@ -1333,7 +1336,8 @@ def run(config, watch, say):
             # only if a record is due.
             reading = logging and step > first_step
             # Read after the first step, too. It may include compiling, so it becomes a lap of its
-            # own, and the speed in the next record does not include it.
+            # own, and the speed in the next record does not include it. (If no record is due after
+            # the first step, its loss is not logged.)
             after_first_step = step == first_step + 1
             reading = reading or after_first_step
             if reading:
