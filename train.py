@@ -270,7 +270,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
     # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
-    sequences = c.total_batch_size // (c.block_size * world_size)  # per process and step
+    sequences = max(1, c.total_batch_size // (c.block_size * world_size))  # per process and step
     if "batch_size" not in c.options and not c.eval_only:  # not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
         # batch size that divides both the sequences of a process and the preset's batch size.
@@ -537,7 +537,7 @@ def block_code(model):
     # These are the classes of all modules in the blocks, and the classes that they inherit from
     # (__mro__), without those of torch and Python.
     classes = {cls for module in model.blocks.modules() for cls in type(module).__mro__
-               if not cls.__module__.startswith(("torch", "builtins"))}
+               if cls.__module__.split(".")[0] not in ("torch", "builtins")}
     try:
         return "\n".join(sorted(class_code(cls) for cls in classes))
     except (OSError, TypeError, SyntaxError):
@@ -606,10 +606,9 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. Its nu is a running mean of gradients times
-    normalized inputs. Its backward pass computes them (PowerScale in model.py) before
-    DistributedDataParallel reduces the gradients. If the loss were not divided yet, these gradients would be four times as
-    large with four ranks, and so would nu.
+    The loss is divided that early because of PowerNorm. Its backward pass (PowerScale in model.py)
+    computes the mean of (g - nu xhat) xhat, by which nu is updated, before DistributedDataParallel
+    reduces anything. There the gradient g must have its final scale already, because nu xhat has.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -799,7 +798,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
     inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
-    # The options of the model must match the checkpoint, except those that change no weight.
+    # The options of the model must match, except those without effect on loaded weights.
     must_match = inherited.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
     if own_checkpoint:
         # The size must match, too, since the batch and the length of the run come from it. (Some
@@ -834,8 +833,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # the last checkpoint was saved with (10%, if it is of the longer run). So both earlier commands
     # can be repeated.
     ratio_now = config.options.get("warmup_ratio")
-    ratios_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
-    if own_checkpoint and (ratio_now is None or ratio_now in ratios_before):
+    set_before, saved_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
+    if own_checkpoint and (ratio_now is None or ratio_now in (set_before, saved_before)):
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     # Compare the options that must match. Only one that is set now can differ: the others are
