@@ -56,7 +56,7 @@ class GPTConfig:
     dropout: float = 0.0        # dropout on embeddings, attention weights and branch outputs
     qk_norm: bool = False       # normalize q and k, with a learned gain; ngpt and angpt always do
     mlp: Literal["swiglu", "gelu"] = "swiglu"   # activation of the MLP; ngpt and angpt need swiglu
-    bias: bool = False          # biases in linear maps and norms (not RMSNorm); not for ngpt, angpt
+    bias: bool = False          # biases in a block's linear maps and in norms; not for ngpt, angpt
     tie: bool = False           # one matrix for embedding and output head; not for ngpt and angpt
     embed_std: float = 0.02     # initial standard deviation of embeddings; no effect on ngpt, angpt
     resid_scale: bool = False   # normformer: a learned scale on the second residual
@@ -244,9 +244,9 @@ class PowerNorm(nn.Module):
         # update_() needs in the place of that gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
-        # The sum of the moments of an optimizer step's micro-batches, and the number of these
-        self.register_buffer("moment", torch.zeros(n), persistent=False)
-        self.register_buffer("micro_steps", torch.tensor(0.0), persistent=False)
+        # These add up the moments of an optimizer step's micro-batches, and count them.
+        for name in ("moment", "micro_steps"):
+            self.register_buffer(name, torch.zeros(n), persistent=False)
 
     def group_scale(self, x):
         groups = x.unflatten(-1, (self.groups, -1))  # (B, T, 4, n/4)
@@ -349,7 +349,7 @@ class Block(nn.Module):
         self.w_up = nn.Linear(d, 8 * d if config.mlp == "swiglu" else 4 * d, bias=config.bias)
         self.w_down = nn.Linear(4 * d, d, bias=config.bias)
 
-    def init_weights(self, layer):
+    def start_(self, layer):
         """Let a subclass change its initial weights here. `layer` counts the blocks from 1."""
 
 
@@ -464,10 +464,9 @@ class NGPTBlock(Block):
 
 
 class ANGPTBlock(Block):
-    """nGPT with a factor nu in place of the unit() around each new h (anGPT Table 1).
+    """nGPT with factors nu, which do not depend on h, in place of the norms of h (anGPT Table 1).
 
-    The factors do not depend on h. Only nu(alpha) and nu_uz have an effect, because unit() cancels
-    the others.
+    Only nu(alpha) and nu_uz have an effect, because unit() cancels the other factors.
     """
     family = "angpt"
     sphere = True
@@ -573,7 +572,7 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 p.zero_()
         for layer, block in enumerate(self.blocks, 1):
-            block.init_weights(layer)
+            block.start_(layer)
         self.project_()
 
     @torch.no_grad()

@@ -267,7 +267,7 @@ def run_script(main):
         # torch says this of a GPU and of the main memory, respectively.
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise
-        print(f"{Path(sys.argv[0]).name}: out of memory; a smaller --batch_size or "
+        print(f"{Path(sys.argv[0]).name}: out of memory; in train.py, a smaller --batch_size or "
               f"--checkpoint_blocks=true needs less ({str(error).splitlines()[0]:.200})",
               file=sys.stderr)
         sys.exit(2)

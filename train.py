@@ -271,7 +271,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
 
     # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
     sequences = max(1, c.total_batch_size // (c.block_size * world_size))  # per process and step
-    if "batch_size" not in c.options and not c.eval_only:  # not set, so it is the preset's
+    if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
         # batch size that divides both the sequences of a process and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
@@ -712,9 +712,10 @@ def read_checkpoint(source):
         with explain_errors(f"{source}: no such checkpoint"):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
-    check(zipfile.is_zipfile(path), f"{path}: not a whole checkpoint; the file is empty, cut off, "
-          "or not one of torch.save()")
     with explain_errors(f"{path}: not a whole checkpoint"):
+        with path.open("rb") as file:
+            check(zipfile.is_zipfile(file), f"{path}: not a whole checkpoint; the file is empty, "
+                  "cut off, or not one of torch.save()")
         # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     # If the file holds a dict that lacks something, check() says what, in a DataError, which

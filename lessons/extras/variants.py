@@ -263,7 +263,7 @@ class MixLNBlock(BranchesBlock):
         super().__init__(config)
         self.n_layer = config.n_layer
 
-    def init_weights(self, layer):
+    def start_(self, layer):
         self.post = layer <= self.n_layer // 4
 
     def forward(self, h, cos, sin, cache=None):
@@ -286,7 +286,7 @@ class DeepNormBlock(PostLNBlock):
         self.alpha = (2 * config.n_layer) ** 0.25
         self.beta = (8 * config.n_layer) ** -0.25
 
-    def init_weights(self, layer):
+    def start_(self, layer):
         q, k, v = self.w_qkv.weight.chunk(3)
         for matrix in (q, k):
             nn.init.xavier_normal_(matrix)
@@ -309,7 +309,7 @@ class KeelBlock(PostLNBlock):
         self.post1 = LayerNorm(self.d, config)
         self.post2 = LayerNorm(self.d, config)
 
-    def init_weights(self, layer):
+    def start_(self, layer):
         if layer == 1:
             self.alpha = 1.0
             self.post1 = nn.Identity()
@@ -396,7 +396,7 @@ class LNScalingBlock(BranchesBlock):
         # This is a buffer, because torch.compile would compile a block again for each new number.
         self.register_buffer("factor", torch.tensor(1.0), persistent=False)
 
-    def init_weights(self, layer):
+    def start_(self, layer):
         self.factor.fill_(layer ** -0.5)
 
     def forward(self, h, cos, sin, cache=None):

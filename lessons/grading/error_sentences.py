@@ -149,7 +149,7 @@ def wrong_shape(words, names):
                 "size mismatch")
     if any(phrase in words for phrase in products):
         return PRODUCT
-    if "normalized_shape" in words:
+    if "layer_norm(): argument 'normalized_shape'" in words and "not Tensor" in words:
         return "F.layer_norm takes a shape, such as x.shape[-1:], before the gain and the bias."
     if "stack expects each tensor to be equal size" in words:
         return "torch.stack needs tensors of one shape: write down the shape of each."

@@ -898,7 +898,8 @@ def between_neighbours(y, rates, losses):
 def right_if_equally_spaced(y, right, rates):
     steps = rates.log().diff()
     equally_spaced = near(steps, steps[0])
-    return not equally_spaced or right[0].isnan() or near(y[0], right[0])
+    is_right = near(y[0], right[0]) and near(y[1], right[1])
+    return not equally_spaced or right[0].isnan() or is_right
 
 
 def without_noise(c):
