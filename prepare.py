@@ -68,7 +68,7 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# Names that users of nanoGPT are likely to type, and the options that they should use instead
+# Names that users of nanoGPT and others are likely to type, and the options to use instead
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "min_lr": "min_lr_ratio",
@@ -167,10 +167,10 @@ def read_comments(classes):
     for cls in classes:
         heading = None
         for line in inspect.getsource(cls).splitlines():
-            # `    # Model`
+            # A heading, such as `    # Model`
             if title := re.match(r"    # (.*[^.])$", line):
                 heading = title[1]
-            # `    n_layer: int = 6    # number of blocks`
+            # An option, such as `    n_layer: int = 4    # number of blocks`
             elif option := re.match(r"    (\w+): .+?(?:  # (.+))?$", line):
                 helps[option[1]] = option[2] or ""
                 headings[option[1]] = heading
@@ -704,7 +704,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     if paths:
         # A first pass counts the bytes. It also finds text that is not UTF-8 before any shard
         # is written.
-        # The total is not known yet. With any other one the chunks have the same total length.
+        # The total is not known yet. Any number will do here, since the chunks are only added up.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:

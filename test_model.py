@@ -750,6 +750,18 @@ def test_help_lists_options_under_their_headings(capsys):
     assert "--mlp {swiglu,gelu} activation of the MLP" in text
 
 
+@pytest.mark.parametrize("torch_says, code", [
+    ("CUDA out of memory. Tried", 2), ("can't allocate memory", 2), ("size mismatch", None)])
+def test_out_of_memory_is_one_line_and_a_bug_is_not(capsys, torch_says, code):
+    def fail(words):
+        raise RuntimeError(f"{torch_says}\nframe #0")
+
+    with pytest.raises(SystemExit if code else RuntimeError) as error:
+        run_script(fail)
+    assert getattr(error.value, "code", None) == code
+    assert capsys.readouterr().err.count("\n") == (1 if code else 0)
+
+
 def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
     narrow = io.TextIOWrapper(io.BytesIO(), "cp1252")
     monkeypatch.setattr(sys, "stdout", narrow)
@@ -1955,6 +1967,12 @@ def test_code_that_cannot_be_found_is_not_called_changed(trained, monkeypatch, c
     assert capsys.readouterr().err == ""
 
 
+def test_an_evaluation_has_the_micro_batches_of_the_run():
+    shape = dict(block_size=32, total_batch_size=192, batch_size=None)
+    sizes = [resolve(TrainConfig(**shape, eval_only=only)).batch_size for only in (False, True)]
+    assert sizes == [2, 2]
+
+
 def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
@@ -1963,6 +1981,16 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_pat
         found = json.loads(command("--eval_only", *options, "--batch_size=3")[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+def test_a_block_may_change_its_initial_weights_by_start_(monkeypatch):
+    class Mine(ARCHS["rmsnorm"]):
+        def start_(self, layer):
+            self.w_o.weight.fill_(layer)
+
+    monkeypatch.setitem(ARCHS, "mine", Mine)
+    blocks = tiny_gpt("mine").blocks
+    assert [block.w_o.weight.unique().tolist() for block in blocks] == [[1.0], [2.0]]
 
 
 def test_an_arch_in_a_file_is_trained_and_a_change_of_its_block_is_said(

@@ -14,8 +14,8 @@ size preset, the arch's recipe, the checkpoint, the command line.
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
 # save, stop. The functions that it calls are in the sections above it. Of these, read batches(),
-# learning_rate(), optimizer_step() and evaluate() first. You can leave with_checkpoint(), which
-# completes the options of a resumed run, noted_signals() and sum_bucket() for later.
+# learning_rate(), optimizer_step() and evaluate() first. Three long explanations can wait: those in
+# with_checkpoint() (the options of a resumed run), noted_signals() and sum_bucket().
 import ast
 import contextlib
 import copy
@@ -269,13 +269,15 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
-    # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
-    sequences = max(1, c.total_batch_size // (c.block_size * world_size))  # per process and step
+    # Count at least one sequence per process and step, so that the error below, if there is one,
+    # names the smallest batch that would do.
+    sequences = max(1, c.total_batch_size // (c.block_size * world_size))
     if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
         # batch size that divides both the sequences of a process and the preset's batch size.
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
+    # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
     if c.total_batch_size % micro_batch_tokens != 0 and not c.eval_only:
         raise ConfigError(
             f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
@@ -1282,21 +1284,21 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # `seconds` is added up in laps: from one reading of the loss to the next, without the time for
-    # evaluating, logging and saving. The current lap began after step lap_step, at the time
-    # `started`. (The first lap includes compiling.)
-    lap_step = first_step
-    started = time.perf_counter()
-
     # Guessing has a loss of log(vocab_size). A run whose validation loss is above twice that has
     # diverged. (Twice is our choice.) The initial weights may be even worse, and may take some
-    # steps to get better, so their loss is allowed, too. A new run learns it in the first pass of
+    # steps to get better, so their loss is allowed, too. A new run measures it in the first pass of
     # the loop, and a resumed run finds it in the log.
     largest_sane_loss = 2 * math.log(config.vocab_size)
     if resuming:
         for record in read_log(folder):
             if record["step"] == 0:
                 largest_sane_loss = max(largest_sane_loss, record.get("val_loss", 0.0))
+
+    # `seconds` is added up in laps: from one reading of the loss to the next, without the time for
+    # evaluating, logging and saving. The current lap began after step lap_step, at the time
+    # `started`. (The first lap includes compiling.)
+    lap_step = first_step
+    started = time.perf_counter()
 
     # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
     with noted_signals() as signals:
@@ -1333,13 +1335,11 @@ def run(config, watch, say):
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read the loss. The CPU waits here until the GPU has done all queued steps, so read
-            # only if a record is due.
-            reading = logging and step > first_step
-            # Read after the first step, too. It may include compiling, so it becomes a lap of its
-            # own, and the speed in the next record does not include it. (If no record is due after
-            # the first step, its loss is not logged.)
+            # only if a record is due, or after the first step. That step may include compiling, so
+            # it becomes a lap of its own, and the speed in the next record does not include it. (If
+            # no record is due after the first step, its loss is not logged.)
             after_first_step = step == first_step + 1
-            reading = reading or after_first_step
+            reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
                 # All steps of the lap are done now, on a GPU as well, so look at the clock.

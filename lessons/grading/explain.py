@@ -27,15 +27,15 @@ def listed(names, conjunction="and"):
 def direction(a, b):
     """Return ", too large" or a similar phrase if all of a lies to one side of b, else ""."""
     same_sign = a * b >= 0
-    sides = {
-        "too large": a > b,
-        "too small": a < b,
+    signed = {"too large": a > b, "too small": a < b}
+    in_size = {
         "too large in size": same_sign & (b != 0) & (a.abs() > b.abs()),
         "too small in size": same_sign & (a.abs() < b.abs()),
     }
+    sides = signed | in_size
     if (b < 0).any():
-        # -3 instead of -2 is too small, but a reader thinks of the size.
-        sides = dict(reversed(sides.items()))
+        # -3 in place of -2 is too small, but a reader thinks of the size. So try that first.
+        sides = in_size | signed
     for words, holds in sides.items():
         if holds.all():
             return f", {words}" if len(a) == 1 else f", all {words}"

@@ -257,6 +257,7 @@ def print_wrong(number, exercise, function, found, expected, wrong, sentences):
 
 
 def only_yes_or_no(found):
+    """Return True if all answers are True, False, 0 or 1. NaN is left to other sentences."""
     return all(((x == 0) | (x == 1) | x.isnan()).all() for parts in found.values() for x in parts)
 
 
@@ -271,12 +272,13 @@ def yes_or_no_sentences(wrong_places, questions, exercise, expected):
     """Return a sentence for each of the first two wrong answers, as far as the exercise has any."""
     if len(wrong_places) == questions > 2:
         return ["Every answer is the opposite of the right one: what does True stand for?"]
-    sentences, rest = [], 0
+    sentences, used, rest = [], set(), 0
     for label, place in wrong_places:
         sentence = exercise.about.get(label) or exercise.about.get(place)
-        if any(said.startswith(sentence or "?") for said in sentences):
+        if sentence in used:
             continue                            # it speaks of this answer, too
         if sentence and len(sentences) < 2:
+            used.add(sentence)
             if len(expected) > 1 and label not in exercise.about:
                 sentence += f" (Input: {label}.)"
             sentences.append(sentence)

@@ -1322,13 +1322,33 @@ def test_an_error_shows_the_students_line(capsys):
         (lambda x: x.abs().sum(), lambda x: 1 / 0, "divided by 0"),
         (lambda x: x.sum(), lambda x: statistics.stdev([1.0]), "has too few numbers"),
         (lambda x: (x.sum(), x.mean()), lambda x: x.mean(), "2 values are expected"),
+        (lambda x: (x, x + 1, x + 2), lambda x: (x + 2, x, x + 1), "right, but in another order"),
+        (lambda x: (x, x.half()), lambda x: (x.half(), x), "are exchanged, as their dtypes show"),
+        (lambda x: x, lambda x: [x, x + 1, x + 2], "you return 3: which of them is the answer"),
+        (lambda x: 100 * x.abs(), lambda x: 100 - 100 * x.abs(), "100 minus what is expected"),
+        (lambda x: x > 0, lambda x: x, "Return True or False, not the size of something"),
+        (lambda x: x, lambda x: x.mean, "x.mean() calls it"),
+        (lambda x: x, lambda x: lambda y: y, "norm(x) calls a function"),
     ],
 )
 def test_general_sentences(reference, answer, words, monkeypatch, capsys):
     """An answer that no known mistake explains gets a sentence all the same."""
-    parts = ("first", "second") if isinstance(reference(M), tuple) else ()
+    right = reference(M)
+    parts = ("first", "second", "third")[:len(right)] if isinstance(right, tuple) else ()
     said = ask(monkeypatch, reference, (M,), (torch.cat((2 * M, 0 * M[:1])),), parts=parts)
     assert words in said(answer, capsys)
+
+
+def test_a_mean_over_other_axes_is_named(monkeypatch, capsys):
+    said = ask(monkeypatch, lambda x: x.mean((0, 1)), (torch.rand(2, 3, 5),))
+    assert "runs over other axes than it should" in said(lambda x: x.mean(-1), capsys)
+
+
+def test_a_property_that_only_a_later_input_breaks_names_this_input(monkeypatch, capsys):
+    properties = {"Yours is not positive.": lambda y: (y > 0).all()}
+    said = ask(monkeypatch, lambda x: x.exp(), (M,), (M - 9,), properties=properties)
+    assert "Yours is not positive. (See the input: input 1.)" in said(lambda x: x + 4, capsys)
+    assert "Yours is not positive.\n" in said(lambda x: x - 4, capsys)
 
 
 def no_return(x):
