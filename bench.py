@@ -46,7 +46,7 @@ EVERY_ARCH = ",".join(COLORS)
 @dataclass
 class MemoryOptions:
     # Benchmark
-    archs: str = EVERY_ARCH     # archs to compare, the baseline first; ARCH+qk_norm adds QK norm
+    archs: str = EVERY_ARCH     # archs to compare; ARCH+qk_norm adds QK norm
     out_dir: str = "out/bench"  # folder for the results
 
 
@@ -71,22 +71,16 @@ class CurvesOptions:
     out_dir: str = "out/bench"  # folder for the picture
 
 
-class TrainingOptions(TrainConfig):
-    """The options of train.py that a benchmark accepts."""
-
-
 # A benchmark sets these options of train.py itself, or cannot use them. It accepts all others, but
 # some of those, such as --data and --log_interval, change nothing.
 NOT_HERE = {"arch", "qk_norm", "resume", "init_from", "eval_only", "max_steps", "eval_interval",
             "final_eval_tokens", "checkpoint_interval"}
-# parse_options() reads a class's options from __dataclass_fields__, so hide the others there.
-TrainingOptions.__dataclass_fields__ = {field.name: field for field in fields(TrainConfig)
-                                        if field.name not in NOT_HERE}
 
 
 def parse(words, description, options_class, command=""):
     """Parse a command line; return the benchmark's options and a dict of train.py's options."""
-    training = parse_options(words, description, options_class, TrainingOptions, command=command)
+    training = parse_options(words, description, options_class, TrainConfig, command=command,
+                             leave_out=NOT_HERE)
     own = {field.name: training.pop(field.name) for field in fields(options_class)
            if field.name in training}
     return options_class(**own), training
@@ -165,7 +159,7 @@ def make_step(config, process):
     return step
 
 
-def interleaved(jobs, rounds, warmup=3):
+def run_interleaved(jobs, rounds, warmup=3):
     """Call each job once per round, in random order; return {name: one dict per round}.
 
     If the machine slows down for a while, all jobs are affected alike.
@@ -192,7 +186,7 @@ def compare(benchmark, jobs, options, training, process):
 
     Each ratio is a job's ms/step (or tokens/s) divided by that of the first job in the same round.
     """
-    results = interleaved(jobs, options.rounds)
+    results = run_interleaved(jobs, options.rounds)
     rows = []
     for name, measured in results.items():
         values = pd.DataFrame(measured)
@@ -283,7 +277,7 @@ def storages(node):
     return {x.untyped_storage()._cdata: x for x in results}
 
 
-def run_fused(graph, example_inputs):
+def make_fused_runner(graph, example_inputs):
     """Return a function that allocates what a compiled graph would, and computes nothing.
 
     All operations between two matrix products are assumed to be one kernel. The tensors in memory
@@ -313,14 +307,17 @@ def run_fused(graph, example_inputs):
     for node in [*nodes, output]:
         reads[node] = set()
         for x in node.all_input_nodes:
-            reads[node] |= (exists & storages(x).keys()) or reads[x]
+            in_memory = exists & storages(x).keys()
+            reads[node] |= in_memory if in_memory else reads[x]
         if node is output or exists & storages(node).keys():
-            last_use |= dict.fromkeys(reads[node] | storages(node).keys(), node)
+            for key in reads[node] | storages(node).keys():
+                last_use[key] = node
 
     def run(arguments):
         memory = {}              # key -> a tensor with this storage
         for node, argument in zip(inputs, arguments):
-            memory |= dict.fromkeys(storages(node), argument)
+            for key in storages(node):
+                memory[key] = argument
         arguments.clear()
         for node in nodes:
             for key in (exists & storages(node).keys()) - memory.keys():
@@ -359,8 +356,8 @@ def as_compiled(modules, method):
     # combination of input shapes one of its own.
     @cache
     def compiled_for(*shapes):
-        return aot_function(call, run_fused, partition_fn=min_cut_rematerialization_partition,
-                            decompositions=select_decomp_table())
+        return aot_function(call, make_fused_runner, decompositions=select_decomp_table(),
+                            partition_fn=min_cut_rematerialization_partition)
 
     def run(module, *inputs):
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -382,7 +379,9 @@ def peak_bytes(model, config, batch_size):
         loss.backward()
         optimizer.step()
 
-    # The first step makes the gradients and Adam's moments, which exist from then on.
+    # The first step makes the gradients and Adam's moments, which exist from then on. (A run with
+    # one process and one micro-batch per step frees its gradients after each step, so it needs
+    # less.)
     step()
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
@@ -434,10 +433,10 @@ def memory(options, training):
         rows.append(row)
     print_table(rows)
     print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"
-          "weights, their bfloat16 copies, the gradients and Adam's moments need, and \"per\n"
-          "sequence\" is what each sequence of a small micro-batch adds. \"batch_size=N\" is the\n"
-          "total with N sequences. \"fits 24 GB\" is the largest power of two for batch_size with\n"
-          "which at least a tenth of a 24 GB card stays free.")
+          "weights, the gradients and Adam's moments need (with bfloat16 also copies of the\n"
+          "weights), and \"per sequence\" is what each sequence of a small micro-batch adds.\n"
+          "\"batch_size=N\" is the total with N sequences. \"fits 24 GB\" is the largest power of\n"
+          "two for batch_size with which at least a tenth of a 24 GB card stays free.")
     write_results("memory", options, training, results=rows)
 
 
@@ -472,9 +471,9 @@ def curves(options, folders):
     check(runs, "curves: no run to draw")
 
     for folder, records in runs.items():
-        numbers = {key for record in records for key, value in record.items()
-                   if isinstance(value, (int, float))}
-        check_choice("key", options.key, sorted(numbers), f" ({folder}/log.jsonl)")
+        numeric_keys = {key for record in records for key, value in record.items()
+                        if isinstance(value, (int, float))}
+        check_choice("key", options.key, sorted(numeric_keys), f" ({folder}/log.jsonl)")
         shown = [record for record in records if options.key in record]
         tokens = [record["tokens"] / 1e6 for record in shown]
         values = [record[options.key] for record in shown]
@@ -531,9 +530,9 @@ def main(argv):
     else:
         options, training = parse(words, benchmark.__doc__, options_class, f"{name} ")
         arguments = options, training
-    for name in ("rounds", "batch_size"):
-        if name in vars(options):
-            check_at_least(1, options, name)
+    for option in ("rounds", "batch_size"):
+        if option in vars(options):
+            check_at_least(1, options, option)
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     benchmark(*arguments)
 

@@ -105,9 +105,9 @@ def unit(x, dim=-1):
 def rope(x, cos, sin):
     """Return the rotary embedding (Su et al. 2021) of x (B, H, T, d_k).
 
-    The first r = rope_fraction * d_k channels of each head form the pairs (i, i + r/2), i < r/2.
-    Each pair is rotated by an angle that grows with the position. The other channels stay as they
-    are.
+    The first r = rope_fraction * d_k channels of each head (r is rounded down to an even number)
+    form the pairs (i, i + r/2), i < r/2. Each pair is rotated by an angle that grows with the
+    position. The other channels stay as they are.
     """
     n = cos.shape[-1]                                          # r/2; cos, sin: (T, r/2)
     a, b, rest = x.tensor_split((n, 2 * n), -1)                # (B, H, T, r/2) twice, the rest

@@ -10,7 +10,8 @@ A dataset is a folder data/<name>/ of shards in llm.c's format: *_val_000000.bin
 *_train_000001.bin, *_train_000002.bin and so on for training. meta.json is written last. If a
 preparation was stopped, the same command resumes it. fineweb10B-gpt2 and fineweb100B-gpt2 come in
 shards of 100M tokens: --tokens is rounded up to whole shards, and --subset, --val_tokens,
---shard_tokens and --seed do not change them (but a finished dataset refuses other values).
+--shard_tokens and --seed do not change them (but a folder with training shards refuses other
+values than those it was made with).
 """
 # The helpers for errors, options and files come first, because the other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
@@ -83,7 +84,10 @@ NANOGPT_NAMES = {
 
 
 def did_you_mean(word, names):
-    """Return "; did you mean NAME?" for the name most similar to a word, or "" if none is."""
+    """Return "; did you mean NAME?", or "" if no name is similar to the word.
+
+    NAME is what replaces the word if nanoGPT has an option of that name, else the most similar one.
+    """
     word = str(word).lower()
     if NANOGPT_NAMES.get(word) in names:
         word = NANOGPT_NAMES[word]
@@ -177,24 +181,24 @@ def read_comments(classes):
     return helps, headings
 
 
-def parse_options(argv, description, *classes, command=""):
+def parse_options(argv, description, *classes, command="", leave_out=()):
     """Return the options that a command line sets, as a dict of plain values.
 
-    The options are the fields of the dataclasses; if two classes have a field of the same name, the
-    first class wins. They are set by --name=value, --name value, or --name alone for true. --help
-    prints the options and exits; `command` precedes "[--name=value ...]" in its usage line. Raises
-    argparse.ArgumentError and ConfigError.
+    The options are the fields of the dataclasses without those in `leave_out`; if two classes have
+    a field of the same name, the first class wins. They are set by --name=value, --name value, or
+    --name alone for true. --help prints the options and exits; `command` precedes
+    "[--name=value ...]" in its usage line. Raises argparse.ArgumentError and ConfigError.
     """
     parser = argparse.ArgumentParser(
         usage=f"%(prog)s {command}[--name=value ...]", description=inspect.cleandoc(description),
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        epilog="[...] is an option's default. In train.py and bench.py, the preset of --size or "
-               "the arch's recipe may replace it. (...) says how a default is chosen.")
+        epilog="[...] is an option's default. In train.py and bench.py, the preset of --size, the "
+               "arch's recipe or the benchmark may replace it. (...) says how a default is chosen.")
     options, owners = {}, []
     for cls in reversed(classes):
-        options |= {field.name: field for field in fields(cls)}
+        options |= {field.name: field for field in fields(cls) if field.name not in leave_out}
         # Go from the most general class to the subclass, so that the subclass's comment wins. The
         # last entry of __mro__ is `object`.
         owners += reversed(cls.__mro__[:-1])
@@ -235,6 +239,8 @@ def explain_unknown(word, options):
         example = f"--{word}"
     elif "out_dir" in options:
         example = f"--out_dir={word}"
+    elif "source" in options:
+        example = f"--source={word}"
     return f"{word}: no such option; options are written as {example}"
 
 
@@ -298,7 +304,8 @@ def lock_folder(folder, message, wait=False):
     """Return a context manager that holds the lock of a folder.
 
     If another process has locked it, raise DataError with the message or, if `wait` is true, print
-    the message and wait.
+    the message and wait. Where the file system has no locks, print a warning, and return a context
+    manager that does nothing.
     """
     folder = Path(folder).resolve()
     check(folder.name, f"{folder}: choose a folder inside it")
@@ -339,7 +346,7 @@ TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")
 def get_tokenizer(name):
     """Return the tiktoken.Encoding of that name.
 
-    "bytes" has a token for each byte, and token 256 marks the end of a text.
+    "bytes" has a token for each byte, and token 256 marks the end of a text. Raises DataError.
     """
     if name == "bytes":
         # tiktoken asks for a pattern that cuts a text into pieces, within which it merges bytes.
@@ -451,34 +458,37 @@ class PrepareConfig:
 
 # ---- Sources: files ------------------------------------------------------------------------------
 
-# Chunks are at most this long, because tiktoken fails on a million spaces.
+# Chunks have at most about this many bytes, because tiktoken fails on a million spaces.
 CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
-            "unzstd), else convert it (iconv -t UTF-8)")
+            "unzstd), else convert it (for example iconv -f LATIN1 -t UTF-8)")
 
 
 def find_files(source, seed):
-    """Return a source's local files, shuffled by the seed. Files with equal contents count once."""
+    """Return a source's local files, shuffled by the seed. Files with equal contents count once.
+
+    Raises DataError if there is no such file, or no text in it.
+    """
     location, suffixes, left_out = Path(source), SUFFIXES, set()
     if source == "stdlib":
         # Leave the test folders out, which some installations do not have. (A few other files, such
         # as _sysconfigdata_*.py, still differ between installations of a Python version.)
         location, suffixes = Path(os.__file__).parent, (".py",)
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-    found = [location]
+    candidates = [location]
     if location.is_dir():
-        found = location.rglob("*")
+        candidates = location.rglob("*")
     elif not location.exists():
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link.
         with explain_errors(f"--source={source}: not a valid glob pattern"):
-            found = list(Path(location.anchor).glob(source.removeprefix(location.anchor)))
-        check(found, f"--source={source}: does not exist; expected a file, a folder, a glob, "
+            candidates = list(Path(location.anchor).glob(source.removeprefix(location.anchor)))
+        check(candidates, f"--source={source}: does not exist; expected a file, a folder, a glob, "
               f"or one of stdlib, {', '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
     by_hash, skipped = {}, []
-    for path in sorted(found):
+    for path in sorted(candidates):
         # Skip hidden files and folders, such as .ipynb_checkpoints with Jupyter's copies of files,
         # unless the source spells out their names.
         # `names` are the parts of the path below the source folder. If the source is a file or a
@@ -526,7 +536,10 @@ def read_rows(path):
 
 
 def open_documents(path):
-    """Yield each document of a file as a binary file: a row's text, or the whole file."""
+    """Yield each document of a file as a binary file: a row's text, or the whole file.
+
+    Raises DataError if a row has no text, or if the file looks like UTF-16.
+    """
     if path.suffix.lower() not in (".jsonl", ".parquet"):
         with path.open("rb") as file:
             # UTF-16 text has many zero bytes, and these are valid UTF-8 as well.
@@ -547,10 +560,11 @@ def open_documents(path):
 
 
 def cut(document, size, path):
-    """Yield a document in chunks of `size` to 2 * `size` bytes; the last one may be shorter.
+    """Yield a document in chunks of about `size` to 2 * `size` bytes; the last may be shorter.
 
-    Each chunk ends at a line break if possible. No character is cut, and a byte-order mark is
-    dropped. Raises DataError.
+    Each chunk ends at a line break if possible. No character is cut: one that begins at the end of
+    a chunk comes into the next. A byte-order mark is dropped. Raises DataError if the document is
+    not UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     try:
@@ -569,7 +583,7 @@ def read_files(paths, total, place=0):
 
     `place` says where to resume. Here it is the number of chunks that have been read. A document of
     more than 5% of the total bytes is cut into chunks of at most 0.5%, so that one long document
-    cannot carry the validation shard far beyond 5%.
+    cannot carry the validation shard far beyond 5%. Raises DataError if a file is not text.
     """
     number = 0
     for path in paths:
@@ -579,7 +593,7 @@ def read_files(paths, total, place=0):
             longest = min(CHUNK_BYTES, total // 20)
             if n_bytes > total // 20:
                 longest = min(CHUNK_BYTES, total // 200)
-            size = max(1, longest // 2)  # cut() yields chunks of up to 2 * size bytes
+            size = max(1, longest // 2)  # cut() yields chunks of up to about 2 * size bytes
             begins = True
             for chunk in cut(document, size, path):
                 number += 1
@@ -594,7 +608,7 @@ def stream_fineweb(subset, place):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
     `place` says where to resume. Here it is the state of the stream before a row, and how many of
-    the row's chunks have been read.
+    the row's chunks have been read. Raises DataError if the stream fails.
     """
     import datasets
     state, n_done = place or (None, 0)
@@ -635,7 +649,7 @@ def fetch_shards(folder, options):
 PROGRESS = "progress.json"  # an unfinished dataset's sources and settings, and where to resume
 
 
-def describe(options, paths):
+def dataset_settings(options, paths):
     """Return a dataset's sources and settings, as meta.json keeps them."""
     settings = asdict(options)
     del settings["data_dir"]
@@ -729,7 +743,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
             chunk = next(encoded, None)
             if chunk is None:
                 break
-            tokens, chunk_bytes, progress["place"] = chunk
+            tokens, chunk_bytes, place = chunk
+            progress["place"] = place
             parts.append(tokens)
             n_tokens += len(tokens)
             n_bytes += chunk_bytes
@@ -780,7 +795,7 @@ def prepare(source="stdlib", **options):
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
     paths = [] if options.source in FINEWEB else find_files(options.source, options.seed)
-    settings = describe(options, paths)
+    settings = dataset_settings(options, paths)
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
         folder.mkdir(exist_ok=True)
         progress = load_progress(folder, settings)
@@ -795,8 +810,8 @@ def prepare(source="stdlib", **options):
     n_train, n_val = meta["train_tokens"], meta["val_tokens"]
     print(f"{folder}: {n_train:,} tokens to train on, {n_val:,} to validate on")
     if min(n_train, n_val) <= GPTConfig.block_size:
-        print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; "
-              "give more text, or set a smaller --block_size for train.py")
+        print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; give more "
+              "text or a larger --val_tokens, or set a smaller --block_size for train.py")
     return folder
 
 

@@ -1728,15 +1728,15 @@ def test_a_signal_ends_a_run_and_what_it_saved_resumes_bit_by_bit(
         if step == 3:
             signal.raise_signal(number)
             assert signal.getsignal(number) is usual   # a second one ends it
-    handlers = signal.getsignal(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)   # nohup, which may run this test, has it ignored
-    usual = signal.getsignal(number)
+    # nohup ignores SIGHUP, and a shell's & ignores SIGINT, so handle the signal as usual.
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)
     whole, parts = [tiny(**options, out_dir=f"{tmp_path}/{name}") for name in "ab"]
     log = train(whole)
     assert signal.getsignal(number) is usual
     with pytest.raises(error) as stopped:
         train(parts, watch=stop)
-    signal.signal(signal.SIGHUP, handlers)
+    signal.signal(number, before)
     if error is SystemExit:
         assert stopped.value.code == 128 + number
     assert checkpoint(parts)["step"] == 3

@@ -269,8 +269,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
-    # Count at least one sequence per process and step, so that the error below, if there is one,
-    # names the smallest batch that would do.
+    # Count at least one sequence per process and step: gcd(0, n) below would be n.
     sequences = max(1, c.total_batch_size // (c.block_size * world_size))
     if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
@@ -608,9 +607,10 @@ def sum_bucket(state, bucket):
     default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
-    The loss is divided that early because of PowerNorm. Its backward pass (PowerScale in model.py)
-    computes the mean of (g - nu xhat) xhat, by which nu is updated, before DistributedDataParallel
-    reduces anything. There the gradient g must have its final scale already, because nu xhat has.
+    The loss is divided that early because of PowerNorm. Its nu is a running mean of gradients from
+    inside the backward pass, where DistributedDataParallel has not reduced anything yet. If these
+    were gradients of each rank's own mean loss, nu would be larger by a factor of the number of
+    ranks, and a run that is resumed with another number of ranks would start with a wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -830,11 +830,11 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
-    # be more steps, so that the run would be in its warmup again.) For example, a warmup over 20%
-    # of 1,000 steps becomes one over 10% of 2,000. Setting --warmup_ratio again changes nothing if
-    # it repeats one of two earlier ratios: the one that was set before (here 20%), or the one that
-    # the last checkpoint was saved with (10%, if it is of the longer run). So both earlier commands
-    # can be repeated.
+    # be more steps, so that the run would be in its warmup again.) For example, a run is started
+    # with --max_steps=1000 --warmup_ratio=0.2, so its warmup takes 200 steps. If it is resumed with
+    # --max_steps=2000, its ratio becomes 0.1, and the warmup still takes 200 steps. The user may
+    # repeat --warmup_ratio=0.2 in the second command, or set 0.1, which the checkpoints of the
+    # longer run say: neither changes the warmup. Any other ratio does.
     ratio_now = config.options.get("warmup_ratio")
     set_before, saved_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
     if own_checkpoint and (ratio_now is None or ratio_now in (set_before, saved_before)):
