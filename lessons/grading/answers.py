@@ -9,6 +9,7 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -70,6 +71,7 @@ def answers(function, exercise):
             if is_stub:
                 raise
             error.line = line_of(function, error)
+            error.in_given_function = arose_in_given_function(error)
             found[label] = error
         overwritten |= {i for i, x in enumerate(copies) if not unchanged(x, inputs[i])}
     return found, overwritten
@@ -94,6 +96,16 @@ def line_of(function, error):
         if frame.f_globals is own and source:
             words = f", line {number}: {source}"
     return words
+
+
+def arose_in_given_function(error):
+    """Return True if an exception arose in one of the functions of the exercises' files.
+
+    The student's function was given such a function as an argument, or by an earlier exercise.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    path = Path(frames[-1].f_code.co_filename)
+    return path.parent == Path(__file__).parent and path.name.startswith("exercises_")
 
 
 # ---- One form for what a function returns --------------------------------------------------------

@@ -41,6 +41,8 @@ def error_sentences(error, names):
     are the names that the function's code uses.
     """
     words = str(error)
+    if getattr(error, "in_given_function", False):
+        return ["The error arises inside a function that you were given. What do you pass to it?"]
     sentence = (returned_nothing(error) or returned_no_number(words)
                 or values_with_indices(error, words)
                 or wrong_kind(words, error.line) or wrong_shape(words, names)

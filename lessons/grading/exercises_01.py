@@ -147,6 +147,10 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
     "On paper E[x^2] - mean^2 is the variance. But in float32 two numbers near 10^8 no longer hold "
     "the digits of their difference: subtract the mean first, then square.":
         by_mean_of_squares,
+    "Your variance is the mean of x^2. It should be the mean of (x - mean)^2.":
+        lambda x, eps: centred(x) / root_of(x.square().mean(-1, keepdim=True), eps),
+    "All your rows share one variance. Each row has its own: set dim there, too.":
+        lambda x, eps: centred(x) / root_of(centred(x).square().mean(), eps),
 }, without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm",
             "batch_norm"))
 
@@ -207,6 +211,12 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
         partial(rms_norm, centred=True),
     "You add eps outside the root. Add it to the mean square, before you take the root.":
         partial(rms_norm, eps_at="behind"),
+    "You add eps to the sum of the squares, so only eps / n of it reaches their mean. Add it to "
+    "the mean.":
+        lambda x, eps: x / ((x.square().sum(-1, keepdim=True) + eps) / x.shape[-1]).sqrt(),
+    "You take the root of each square, and then their mean, which is the mean absolute value. Take "
+    "the mean of the squares first, and then the root.":
+        lambda x, eps: x / (x.square() + eps).sqrt().mean(-1, keepdim=True),
     "You add eps to the entries of x before you square them. Add it to their mean square.":
         lambda x, eps: x / (x + eps).square().mean(-1, keepdim=True).sqrt(),
     "eps is missing: without it, a row of zeros gives 0/0.":
@@ -459,6 +469,13 @@ def weight_at_the_end(g, x, weight, eps):
     return weight * dx, dweight, dbias
 
 
+def gain_in_last_term(g, x, weight, eps):
+    y, root = standardize(x, eps)
+    u, out = g * weight, y * weight
+    dx = (u - u.mean(-1, keepdim=True) - out * (u * out).mean(-1, keepdim=True)) / root
+    return dx, (g * y).sum(0), g.sum(0)
+
+
 BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
                     parts=("dx", "dweight", "dbias"), misconceptions={
     "You treat s as a constant, but it depends on x: y times a row mean is missing.":
@@ -470,6 +487,9 @@ BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
     "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it "
     "comes first: take the two row means of g times weight.":
         weight_at_the_end,
+    "dx: your last term contains the output with its gain, weight * y. It should contain y, which "
+    "is what the norm gives before the gain.":
+        gain_in_last_term,
     "The gain multiplies the normalized x, so its gradient is a sum of g * y, not of g * x.":
         lambda dx, g, x, dbias: (dx, (g * x).sum(0), dbias),
     "The gain multiplies y, not x - mean, so its gradient is a sum of g * y.":
@@ -572,8 +592,8 @@ STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("ru
     "Under rule b the later contributions do not have length 1: each is as long as the sum so "
     "far, and so doubles the expected square.":
         lambda right: (right[0], right[0]),
-    "The second number is the expected square: its root is missing. (Or did you add lengths? For "
-    "independent directions the squares add up.)":
+    "Is the root of your second number missing, or did you add lengths? For independent directions "
+    "the squares of the lengths add up.":
         lambda count, right: (right[0], 2 ** (count - 1)),
 })
 
@@ -623,6 +643,9 @@ SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions={
         partial(skip_gain, factors=lambda r: 1 / (1 + r)),
     "You have 1 + r under the root. The squared length of h is 1, and that of the branch is r^2.":
         partial(skip_gain, factors=lambda r: 1 / (1 + r).sqrt()),
+    "You have 1 + r above the root. The gradient through the branch is not asked for: on the skip "
+    "path h keeps its factor of 1.":
+        partial(skip_gain, factors=lambda r: (1 + r) / (1 + r * r).sqrt()),
     "Those are the factors of the single sublayers. On its way to the input of sublayer i the "
     "gradient passes through more of them.":
         own_factors,
@@ -711,6 +734,9 @@ FOR_RMS = Exercise(reference=for_rms, inputs=weight_inputs, misconceptions={
         partial(for_rms, tables=()),
     "Learned positions are part of h: what wpe writes needs mean 0, too.":
         partial(for_rms, tables=("wte",)),
+    "lm_head reads the output of norm_f, so the gain of norm_f moves into it. You leave lm_head as "
+    "it is.":
+        lambda name, weight, right: weight if name == "lm_head.weight" else right,
     "A bias of w_o or w_down is added to h: it needs mean 0, too.":
         partial(for_rms, bias=False),
 })
@@ -830,8 +856,8 @@ PROPERTIES = {
         "dweight and dbias have one entry per channel: along which axis do you sum over the rows?":
             lambda y, weight: y[1].shape == y[2].shape == weight.shape,
         "dx: adding a constant to a row of x changes nothing, so each row of dx sums to 0. Yours "
-        "do not: look at the plain row mean, its sign, and whether g is multiplied by weight in "
-        "it.":
+        "do not: is g multiplied by weight in the plain row mean, is its sign right, and has what "
+        "you multiply the other mean by a mean of 0?":
             lambda y: near(y[0].sum(-1), 0),
         "dx: stretching a row around its mean changes nothing, apart from eps, so dx times (x - "
         "mean) sums to 0. Yours does not: look at the term that contains y twice. Is it y, is g "
@@ -868,14 +894,14 @@ PROPERTIES = {
     "1.11": {
         "Branches of length 0 leave the gradient as it is. In yours they do not.":
             lambda y, r: r.any() or near(y, 1),
+        "A norm after the sum makes the gradient on the skip path smaller, never larger.":
+            lambda y: y.max() <= 1.001,
         "The earlier a sublayer, the more factors below 1 it collects. Yours do not fall towards "
         "the front.":
             lambda y: (y.diff() > -1e-6).all(),
         "The last entry has one factor: 1 over the length of h + f(h) for directions at right "
         "angles. Yours is different.":
             lambda y, r: near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
-        "A norm after the sum makes the gradient on the skip path smaller, never larger.":
-            lambda y: y.max() <= 1.001,
         "Entry 0 has one factor more than entry 1: that of sublayer 0. In yours the two differ by "
         "something else.":
             lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)},

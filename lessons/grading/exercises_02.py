@@ -69,6 +69,8 @@ MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
         lambda x: x.mean(ALL) ** 2,
     "That is torch's variance: it subtracts the mean, and divides by one less than the count.":
         lambda x: x.var(ALL),
+    "You divide by one less than the number of tokens. A mean divides by the number itself.":
+        lambda x: (x * x).sum(ALL) / (x[..., 0].numel() - 1),
     "That is the sum over all tokens. Divide it by the number of tokens.":
         lambda x: (x * x).sum(ALL),
 })
@@ -115,6 +117,8 @@ FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
         partial(forward, eps_at="nowhere"),
     "That is RMSNorm: it divides each token by a number of its own. Here each channel has one.":
         partial(forward, own=of_each_token),
+    "You divide all channels by one number. psi2 has one for each channel: do not average them.":
+        lambda x, psi2, weight, eps: weight * x / (psi2.mean() + eps).sqrt(),
     "The gain multiplies; you divide by it.":
         lambda x, psi2, weight, eps: x / (weight * (psi2 + eps).sqrt()),
     "You multiply by psi. A large channel should become smaller.":
@@ -328,8 +332,8 @@ def another(token):
     return token + torch.linspace(1, 2, token.shape[-1])
 
 
-def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, over=torch.amax,
-          looked_at=slice(None)):
+def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, and_earlier=False,
+          over=torch.amax, looked_at=slice(None)):
     """Return (T, T): does the output at s (the row) change with the token at t (the column)?"""
     y = norm(x)
     columns = []
@@ -337,6 +341,8 @@ def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, ov
         changed = slice(t, t + 1)
         if and_later:
             changed = slice(t, None)
+        if and_earlier:
+            changed = slice(0, t + 1)
         other = x.clone()
         other[sequences, changed] = change(x[sequences, changed])
         moved = (norm(other) - y)[looked_at].abs()
@@ -383,6 +389,9 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
         lambda right: right.triu(1),
     "You change token t and all that follow it. Change token t only.":
         partial(reach, and_later=True),
+    "In each round the tokens that you changed in earlier rounds are still changed. Begin each "
+    "round with a new copy of x, and change token t only.":
+        partial(reach, and_earlier=True),
     "That is how it should be. Find out how it is: change a token, and compare the outputs.":
         lambda right: torch.ones_like(right).tril(),
     "You return False everywhere, but a token's own output must change with it. Do you compare the "
@@ -454,8 +463,8 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
     "You subtract mean(g), too. BatchNorm needs that, because it subtracts a mean; PowerNorm does "
     "not.":
         partial(exact, centred=True),
-    "The second term has xhat in both places. In yours one of them is still x, not divided by "
-    "psi.":
+    "Your second term is divided by psi once too few. Is one of its two xhat still x, or does the "
+    "last division by psi apply to g alone?":
         one_hat,
     "The forward pass has eps under the root, so psi and xhat need it here, too.":
         lambda x, g: exact(x, g, 0.0),
@@ -545,6 +554,13 @@ def next_nu(nu, x, g, psi2, eps, decay, *, growth=lambda x, psi2, eps: moment(x)
     return left * nu + (1 - decay) * lam
 
 
+def one_step_for_each_token(nu, x, g, psi2, eps, decay):
+    xhat = x / (psi2 + eps).sqrt()
+    for one_hat, one_g in zip(xhat.flatten(0, 1), g.flatten(0, 1)):
+        nu = nu + (1 - decay) * (one_g - nu * one_hat) * one_hat
+    return nu
+
+
 NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
     "You use the mean square of x. Use that of xhat: it says how much larger this batch is than "
     "the memory.":
@@ -568,6 +584,9 @@ NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
     "Your step is twice as large as it should be: what becomes of the 1/2 in the loss when you "
     "differentiate?":
         lambda nu, right: 2 * right - nu,
+    "You take one step for each token. Take one step for the batch, with means over all its "
+    "tokens.":
+        one_step_for_each_token,
     "You multiply the old nu by decay. A gradient step keeps it whole, and subtracts only the "
     "learning rate times the derivative.":
         lambda nu, right, decay: right - (1 - decay) * nu,

@@ -153,6 +153,9 @@ FFN = Exercise(                                             # both forms of GELU
         all_behind_w_down,
     "You normalize the input of the activation. The task puts the LayerNorm after GELU.":
         norm_before_gelu,
+    "Your shift is multiplied by gamma, too. gamma multiplies the normalized values only, and beta "
+    "is added after that.":
+        lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, gamma, gamma * beta),
     "You do not subtract the mean: that is RMSNorm. After GELU the mean is far from 0.":
         partial(ffn_branch, norm=rms),
     "Almost: the variance of a LayerNorm divides by f, not by f - 1.":
@@ -215,6 +218,9 @@ ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconcept
         lambda layers, d, heads: added(layers, d, heads, False),
     "You always count the shift. Without bias a LayerNorm has only its gain.":
         lambda layers, d, heads: added(layers, d, heads, True),
+    "With bias yours is right. Without bias you return one number per layer: how much of your sum "
+    "belongs to the `else`? Put the choice in brackets.":
+        lambda layers, d, heads, bias: added(layers, d, heads, True) if bias else layers,
     "The second LayerNorm stands in the hidden layer. How wide is the hidden layer?":
         partial(added, norms=(1, 1)),
     "You count both LayerNorms correctly, but HeadScale has parameters, too.":
@@ -345,6 +351,8 @@ GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
     "dgamma: that is the gradient of a shift. gamma multiplies xhat, and your result does not "
     "contain xhat.":
         lambda dw_down, g, w_down, dxhat: (dw_down, (g @ w_down).sum(0), dxhat),
+    "dgamma: you multiply two sums over the tokens. Multiply for each token, and then add up.":
+        lambda dw_down, xhat, w_down, g, dxhat: (dw_down, xhat.sum(0) * (g @ w_down).sum(0), dxhat),
     "dxhat: gamma stands between xhat and w_down, so it has to be in the gradient.":
         lambda dw_down, dgamma, g, w_down: (dw_down, dgamma, g @ w_down),
 }, without=AUTOGRAD)
@@ -519,6 +527,10 @@ DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
     "Your first number describes the test and does not depend on the step. What is the learning "
     "rate at that step?":
         lambda test, right: (NUMBERS[test], right[1]),
+    "You treat both tests alike, with the slope of Figure 5's. Which two texts can `test` be?":
+        lambda step: death("Fig. 5", step),
+    "You treat both tests alike, with the slope of section 9.1's. Which two texts can `test` be?":
+        lambda step: death("9.1", step),
     "You have exchanged the slopes of the two tests.":
         lambda test, step: death(OTHER[test], step),
     "Your learning rate is the step divided by the slope. It grows by the slope at each step, so "
@@ -587,6 +599,9 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
         partial(stream_share, ffn=lambda layers, d: ffn_variance(layers, d) / 4),
     "In the FFN branch you use 0.02 / sqrt(2L) as a variance. It is a standard deviation.":
         partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 / math.sqrt(2 * layers)),
+    "In the variance of W_2's entries you square only the 0.02. Square 0.02 / sqrt(2L) as a "
+    "whole.":
+        partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2 / math.sqrt(2 * layers)),
     "You count each of a layer's two branches twice.":
         partial(stream_share, times=2),
     "You forget that w_down is initialized with a smaller standard deviation than the other "
@@ -647,10 +662,11 @@ def block_inputs(generator):
     yield "lambda_resid 1", randn(generator, 2, 5, 4), attention, p
 
     h = randn(generator, 2, 5, 4)
-    without_attention = {**p, "w_o": torch.zeros(4, 4)}
+    other_scale = 1 + 0.5 * randn(generator, 4)
+    without_attention = {**p, "w_o": torch.zeros(4, 4), "resid_scale": other_scale}
     yield "w_o of zeros: the feed-forward branch alone", h, attention, without_attention
     h = randn(generator, 2, 5, 4)
-    without_ffn = {**p, "w_down": torch.zeros(4, 16)}
+    without_ffn = {**p, "w_down": torch.zeros(4, 16), "resid_scale": other_scale}
     yield "w_down of zeros: attention alone", h, attention, without_ffn
     h = 0.01 * randn(generator, 2, 5, 4)
     small = {**p, "w_o": 0.01 * p["w_o"], "w_up": 0.01 * p["w_up"]}
@@ -729,6 +745,10 @@ def post_ln(h, attention, p):
 
 def second_sum_from_input(h, attention, p):
     return block(h, attention, p, last=lambda a, m, p: p["resid_scale"] * h + m)
+
+
+def only_the_input_scaled(h, attention, p):
+    return block(h, attention, p, last=lambda a, m, p: p["resid_scale"] * h + (a - h) + m)
 
 
 def parallel(h, attention, p):
@@ -821,6 +841,11 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
         partial(block_with_eps, eps=1e-2),
     "The second sum adds to the block's input h. It should add to the result of the first sum.":
         second_sum_from_input,
+    "resid_scale multiplies only h in your second sum. It should multiply the whole result of the "
+    "first sum, with what attention added.":
+        only_the_input_scaled,
+    "The LayerNorm in your FFN has a shift, too. The norms of this block have gains only.":
+        partial(block, hidden=lambda u, p: hidden_layer(u, p) + 1),
     "Attention's output is not multiplied by w_o.":
         partial(block, attn=lambda y, p: standard(y) * p["norm_attn"]),
 })
@@ -851,8 +876,8 @@ PROPERTIES = {
         "Your number is not a multiple of the number of layers, but every layer adds equally many "
         "parameters, and nothing is added outside of the layers.":
             multiple_of_layers,
-        "Even without bias yours is wrong. For one layer, write down how many numbers each of the "
-        "three operations has.":
+        "Without bias yours is wrong. For one layer, write down how many numbers each of the three "
+        "operations has then.":
             lambda y, right, bias: bias or near(y, right),
         "Without bias yours is right. Which of the three operations have a shift, and how wide is "
         "it?":
@@ -928,8 +953,8 @@ PROPERTIES = {
         "With w_down of zeros, where the FFN branch adds nothing, yours is wrong: check norm1, "
         "HeadScale, how the heads are joined, w_o, norm_attn and resid_scale.":
             lambda y, right, p: p["w_down"].any() or near(y, right, 5e-3),
-        "Each of the two branches alone is right. Does the second one read the stream after the "
-        "first sum?":
+        "Each of the two branches alone is right. Does the second one read the result of the first "
+        "sum, and is its output added to that?":
             never},
 }
 

@@ -200,6 +200,12 @@ def a_if_any_is_equal(a, b, alpha):
     return eq_6(a, b, alpha)
 
 
+def chord_if_any_is_equal(a, b, alpha):
+    if (angle(a, b) < 1e-3).any():
+        return chord(a, b, alpha)
+    return eq_6(a, b, alpha)
+
+
 SLERP = Exercise(                                   # the tolerance lets clamped angles pass, too
     reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconceptions={
     "Rounding can make a cosine slightly larger than 1, and arccos of that is NaN. Limit the "
@@ -229,6 +235,11 @@ SLERP = Exercise(                                   # the tolerance lets clamped
     "As soon as one pair of a batch is equal you return a for all of them. Decide for each pair "
     "by itself.":
         a_if_any_is_equal,
+    "As soon as one pair of a batch is equal you return points on the chord for all of them. "
+    "Decide for each pair by itself.":
+        chord_if_any_is_equal,
+    "You limit the cosine at 0 from below. But it is negative where the angle exceeds 90 degrees.":
+        partial(eq_6, theta=lambda a, b: along(a, b).clamp(0, 0.99999).arccos()),
     "You return b itself where the angle is small. Only where sin(theta) is 0 does eq. 6 need "
     "another answer.":
         lambda a, b, alpha: torch.where(angle(a, b) < 0.1, b, eq_6(a, b, alpha)),
@@ -294,6 +305,10 @@ RIEMANN = Exercise(reference=riemann_step, inputs=riemann_inputs, misconceptions
     "You walk along the arc, by the length of the step. Eq. 29 walks straight, and then Norm "
     "brings h back.":
         along_the_arc,
+    "You walk along the arc before Norm acts. Eq. 29 takes a straight step.":
+        lambda h, y, alpha: unit_rows(along_the_arc(h, y, alpha)),
+    "Your step still has a part along h: do you add that part once more instead of subtracting it?":
+        lambda h, y, alpha: moved(h, alpha * (y - h - (1 - along(h, y)) * h)),
     "You project once more, after alpha. That would be a strict Riemannian step, but eq. 29 does "
     "not do it.":
         projected_twice,
@@ -378,6 +393,9 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
         lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
     "s_qk multiplies both q and k, so it enters the product twice.":
         lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
+    "d_k ** 1 / 4 is a quarter of d_k, because ** comes before /. The fourth root is "
+    "d_k ** (1 / 4).":
+        lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k / 4),
     "You divide by the variance. A factor changes the variance by its square, so divide by the "
     "standard deviation.":
         lambda d_k: (1 / d_k, d_k, d_k ** 0.5),
@@ -408,11 +426,11 @@ def matrix_inputs(generator):
     yield "the matrices of d = 3", *random_matrices(generator, 3)
 
 
-def unit_matrices(w_qkv, w_o, w_up, w_down, *, axes=(1, 0, 1, 0)):
+def unit_matrices(w_qkv, w_o, w_up, w_down, *, axes=(1, 0, 1, 0), power=0.5):
     """axes: of each matrix the axis of h's channels."""
     found = []
     for w, axis in zip((w_qkv, w_o, w_up, w_down), axes):
-        length = w.square().sum(axis, keepdim=True).sqrt()
+        length = w.square().sum(axis, keepdim=True) ** power
         found.append(w / length)
     return tuple(found)
 
@@ -434,6 +452,8 @@ MATRICES = Exercise(reference=unit_matrices, inputs=matrix_inputs,
     "You divide each matrix by one number. Each vector along the axis should get length 1 by "
     "itself.":
         lambda *weights: tuple(w / w.norm() for w in weights),
+    "You divide by the sum of the squares. A length is the root of that.":
+        partial(unit_matrices, power=1.0),
 })
 
 
@@ -630,6 +650,8 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
         lambda model, tokens, context, last: late_loss(model, tokens, context - 1, last),
     "That is the sum of the losses. Their mean is asked for.":
         lambda tokens, last, right: right * len(tokens) * last,
+    "You use the last row only. Do you flatten rows and positions before you keep the last ones?":
+        lambda model, tokens, context, last: late_loss(model, tokens[-1:], context, last),
     "You use the first row only.":
         lambda model, tokens, context, last: late_loss(model, tokens[:1], context, last),
     "In yours each target has a window of its own. Here all targets of a row share one window: the "
@@ -679,9 +701,12 @@ def turned_normed_scaled(x, s, cos, sin):
 
 
 def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=turned_normed_scaled,
-              k_scaled=True, power=0.5, hidden_from=1, nan=math.nan, merged=side_by_side):
+              k_scaled=True, v_normed=False, power=0.5, hidden_from=1, hidden_score=-math.inf,
+              nan=math.nan, merged=side_by_side):
     """power: of d_k in the scores' factor; nan: what a softmax over nothing gives."""
     q, k, v = [cut(x, n_head) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1)]
+    if v_normed:
+        v = unit_rows(v)
     d_k = q.shape[-1]
     s_q = p["s_qk"].view(n_head, 1, d_k)
     s_k = s_q
@@ -689,7 +714,7 @@ def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=tur
         s_k = torch.ones_like(s_q)
     q = prepared(q, s_q, cos, sin)
     k = prepared(k, s_k, cos, sin)
-    y = attend(q, k, v, d_k ** power, hidden_from).nan_to_num(nan)
+    y = attend(q, k, v, d_k ** power, hidden_from, hidden_score).nan_to_num(nan)
     return merged(y) @ p["w_o"].T
 
 
@@ -697,11 +722,12 @@ BOTH = ("alpha_a", "alpha_m")                       # attention's step and the M
 
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,
-               parallel=False, second_from="after", halves_exchanged=False, gate_scaled=True,
+               parallel=False, second_from="after", halves_exchanged=False, gate_width=1,
                silu_of_u=False, without=None, **of_attention):
     """normed: the steps whose branch is normed; retracted: those that end in a norm; second_from:
-    where the MLP's step starts, "after" attention's or at "h"; without: a scale that does not
-    enter; of_attention: keywords of attention."""
+    where the MLP's step starts, "after" attention's or at "h"; gate_width: of the vector whose
+    width's root is the gate's factor, in units of d (None: no factor); without: a scale that does
+    not enter; of_attention: keywords of attention."""
     if without:
         p = {**p, without: torch.ones_like(p[without])}
 
@@ -725,8 +751,8 @@ def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=
         u, z = z, u
     u = u * p["s_u"]
     z = z * p["s_v"]
-    if gate_scaled:
-        z = z * math.sqrt(h.shape[-1])
+    if gate_width:
+        z = z * math.sqrt(gate_width * h.shape[-1])
     if silu_of_u:
         u, z = z, u
     start = after
@@ -792,7 +818,15 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
     "With a negative alpha your step walks away from the proposal. Take the absolute value.":
         partial(ngpt_block, absolute=False),
     "Your gate's argument is still a cosine: see eq. 21.":
-        partial(ngpt_block, gate_scaled=False),
+        partial(ngpt_block, gate_width=None),
+    "The factor of your gate is sqrt(4d). It should be sqrt(d), where d is the number of h's "
+    "channels (eq. 21).":
+        partial(ngpt_block, gate_width=4),
+    "You normalize v as well. In nGPT only q and k are normalized.":
+        partial(ngpt_block, v_normed=True),
+    "The scores that your mask hides are 0, and a score of 0 still gets some weight. They should "
+    "be -inf.":
+        partial(ngpt_block, hidden_score=0.0),
     "SiLU is applied to u. The first 4d rows of w_up are u's, then the gate's.":
         partial(ngpt_block, silu_of_u=True),
     "Your MLP reads the h from before attention's step. It should read the h after it.":
@@ -831,8 +865,8 @@ def query_inputs(generator):
 
 
 def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=False, of=torch.mean,
-                      eps=1e-6):
-    """axes: those of the mean square."""
+                      eps=1e-6, turned_only=False):
+    """axes: those of the mean square. turned_only: it covers only channels that rope turns."""
     if axes is None:
         axes = (-1,)
         if gain.dim() == 2:
@@ -843,7 +877,10 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=Fals
     def norm(x):
         if centred:
             x = x - x.mean(axes, keepdim=True)
-        square = of(x * x, axes, keepdim=True)
+        squares = x * x
+        if turned_only:
+            squares = squares[..., :2 * cos.shape[-1]]
+        square = of(squares, axes, keepdim=True)
         return x / (square + eps).sqrt() * gain
 
     if before_rope:
@@ -853,6 +890,11 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=Fals
 
 def other_order(q, gain, cos, sin, before_rope):
     return normed_and_turned(q, gain, cos, sin, not before_rope)
+
+
+def over_tokens_too(q, gain, cos, sin, before_rope):
+    axes = (1, 2, 3) if gain.dim() == 2 else (-1,)
+    return normed_and_turned(q, gain, cos, sin, before_rope, axes=axes)
 
 
 def without_gain(q, gain, cos, sin, before_rope):
@@ -878,6 +920,10 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     "Your mean square runs over the tokens as well, so later tokens change earlier ones. Keep the "
     "axis T.":
         partial(normed_and_turned, axes=(2, -1)),
+    "With a gain (H, d_k) your mean square runs over the tokens, too. Keep the axis T.":
+        over_tokens_too,
+    "Your mean square covers only the channels that rope turns. The norm covers all of them.":
+        partial(normed_and_turned, turned_only=True),
     "You subtract a mean, as LayerNorm does. RMSNorm does not.":
         partial(normed_and_turned, centred=True),
     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
@@ -954,7 +1000,8 @@ GAIN_ABOUT = {
     "a a b b c c d d, four pairs":
         "a a b b ...: which channel is turned together with channel 0?",
     "a b c d a b c nearly-d, four pairs":
-        "Nearly equal is not equal. How much difference do you allow?",
+        "a b c d a b c nearly-d: nearly equal is not equal. Do you compare the last pair, and do "
+        "you allow a difference?",
     "a b c d, no pair":
         "Without a pair rope turns nothing. Can the order matter then?",
     "a a a a a b c d, one pair":
@@ -976,6 +1023,8 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
         halves_equal,
     "You also compare channels that rope does not turn. They may have any gain.":
         rest_equal_too,
+    "You compare only the first pair. Does a `return` stand inside the loop?":
+        lambda gain, pairs: bool(pairs == 0 or gain[0] == gain[pairs]),
 })
 
 
@@ -1012,7 +1061,7 @@ def as_far_as_the_tangent_step(there, h, y, alpha):
         return True
     squared_tangent = along(there, h) ** -2 - 1         # of the angle between h and y
     squared_sine = 1 - along(h, y) ** 2
-    return near(squared_tangent, alpha ** 2 * squared_sine, 0.01)
+    return near(squared_tangent, alpha ** 2 * squared_sine, 1e-4)
 
 
 def is_small(q):
@@ -1025,7 +1074,8 @@ PROPERTIES = {
             lambda y, a, b: y.shape == (len(a), len(b)),
         "A cosine lies between -1 and 1. Some of yours do not.":
             lambda y: y.abs().max() < 1.001,
-        "Even with one row each, what you return is not the cosine.":
+        "Even with one row each, what you return is not the cosine. (If it is a little too small, "
+        "what do you add to the lengths?)":
             lambda y, right, a: len(a) != 1 or near(y, right),
         "A row of zeros has no direction. The exercise asks for 0 there.":
             lambda y, a: a[-1].any() or near(y[-1], 0),
@@ -1088,7 +1138,8 @@ PROPERTIES = {
         "The second: a cosine in d_k dimensions has variance 1 / d_k. Your factor squared, times "
         "this variance, is not 1.":
             lambda y, d_k: near(y[1] ** 2 / d_k, 1),
-        "The first two are right. The third: s_qk multiplies both q and k, so it enters twice.":
+        "The first two are right. s_qk multiplies both q and k, so the square of the third should "
+        "be the second. Yours is not.":
             lambda y: near(y[2] ** 2, y[1])},
     "4.7": {
         "w_qkv reads h: each vector along the axis of h's channels should get length 1. "
@@ -1140,9 +1191,8 @@ PROPERTIES = {
     "4.11": {
         "What leaves the block should lie on the sphere: length 1. Yours does not.":
             on_the_sphere,
-        "With alpha_a of 0 attention's step should leave h where it is. Check that first. If yours "
-        "does, look at the MLP: u and z with their scales, SiLU and w_down, its Norm and its "
-        "step.":
+        "With alpha_a of 0, where attention's step should leave h where it is, yours is off: look "
+        "at the MLP, that is at u and z with their scales, SiLU, w_down, its Norm and its step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "With alpha_a of 0 yours is right. With one token, where attention gives v itself, yours "
         "is off: look at v, w_o, attention's Norm and step, and check that the MLP comes after "

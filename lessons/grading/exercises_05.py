@@ -24,6 +24,7 @@ def projection_inputs(generator):
     yield "entries near 1e6", 1e6 * randn(generator, 4, 9), 1e6 * randn(generator, 2, 9)
     differences = torch.eye(3, 5) - torch.eye(3, 5)[0]
     yield "a row of zeros in X", randn(generator, 4, 5), differences
+    yield "short rows in X", randn(generator, 4, 6), 0.1 * randn(generator, 3, 6)
 
 
 def projected_norms(W, X):
@@ -35,6 +36,8 @@ PROJECTION = Exercise(reference=projected_norms, inputs=projection_inputs, misco
         lambda W, X: (unit_rows(X) @ unit_rows(W.T)).norm(dim=-1),
     "You did not normalize the rows of X. They should be unit vectors, too.":
         lambda W, X: (X @ unit_rows(W).T).norm(dim=-1),
+    "Rows of X that are shorter than 1 stay short in yours. They should become unit vectors, too.":
+        lambda W, X: projected_norms(W, X) * X.norm(dim=-1).clamp(max=1),
     "You normalized X but not W: its rows should be unit vectors, too.":
         lambda W, X: (unit_rows(X) @ W.T).norm(dim=-1),
     "You divided W by one number, its norm as a whole. Divide each row by its own length.":
@@ -385,6 +388,8 @@ BOUND = Exercise(reference=bound_rows, inputs=bound_inputs, misconceptions={
         lambda W: bound_rows(W.T).T,
     "You divide by the squared length: a row of length 5 gets length 0.2.":
         lambda W: W / W.square().sum(-1, keepdim=True).clamp(min=1),
+    "You bound the root mean square of each row. Its length is sqrt(d) times as large.":
+        lambda W: W / W.square().mean(-1, keepdim=True).sqrt().clamp(min=1),
     "You divide by the sum of absolute values. A length is the root of the sum of squares.":
         lambda W: W / W.abs().sum(-1, keepdim=True).clamp(min=1),
     "You divide all rows by the length of the longest one, and so shorten some that should stay. "
@@ -472,11 +477,16 @@ def angpt_inputs(generator):
 
 
 def angpt_attention(h, p, n_head, cos, sin, *, scale=lambda g, d_k: g, hidden_from=1,
-                    cut=neighbouring_channels, merged=side_by_side):
-    """scale: the factor of the scores."""
-    q, k, v = [cut(x, n_head) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1)]
-    q = unit_rows(turned(q, cos, sin))
-    k = unit_rows(turned(k, cos, sin))
+                    cut=neighbouring_channels, merged=side_by_side, norm_of_all_heads=False):
+    """scale: the factor of the scores. norm_of_all_heads: q and k are unit vectors of d entries."""
+    q, k, v = (h @ p["w_qkv"].T).chunk(3, dim=-1)
+    if norm_of_all_heads:
+        q, k = unit_rows(q), unit_rows(k)
+    q, k, v = cut(q, n_head), cut(k, n_head), cut(v, n_head)
+    q = turned(q, cos, sin)
+    k = turned(k, cos, sin)
+    if not norm_of_all_heads:
+        q, k = unit_rows(q), unit_rows(k)
     y = attend(q, k, v, scale(p["g"], q.shape[-1]), hidden_from)
     return merged(y) @ p["w_o"].T
 
@@ -488,11 +498,14 @@ def angpt_mlp(h, p, factor, silu_of_u):
     return (u * silu(factor * z)) @ p["w_down"].T
 
 
-def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=False, norm_h=False,
-                norm_h_a=True, norm_h_m=True, absolute=True, nu=nu_residual, norm_after_step=False,
-                parallel=False, old_in_step="", exchanged=False, **of_attention):
+def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: d, silu_of_u=False,
+                norm_h=False, norm_h_a=True, norm_h_m=True, absolute=True, nu=nu_residual,
+                nu_of_h_only=False, norm_after_step=False, parallel=False, old_in_step="",
+                exchanged=False, **of_attention):
     """Return the next h, or a wrong one.
 
+    gate_width: what the root in the gate's argument is taken of. nu_of_h_only: nu(alpha) multiplies
+    h, and not the whole step.
     norm_h: the branches read a normalized h. parallel: the MLP reads the h that attention reads.
     old_in_step: where the MLP's step has the h from before attention, "everywhere" or in the
     "difference" h_m - h. exchanged: each step takes the other one's alpha.
@@ -505,7 +518,10 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=Fal
             y = unit_rows(y)
         if absolute:
             alpha = alpha.abs()
-        h = nu(alpha) * (h + alpha * (y - subtracted))
+        if nu_of_h_only:
+            h = nu(alpha) * h + alpha * (y - subtracted)
+        else:
+            h = nu(alpha) * (h + alpha * (y - subtracted))
         return unit_rows(h) if norm_after_step else h
 
     alpha_a, alpha_m = p["alpha_a"], p["alpha_m"]
@@ -515,9 +531,8 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, sqrt_d=True, silu_of_u=Fal
     y = angpt_attention(read(h), p, n_head, cos, sin, **of_attention)
     after = step(h, y, alpha_a, norm_h_a, h)
 
-    factor = nu_uz
-    if sqrt_d:
-        factor = factor * h.shape[-1] ** 0.5
+    d = h.shape[-1]
+    factor = nu_uz * gate_width(d, d // n_head) ** 0.5
     y = angpt_mlp(read(h if parallel else after), p, factor, silu_of_u)
     start = h if old_in_step == "everywhere" else after
     subtracted = h if old_in_step else after
@@ -534,7 +549,15 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
     "The gate's argument lacks nu_uz, the one constant that matters (5.7).":
         partial(angpt_block, nu_uz=1.0),
     "The gate's argument lacks sqrt(d).":
-        partial(angpt_block, sqrt_d=False),
+        partial(angpt_block, gate_width=lambda d, d_k: 1),
+    "The gate's argument has the root of d_k, the channels of one head. It should be that of d, "
+    "the channels of h.":
+        partial(angpt_block, gate_width=lambda d, d_k: d_k),
+    "You normalize q and k over the channels of all heads. Cut them into heads first: each head's "
+    "q and k is a unit vector.":
+        partial(angpt_block, norm_of_all_heads=True),
+    "nu(alpha) multiplies only h in yours. It should multiply the whole step, h + alpha (y - h).":
+        partial(angpt_block, nu_of_h_only=True),
     "You put the heads side by side in the wrong order: transpose H and T back before you make "
     "(B, T, d).":
         partial(angpt_block, merged=heads_one_by_one),

@@ -234,6 +234,15 @@ def longest(rows):
     return rows[rows[:, PLANNED] == ends(rows)[:, PLANNED].max()]
 
 
+def rows_with_a_budget(rows):
+    return rows[torch.isin(rows[:, DONE], ends(rows)[:, PLANNED])]
+
+
+def longest_planned(rows):
+    base = rows[rows[:, ARCH] == 0]
+    return reproduced(rows) * float(base[:, PLANNED].max() / ends(base)[:, PLANNED].max())
+
+
 def at_equal_steps(rows, worth=False):
     losses = []
     for arch in (0, 1):
@@ -283,6 +292,12 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
     "You take the last row of each run, and some runs were stopped before their end. Only complete "
     "runs count.":
         partial(reproduced, keep=last_rows),
+    "You divide the longest budget that was planned, but that run was stopped. Take the longest "
+    "budget of the baseline's complete runs.":
+        longest_planned,
+    "You average all rows with as many tokens as a budget, those of longer runs included. Only the "
+    "ends of complete runs count.":
+        partial(reproduced, keep=rows_with_a_budget, by=DONE),
     "Your budgets stand in the order of the rows, and the rows come in any order. Sort them.":
         partial(reproduced, by_budget=False),
     "You average all rows of a run. Only its last row counts, and only if the run is complete.":
@@ -566,6 +581,10 @@ def lead_inputs(generator):
         r3=(1.14, 1.15))
     yield "best settings other than the built-in one", base, high, 1
     yield "a search that only helps the baseline", high, other, 1
+    one_seed = table_of(
+        (1.130, 1.117, 1.128, 1.105),
+        r1=(1.122, 1.126))
+    yield "a best setting that only one seed ran with", base, one_seed, 1
     lucky = table_of(
         (1.100, 1.099, 1.120),
         r0=(1.103, 1.108),
@@ -611,6 +630,11 @@ def lowest_of(row):
     return row[~row.isnan()].min()
 
 
+def seed_by_seed(baseline, other, built_in):
+    best = baseline[first_seed(baseline)] - other[first_seed(other)]
+    return mean_of_seeds(baseline[built_in] - other[built_in]), mean_of_seeds(best)
+
+
 def at_one_rate(baseline, other, right):
     row = first_seed(baseline)
     return right[0], mean_of_seeds(baseline[row]) - mean_of_seeds(other[row])
@@ -640,6 +664,9 @@ LEADS = Exercise(
         lambda baseline, other, right: (right[0], baseline[:, 0].min() - other[:, 0].min()),
     "nan stands for a run that was not made: average over the others.":
         partial(leads, of=torch.mean),
+    "You subtract seed by seed, so a seed that only one of the two ran with is left out. Average "
+    "each side over its own seeds, and subtract the means, in both numbers.":
+        seed_by_seed,
     "You choose the setting by means, some over one seed and some over three. Choose by the first "
     "seed, which ran at every setting.":
         partial(leads, best=lowest_mean),
@@ -730,6 +757,12 @@ TABLE = Exercise(
         lambda right, n0, a_n, c: (right[0], 1.0, c / 6 / (n0 * c ** a_n) ** 2),
     "For D / N you take D from C = 6ND. Take it from its own law.":
         lambda right, n0, a_n, c: (right[0], right[1], c / 6 / (n0 * c ** a_n) ** 2),
+    "For D / N you take N from C = 6ND. Take it from its own law.":
+        lambda right, d0, a_d, c: (right[0], right[1], 6 * (d0 * c ** a_d) ** 2 / c),
+    "Your first number depends on C, D0 and N0. The power with which N D grows depends on the two "
+    "exponents alone.":
+        lambda right, d0, a_d, n0, a_n, c: (
+            math.log(d0 * c ** a_d * n0 * c ** a_n) / math.log(c), *right[1:]),
     "The arguments are d0, a_d, n0, a_n, c: first the law of D, then that of N.":
         lambda d0, n0, a_d, a_n, c: table(d0, a_d, n0, a_n, c),
 })
@@ -782,6 +815,9 @@ COMPARE = Exercise(
     "You call them equal if p is below 0.05. A p-value tells whether a difference of 0 is "
     "plausible, not whether the two are close.":
         lambda right, p: (*right[:4], float(p < 0.05)),
+    "You also ask for a p of at least 0.05. A difference can be significant and still lie within "
+    "the margin, so only the interval counts.":
+        lambda right, p: (*right[:4], float(right[4] and p >= 0.05)),
     "You only ask whether b - a lies within the margin. The whole interval must.":
         lambda right, a, b, margin: (*right[:4], float(abs(b - a) <= margin)),
     "A standard error is the root of a variance.":
@@ -857,6 +893,16 @@ def seeds_as_budgets(tokens, baseline, losses, draws):
     return numbers(*found)
 
 
+def longest_runs_drawn(tokens, baseline, losses, draws):
+    found = []
+    for draw in draws:
+        means = losses.mean(1)
+        means[-1] = losses[-1, draw].mean()
+        reached = tokens_for(float(baseline[draw].mean()), tokens, means)
+        found.append(float(tokens[-1]) / reached)
+    return numbers(*found)
+
+
 def geometric_mean(losses):
     return losses.log().mean().exp()
 
@@ -866,6 +912,8 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions={
         partial(bootstrap, base=False),
     "You draw the baseline's seeds only. The other architecture is uncertain, too.":
         partial(bootstrap, mine=False),
+    "You draw seeds for the longest runs only. Draw them for the runs of all budgets.":
+        longest_runs_drawn,
     "You compute a factor per seed and average the factors. Average the losses first, then "
     "compute one factor.":
         factors_of_seeds,
@@ -936,6 +984,10 @@ def as_stored_and_apart(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine, theirs, true + float(b.mean() - a.mean()))
 
 
+def only_b_moved(a, b, mine, theirs, true):
+    return wrong_winner(a, b, mine, theirs, true - float(a.mean()))
+
+
 def run_against_run(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine.reshape(-1, 1), theirs.reshape(-1, 1), true)
 
@@ -949,6 +1001,8 @@ def centred_after_drawing(a, b, mine, theirs, true):
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You add `true` to the difference that the means have already. Subtract both means first.":
         as_stored_and_apart,
+    "You move b's mean to `true`, but leave a's where it is. Move a's mean to 0.":
+        only_b_moved,
     "You give the share that the better architecture wins. The exercise asks for that of the "
     "other.":
         lambda right: 1 - right,
@@ -1071,8 +1125,8 @@ PROPERTIES = {
         "For the pair of laws with 6ND = C, your third number is not D / N. There it is D0 / N0, "
         "because both exponents are equal.":
             lambda y, right, a_d: a_d != 0.5 or near(y[2], right[2], 1e-5),
-        "For the pair of laws with 6ND = C yours is right. Elsewhere it is not: has C the right "
-        "exponent in each law?":
+        "For the pair of laws with 6ND = C yours is right. Elsewhere it is not: do D and N both "
+        "come from their own laws, each with its own factor and power of C?":
             never},
     "6.10": {
         "Your z is wrong. It is b - a, divided by the standard error of b - a.":

@@ -87,6 +87,11 @@ TRAFFIC = Exercise(
         partial(rmsnorm_traffic, arrays_in_pass=3),
     "The mean writes one number for each row, not a whole array.":
         partial(rmsnorm_traffic, arrays_in_steps=8),
+    "In the four steps you are one array short. The last step, too, reads its input from memory "
+    "and writes its result.":
+        partial(rmsnorm_traffic, arrays_in_steps=6),
+    "// rounds the intensity down. Divide with /.":
+        lambda right: (right[0], right[1], right[2] // 1),
     "The intensity divides by all bytes that are moved, those read and those written.":
         lambda right: (right[0], right[1], 2 * right[2]),
 })
@@ -112,6 +117,11 @@ def roofline(flops, moved, peak, bandwidth, *, time=max):
     return 1e6 * seconds, 100 * flops / (seconds * peak)
 
 
+def relative_to_the_roof(flops, moved, peak, bandwidth):
+    reachable = min(peak, flops / moved * bandwidth)
+    return 1e6 * flops / reachable, 100.0
+
+
 ROOF = Exercise(
     reference=roofline, inputs=roof_inputs, parts=("the time", "percent of peak"), misconceptions={
     "You add the two times. Data can move while the processor computes, so how long must the work "
@@ -131,6 +141,9 @@ ROOF = Exercise(
     "The time is right. Your second number says how busy the memory is. It should say how busy the "
     "arithmetic is.":
         lambda right, moved, bandwidth: (right[0], 1e8 * moved / bandwidth / right[0]),
+    "Your percentage is always 100, because you divide by what can be reached at this intensity. "
+    "Divide by peak. And with 0 FLOPs you divide by 0.":
+        relative_to_the_roof,
     "The time is right, but your percentage divides by microseconds as if they were seconds.":
         lambda right: (right[0], 1e-6 * right[1]),
     "The percentage is right. The time is asked for in microseconds, and yours is in seconds.":
@@ -192,8 +205,8 @@ def slower(before, after):
 
 SLOWER = Exercise(
     reference=slower, inputs=slower_inputs, parts=("fewer tokens", "more time"), misconceptions={
-    "You return one percentage for both. The time per token is one over the speed: try half the "
-    "speed.":
+    "Your two percentages are equal. The second is relative to the time before: at half the speed, "
+    "how much longer do the same tokens take?":
         lambda right: (right[0], right[0]),
     "Both of yours are relative to `after`. For fewer tokens than before, what is 100%?":
         lambda right: (right[1], right[1]),
@@ -212,7 +225,7 @@ SLOWER = Exercise(
 def table2_inputs(generator):
     yield "anGPT's Table 2, 24 layers", 0.1416, 0.1455, 0.1552, 24
     yield "a dozen layers", 0.2, 0.23, 0.26, 12
-    yield "one layer, scalings that cost nothing", 0.01, 0.01, 0.02, 1
+    yield "one layer", 0.01, 0.012, 0.02, 1
 
 
 def from_table2(gpt_plus, angpt, ngpt, n_layer):
@@ -228,6 +241,10 @@ TABLE2 = Exercise(
     "You compare nGPT with GPT+, which differ by norms and by scalings. Which other model has "
     "scalings?":
         lambda right, gpt_plus, ngpt, n_layer: (right[0], 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
+    "The scalings are right. For a norm you subtract them once more, but anGPT's time contains "
+    "them already.":
+        lambda right, gpt_plus, angpt, ngpt, n_layer: (
+            right[0], (1e3 * (ngpt - angpt) - right[0]) / (2 * n_layer)),
     "You return the table's percentages. Return milliseconds.":
         lambda gpt_plus, angpt, ngpt: (100 * (angpt / gpt_plus - 1), 100 * (ngpt / gpt_plus - 1)),
     "The second is right. The first is what the scalings cost in the whole step, so do not divide "
@@ -293,6 +310,7 @@ def vocabulary_inputs(generator):
     yield "257 bytes, in 128s", 257, 128
     yield "a multiple already", 32000, 64
     yield "300, in 128s", 300, 128
+    yield "13, in 5s", 13, 5
 
 
 def split(size):
@@ -355,6 +373,8 @@ PAIRS = Exercise(
     "You divide two medians, which may come from different rounds. Divide within each round "
     "first.":
         lambda a, b, right: (b.median() / a.median(), *right[1:]),
+    "You divide the two medians. Divide within each round, and take the median of these ratios.":
+        lambda a, b, right: (b.quantile(0.5) / a.quantile(0.5), *right[1:]),
     "You divide quantiles, which may come from different rounds. Divide within each round first, "
     "then take the three quantiles.":
         lambda a, b: [x / y for x, y in zip(median_and_range(b), median_and_range(a))],

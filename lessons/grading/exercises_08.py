@@ -53,6 +53,8 @@ DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions={
         lambda x, alpha, gamma: dyt(rms(x), alpha, gamma),
     "Your curve is S-shaped, too, but it is not a hyperbolic tangent.":
         lambda x, alpha, gamma: gamma * torch.nn.functional.softsign(alpha * x),
+    "Your curve is a straight line between two flat ends. A hyperbolic tangent bends everywhere.":
+        lambda x, alpha, gamma: gamma * (alpha * x).clamp(-1, 1),
 })
 
 
@@ -142,6 +144,8 @@ MATCHING = Exercise(
         partial(matching_alpha, mean=of_mean_variance),
     "That is RMSNorm's factor. LayerNorm measures the spread around the token's mean.":
         partial(matching_alpha, centered=False),
+    "LayerNorm's factor multiplies x - mean. You divide the output by x itself.":
+        lambda x: (torch.nn.functional.layer_norm(x, x.shape[-1:]) / x).mean(),
     "Your variance divides by n - 1, which is torch's default; LayerNorm divides by n.":
         partial(matching_alpha, less=1),
     "Right for inputs of ordinary size. For small inputs, such as untrained embeddings, epsilon "
@@ -443,7 +447,8 @@ def cutting(f, x):
 
 CAUSAL_ABOUT = {label: sentence for label, _, sentence in MIXERS}
 CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions={
-    "You accept all of them. Change something in x and look at which outputs change.":
+    "You accept all of them. Change something in x, by much more than 1e-6, and look at which "
+    "outputs change.":
         lambda f, x: f(x).shape == x.shape,
     "You see leaks to earlier positions, but not those from one sequence to another at the same or "
     "a later position. Change one sequence at a time, and look at the others.":
@@ -613,6 +618,29 @@ def equals(full, step, x):
     return torch.equal(in_chunks(step, x, 1), full(x))
 
 
+CUTS = [1, 6, [2, 3, 1]]
+
+
+def one_way_is_enough(full, step, x):
+    return any(agrees(full, step, x, sizes) for sizes in CUTS)
+
+
+def without_absolute_value(full, step, x):
+    return all((in_chunks(step, x, sizes) - full(x)).mean() <= 1e-5 for sizes in CUTS)
+
+
+def state_never_reset(full, step, x):
+    state = None
+    for sizes in CUTS:
+        found = []
+        for chunk in x.split(sizes, dim=1):
+            y, state = step(chunk, state)
+            found.append(y)
+        if not torch.allclose(torch.cat(found, dim=1), full(x), atol=1e-5):
+            return False
+    return True
+
+
 CACHE_ABOUT = {f"implementation {i}": words for i, words in enumerate(FAULTS.values(), start=1)}
 CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOUT, misconceptions={
     "You give all tokens in one chunk, which never reads the cache.":
@@ -633,6 +661,13 @@ CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOU
     "One way of cutting, such as 2 + 3 + 1, has no long chunk, and none after a single token. Try "
     "several ways.":
         partial(agrees, sizes=[2, 3, 1]),
+    "You accept an implementation if one way of cutting agrees. All of them must.":
+        one_way_is_enough,
+    "You accept differences that are negative, or of both signs. Take absolute values, and compare "
+    "the largest.":
+        without_absolute_value,
+    "You reject the right one, too. Does every way of cutting begin with the state None?":
+        state_never_reset,
     "You reject the right one, too. Do you allow for rounding, 1e-5? Does each step get the state "
     "that the previous one returned (None at first), and are its outputs compared with the same "
     "positions of full(x)?":
@@ -782,7 +817,8 @@ PROPERTIES = {
             lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
         "For very large x each output should reach its channel's gamma in size. Yours do not.":
             lambda y, x, gamma: x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01),
-        "Yours is right at 0 and for very large x. How steep is the curve at 0?":
+        "Yours is right at 0 and for very large x. How steep is the curve at 0, and how does it "
+        "bend from there on?":
             never},
     "8.2": {
         "A Jacobian is a matrix (n, n): a row for each output, a column for each input.":
@@ -799,8 +835,9 @@ PROPERTIES = {
     "8.3": {
         "One number is asked for, the mean over all tokens.":
             lambda y: y.numel() == 1,
-        "With a single token nothing is averaged, and yours is off even there: look at the "
-        "variance, at eps and at the root.":
+        "Yours is off even for a single token, where there is one factor and nothing to average. "
+        "Which number does LayerNorm multiply x - mean by? Look at the variance over the "
+        "channels, at eps and at the root.":
             lambda y, right, x: x[..., 0].numel() > 1 or near(y, right),
         "Yours is right for a single token. Over which axis is a token's variance taken, and what "
         "is averaged last?":

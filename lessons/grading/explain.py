@@ -95,7 +95,7 @@ def parts_right_everywhere(found, expected, exercise):
     right = None
     for label, theirs in expected.items():
         if isinstance(found[label], Exception):
-            continue
+            return []
         ours, theirs = aligned(found[label], theirs, exercise.parts)
         if [a.shape for a in ours] != [b.shape for b in theirs]:
             return []

@@ -195,7 +195,11 @@ def general_sentences(function, found, expected, exercise):
             return error_sentences(error, used_names(code_of(function)))
         return dtypes_exchanged(found, expected, exercise) or [
             "The numbers are right, their dtype is not."]
-    return value_sentences(function, found, expected, pairs, exercise, broken)
+    sentences = value_sentences(function, found, expected, pairs, exercise, broken)
+    if errors:
+        label, error = next(iter(errors.items()))
+        sentences = [*sentences, f"With {label} your function stops: {type(error).__name__}."]
+    return sentences
 
 
 def value_sentences(function, found, expected, pairs, exercise, broken):

@@ -59,11 +59,11 @@ def heads_one_by_one(y):
 NO_TOKEN = 10 ** 6                              # as hidden_from: further ahead than any token
 
 
-def attend(q, k, v, factor, hidden_from=1):
+def attend(q, k, v, factor, hidden_from=1, hidden_score=-math.inf):
     """Return attention's output. The mask begins hidden_from tokens ahead of the query."""
     length = q.shape[-2]
-    mask = torch.full((length, length), -math.inf).triu(hidden_from)
-    scores = factor * q @ k.mT + mask
+    mask = torch.ones(length, length).triu(hidden_from).bool()
+    scores = (factor * q @ k.mT).masked_fill(mask, hidden_score)
     return scores.softmax(-1) @ v
 
 

@@ -1115,7 +1115,7 @@ def blind_to_itself(h, p, n_head, cos, sin):
 
 
 def mlp_with_another_scale(h, p, n_head, cos, sin):
-    return EXERCISES["4.11"].reference(h, {**p, "s_v": 2 * p["s_v"]}, n_head, cos, sin)
+    return EXERCISES["4.11"].reference(h, {**p, "s_v": 3 * p["s_v"]}, n_head, cos, sin)
 
 
 def attention_with_another_scale(h, p, n_head, cos, sin):
@@ -1237,6 +1237,21 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
             "a norm, and nothing else",
         ),
         ("8.7", lambda f, x: False, "You reject all", "the last sequence only"),
+        (
+            "8.8",
+            lambda full, step, x: step(x, (x[:, :0], 99, 0)),
+            "inside a function that you were given",
+            "the last of n entries",
+        ),
+        (
+            "7.3",
+            lambda flops, moved, peak, bandwidth: (
+                1e6 * max(flops / peak, moved / bandwidth),
+                1 / flops,
+            ),
+            "your function stops: ZeroDivisionError",
+            "right: the time",
+        ),
         (
             "5.2",
             lambda *given: [1 / x for x in EXERCISES["5.2"].reference(*given)],
