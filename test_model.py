@@ -1771,6 +1771,12 @@ def test_only_another_warmup_ratio_changes_a_resumed_run_s_warm_up(tmp_path, bef
     config = TrainConfig(**dict(resume="true", max_steps=1000) | now | places)
     longer = train_py.with_checkpoint(config, state, own_checkpoint=True)
     assert round(longer.warmup_ratio * longer.max_steps) == steps
+    # A third command may repeat the first one's ratio, set or by the recipe.
+    state = {"config": asdict(resolve(longer)), "options": longer.options}
+    repeated = dict(warmup_ratio=now.get("warmup_ratio", first.warmup_ratio))
+    config = TrainConfig(resume="true", max_steps=4000, **repeated, **places)
+    longest = train_py.with_checkpoint(config, state, own_checkpoint=True)
+    assert round(longest.warmup_ratio * 4000) == steps
     assert resolve(longer).eval_interval == longer.max_steps / 10  # ten validations, of any length
 
 

@@ -464,6 +464,7 @@ def open_dataset(config, process):
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     dataset.train = Tokens(config.data, "train", config.block_size)
     dataset.val = Tokens(config.data, "val", config.block_size)
+    # A shard that the user has added is trained on as well, so more tokens than counted are fine.
     are_whole = (dataset.train.tokens >= dataset.train_tokens
                  and dataset.val.tokens >= dataset.val_tokens)
     check(are_whole, f"{config.data}: a shard is missing, since the shards have fewer tokens than "
@@ -471,7 +472,7 @@ def open_dataset(config, process):
     return dataset
 
 
-# Keep the orders of two epochs, because a step may reach into the next one.
+# Keep only the last two orders, because an order takes 8 bytes per window of the dataset.
 @functools.lru_cache(maxsize=2)
 def epoch_order(seed, epoch, n_windows):
     """Return the numbers of all training windows, each once, in this epoch's random order."""
@@ -810,10 +811,11 @@ def with_checkpoint(config, state, own_checkpoint=False):
         must_match |= {"size"} & saved.keys()
         # The weights that init_from names are not read again, so refuse others than before.
         # (Path compares out/a and out/a/ as equal.)
-        earlier = saved.get("init_from")
-        check(not config.init_from or earlier and Path(earlier) == Path(config.init_from),
-              f"{source}: made with init_from={earlier}, now init_from={config.init_from}; repeat "
-              "the earlier one, or give another --out_dir")
+        if config.init_from:
+            earlier = saved.get("init_from")
+            check(earlier and Path(earlier) == Path(config.init_from),
+                  f"{source}: made with init_from={earlier}, now init_from={config.init_from}; "
+                  "repeat the earlier one, or give another --out_dir")
         # Besides the options of the model, inherit those that were set. The others, such as the
         # intervals, are derived again, since a longer run has other ones.
         inherited = {**options_set_before(state), **inherited}
@@ -830,14 +832,14 @@ def with_checkpoint(config, state, own_checkpoint=False):
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
     # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
-    # be more steps, so that the run would be in its warmup again.) For example, a run is started
-    # with --max_steps=1000 --warmup_ratio=0.2, so its warmup takes 200 steps. If it is resumed with
+    # be more steps, so that the run would be in its warmup again.) For example, a run of 1000 steps
+    # has a warmup_ratio of 0.2, so its warmup takes 200 steps. If it is resumed with
     # --max_steps=2000, its ratio becomes 0.1, and the warmup still takes 200 steps. The user may
-    # repeat --warmup_ratio=0.2 in the second command, or set 0.1, which the checkpoints of the
-    # longer run say: neither changes the warmup. Any other ratio does.
+    # also set --warmup_ratio=0.2 or 0.1 in the second command, which repeats the ratio of the
+    # earlier command or that of the longer run. Neither changes the warmup; any other ratio does.
     ratio_now = config.options.get("warmup_ratio")
-    set_before, saved_before = inherited.get("warmup_ratio"), saved.get("warmup_ratio")
-    if own_checkpoint and (ratio_now is None or ratio_now in (set_before, saved_before)):
+    earlier_ratio = TrainConfig(inherited, out_dir=config.out_dir).warmup_ratio
+    if own_checkpoint and ratio_now in (None, earlier_ratio, saved["warmup_ratio"]):
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     # Compare the options that must match. Only one that is set now can differ: the others are
