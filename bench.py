@@ -66,7 +66,7 @@ class DecodingOptions(SpeedOptions):
 @dataclass
 class CurvesOptions:
     # Curves
-    key: str = "val_loss"       # what to draw, by its name in log.jsonl
+    key: str = "val_loss"       # quantity to draw, by its name in log.jsonl
     usual: bool = False         # also draw two stored runs of the folder's arch, in gray
     out_dir: str = "out/bench"  # folder for the picture
 
@@ -190,7 +190,8 @@ def compare(benchmark, jobs, options, training, process):
     rows = []
     for name, measured in results.items():
         values = pd.DataFrame(measured)
-        key, *others = values.columns  # the ratios are those of the first column
+        # The ratios are those of the first column.
+        key, *others = values.columns
         if not rows:
             baseline = values[key]
         row = {"arch": label(name), f"{key} (10%-90%)": spread(values[key]),
@@ -300,10 +301,10 @@ def make_fused_runner(graph, example_inputs):
             if level[x] < level[node] or node is output:
                 exists |= storages(x).keys()
 
-    # Find out when each of them is used last. Where a node's input is not in memory, the kernel
-    # computes it from what that input's own kernel reads.
-    reads = {}                   # node -> keys of the storages that its kernel reads
-    last_use = {}                # key -> the last node whose kernel reads or writes it
+    # Find out when each of them is used last. An input that is not in memory is computed in the
+    # same kernel, so the node then needs whatever that input is computed from.
+    reads = {}                   # node -> keys of the storages that it is computed from
+    last_use = {}                # key -> the last node that reads or writes it
     for node in [*nodes, output]:
         reads[node] = set()
         for x in node.all_input_nodes:
@@ -327,7 +328,8 @@ def make_fused_runner(graph, example_inputs):
         results = []
         for result in output.args[0]:
             if result is not None:
-                [(key, x)] = storages(result).items()  # a result has one storage
+                # A result has one storage.
+                [(key, x)] = storages(result).items()
                 result = memory[key].as_strided(x.shape, x.stride(), x.storage_offset())
             results.append(result)
         return results

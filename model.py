@@ -135,7 +135,8 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     k = k.type_as(v)
     if cache:
         k, v = cache.extend(k, v)
-    T, S = q.shape[2], k.shape[2]                # the T queries are the last of S positions
+    # The T queries are the last of S positions.
+    T, S = q.shape[2], k.shape[2]
 
     # The formula itself is for two cases. If several queries come after a cache, torch's is_causal
     # would treat them as the first of the S positions. And for short sequences on a CPU a step with
@@ -432,7 +433,8 @@ class NGPTBlock(Block):
     family = "ngpt"
     sphere = True
     refuses = ("bias", "tie", "mlp", "resid_scale")
-    columns = WRITERS  # the columns of these matrices have d channels (section 2.6)
+    # The columns of these matrices have d channels (section 2.6).
+    columns = WRITERS
 
     def __init__(self, config):
         super().__init__(config)

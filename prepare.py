@@ -86,7 +86,7 @@ NANOGPT_NAMES = {
 def did_you_mean(word, names):
     """Return "; did you mean NAME?", or "" if no name is similar to the word.
 
-    NAME is what replaces the word if nanoGPT has an option of that name, else the most similar one.
+    NAME is the word's entry in NANOGPT_NAMES if that is among the names, else the most similar one.
     """
     word = str(word).lower()
     if NANOGPT_NAMES.get(word) in names:
@@ -349,8 +349,8 @@ def get_tokenizer(name):
     "bytes" has a token for each byte, and token 256 marks the end of a text. Raises DataError.
     """
     if name == "bytes":
-        # tiktoken asks for a pattern that cuts a text into pieces, within which it merges bytes.
-        # This tokenizer merges none, so any pattern that matches all of a text will do.
+        # tiktoken asks for a pattern, and merges bytes only within each of its matches. This
+        # tokenizer merges none, so any pattern that matches all of a text will do.
         return tiktoken.Encoding(name, pat_str="(?s).{1,64}", special_tokens={"<|endoftext|>": 256},
                                  mergeable_ranks={bytes([i]): i for i in range(256)})
     with explain_errors(f"tokenizer={name}: unknown, or it cannot be downloaded; if tiktoken has "
@@ -376,7 +376,8 @@ def token_lengths(meta):
     """Return the number of text bytes of each token, (vocab_size,), as meta.json has it."""
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
-    return text_lengths(get_tokenizer(meta["tokenizer"]))  # older datasets do not have it
+    # Older datasets do not have it.
+    return text_lengths(get_tokenizer(meta["tokenizer"]))
 
 
 def text_lengths(tokenizer):
@@ -438,7 +439,7 @@ class PrepareConfig:
     subset: str = "sample-10BT"        # the subset that --source=fineweb streams
     tokens: int | None = None          # limit on the training tokens (no limit)
     val_tokens: int | None = None      # limit on the validation tokens (5% of all, at most 10M)
-    shard_tokens: int = 100_000_000    # tokens per shard
+    shard_tokens: int = 100_000_000    # tokens per training shard
     seed: int = 1337                   # seed that shuffles the files
 
     def __post_init__(self):
@@ -593,7 +594,8 @@ def read_files(paths, total, place=0):
             longest = min(CHUNK_BYTES, total // 20)
             if n_bytes > total // 20:
                 longest = min(CHUNK_BYTES, total // 200)
-            size = max(1, longest // 2)  # cut() yields chunks of up to about 2 * size bytes
+            # cut() yields chunks of up to about 2 * size bytes.
+            size = max(1, longest // 2)
             begins = True
             for chunk in cut(document, size, path):
                 number += 1
