@@ -239,7 +239,7 @@ def explain_unknown(word, options):
         example = f"--{word}"
     elif "out_dir" in options:
         example = f"--out_dir={word}"
-    elif "source" in options:
+    elif "source" in options and "=" not in word:
         example = f"--source={word}"
     return f"{word}: no such option; options are written as {example}"
 

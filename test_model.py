@@ -1780,6 +1780,15 @@ def test_only_another_warmup_ratio_changes_a_resumed_run_s_warm_up(tmp_path, bef
     assert resolve(longer).eval_interval == longer.max_steps / 10  # ten validations, of any length
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_another_arch_than_that_of_a_user_s_checkpoint_is_named(tmp_path, own):
+    saved = asdict(resolve(TrainConfig(out_dir=str(tmp_path)))) | {"arch": "mine"}
+    source = dict(resume="true") if own else dict(init_from="out/mine")
+    config = TrainConfig(arch="rmsnorm", out_dir=str(tmp_path), **source)
+    with pytest.raises(DataError, match="made with arch=mine, now arch=rmsnorm"):
+        train_py.with_checkpoint(config, {"config": saved, "options": {"arch": "mine"}}, own)
+
+
 def test_a_signal_in_the_last_step_acts_after_the_run(tiny, monkeypatch):
     def save_last(path, model, code, optimizer, step, *rest, save=train_py.save_checkpoint):
         if step == 6:

@@ -831,23 +831,26 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # Keep the folder of `config`. The default folder of the inherited arch may be another one.
     completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
 
-    # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
-    # be more steps, so that the run would be in its warmup again.) For example, a run of 1000 steps
-    # has a warmup_ratio of 0.2, so its warmup takes 200 steps. If it is resumed with
-    # --max_steps=2000, its ratio becomes 0.1, and the warmup still takes 200 steps. The user may
-    # also set --warmup_ratio=0.2 or 0.1 in the second command, which repeats the ratio of the
-    # earlier command or that of the longer run. Neither changes the warmup; any other ratio does.
-    ratio_now = config.options.get("warmup_ratio")
-    earlier_ratio = TrainConfig(inherited, out_dir=config.out_dir).warmup_ratio
-    if own_checkpoint and ratio_now in (None, earlier_ratio, saved["warmup_ratio"]):
-        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-        completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     # Compare the options that must match. Only one that is set now can differ: the others are
     # inherited, or come from the same size and the same defaults.
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
               f"; leave out --{name}, or choose another run")
+
+    if own_checkpoint:
+        # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps
+        # would be more steps, so that the run would be in its warmup again.) For example, a run of
+        # 1000 steps has a warmup_ratio of 0.2, so its warmup takes 200 steps. If it is resumed with
+        # --max_steps=2000, its ratio becomes 0.1, and the warmup still takes 200 steps. The user
+        # may also set --warmup_ratio=0.2 or 0.1 in the second command, which repeats the ratio of
+        # the earlier command or that of the longer run. Neither changes the warmup; any other ratio
+        # does.
+        ratio_now = config.options.get("warmup_ratio")
+        earlier_ratio = TrainConfig(inherited, out_dir=config.out_dir).warmup_ratio
+        if ratio_now in (None, earlier_ratio, saved["warmup_ratio"]):
+            warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+            completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
 
 

@@ -389,8 +389,8 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
         lambda right: right.triu(1),
     "You change token t and all that follow it. Change token t only.":
         partial(reach, and_later=True),
-    "In each round the tokens that you changed in earlier rounds are still changed. Begin each "
-    "round with a new copy of x, and change token t only.":
+    "In each round you change all tokens up to t, or those of earlier rounds are still changed. "
+    "Begin each round with a new copy of x, and change token t only.":
         partial(reach, and_earlier=True),
     "That is how it should be. Find out how it is: change a token, and compare the outputs.":
         lambda right: torch.ones_like(right).tril(),

@@ -964,6 +964,7 @@ def gain_inputs(generator):
     yield case("a b c d a b c d", 2)
     yield case("a a a a a b c d", 1)
     yield case("a 2 c d a b c d", 4)
+    yield case("2 b c d a b c d", 4)
     yield case("a b b a a b c d", 2)
     yield case("a b c d", 0)
 

@@ -815,8 +815,8 @@ COMPARE = Exercise(
     "You call them equal if p is below 0.05. A p-value tells whether a difference of 0 is "
     "plausible, not whether the two are close.":
         lambda right, p: (*right[:4], float(p < 0.05)),
-    "You also ask for a p of at least 0.05. A difference can be significant and still lie within "
-    "the margin, so only the interval counts.":
+    "You also ask that the difference is not significant (p at least 0.05, or 0 in the interval). "
+    "A difference can be significant and still lie within the margin.":
         lambda right, p: (*right[:4], float(right[4] and p >= 0.05)),
     "You only ask whether b - a lies within the margin. The whole interval must.":
         lambda right, a, b, margin: (*right[:4], float(abs(b - a) <= margin)),

@@ -87,10 +87,10 @@ TRAFFIC = Exercise(
         partial(rmsnorm_traffic, arrays_in_pass=3),
     "The mean writes one number for each row, not a whole array.":
         partial(rmsnorm_traffic, arrays_in_steps=8),
-    "In the four steps you are one array short. The last step, too, reads its input from memory "
-    "and writes its result.":
+    "In the four steps you are one array short. Write down for each step what it reads and what it "
+    "writes.":
         partial(rmsnorm_traffic, arrays_in_steps=6),
-    "// rounds the intensity down. Divide with /.":
+    "Your intensity is rounded to a whole number. Divide with /, and do not round.":
         lambda right: (right[0], right[1], right[2] // 1),
     "The intensity divides by all bytes that are moved, those read and those written.":
         lambda right: (right[0], right[1], 2 * right[2]),

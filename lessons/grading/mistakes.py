@@ -198,7 +198,9 @@ def general_sentences(function, found, expected, exercise):
     sentences = value_sentences(function, found, expected, pairs, exercise, broken)
     if errors:
         label, error = next(iter(errors.items()))
-        sentences = [*sentences, f"With {label} your function stops: {type(error).__name__}."]
+        message = str(error).split("\n")[0]
+        sentence = f"With {label} there is an error: {type(error).__name__}: {message}"
+        sentences = [*sentences, sentence]
     return sentences
 
 

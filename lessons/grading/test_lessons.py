@@ -1249,7 +1249,7 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
                 1e6 * max(flops / peak, moved / bandwidth),
                 1 / flops,
             ),
-            "your function stops: ZeroDivisionError",
+            "there is an error: ZeroDivisionError",
             "right: the time",
         ),
         (
