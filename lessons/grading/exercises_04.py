@@ -996,6 +996,8 @@ GAIN_ABOUT = {
         "Signs count: a reflection and a rotation do not commute.",
     "a b c d a b c 2, four pairs":
         "a b c d a b c 2: look at the last pair, which turns too.",
+    "2 b c d a b c d, four pairs":
+        "2 b c d a b c d: look at the first pair, which turns too.",
     "a b b a a b c d, two pairs":
         "a b b a: compare channel by channel, 0 with 2 and 1 with 3, not the set of the values.",
     "a a b b c c d d, four pairs":
@@ -1024,6 +1026,8 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
         halves_equal,
     "You also compare channels that rope does not turn. They may have any gain.":
         rest_equal_too,
+    "One equal pair is enough in yours (any). Every pair must have equal gains.":
+        lambda gain, pairs: pairs == 0 or bool((gain[:pairs] == gain[pairs:2 * pairs]).any()),
     "You compare only the first pair. Does a `return` stand inside the loop?":
         lambda gain, pairs: bool(pairs == 0 or gain[0] == gain[pairs]),
 })
