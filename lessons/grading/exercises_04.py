@@ -501,9 +501,15 @@ def steps_on_the_copy(w, gradients, lr):
     return master.float(), copy
 
 
-UPDATES = Exercise(                                 # the tolerance is bfloat16's rounding
-    reference=sphere_steps, inputs=update_inputs, tolerance=4e-3, parts=("master", "copy"),
+def steps_rounded(w, gradients, lr):
+    return sphere_steps(w, (lr * gradients.bfloat16()).float(), 1.0)
+
+
+UPDATES = Exercise(
+    reference=sphere_steps, inputs=update_inputs, tolerance=1e-4, parts=("master", "copy"),
     misconceptions={
+    "You round your steps to bfloat16. Round only the copy.":
+        steps_rounded,
     "You normalize only the copy. The master keeps the length that the step gave it, and the next "
     "step starts from there.":
         partial(sphere_steps, after=same, view=unit_rows),
@@ -1171,6 +1177,9 @@ PROPERTIES = {
         "Even after a single step your master is elsewhere. Is your step lr times the gradient as "
         "it is given, and what is normalized after it?":
             lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0]),
+        "Your master is nearly right. Is something rounded to bfloat16 on the way to it? Round only "
+        "the copy.":
+            lambda y, right: near(y[0], right[0], 1e-4) or not near(y[0], right[0], 0.01),
         "A single large step of yours is right. With many, does each step start where the previous "
         "one ended, and with the same lr?":
             never},

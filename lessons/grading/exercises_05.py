@@ -132,6 +132,7 @@ def stream_inputs(generator):
     yield "8 steps of 0.3 with a factor of 1.3", 0.3, 1.3, 8
     yield "no steps at all", 0.2, 1.1, 0
     yield "a step that goes the whole way", 1.0, 1.0, 3
+    yield "steps that go nowhere", 0.0, 1.0, 4
 
 
 def stream_norms(alpha, nu, steps):
