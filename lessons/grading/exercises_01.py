@@ -217,6 +217,8 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
     "You take the root of each square, and then their mean, which is the mean absolute value. Take "
     "the mean of the squares first, and then the root.":
         lambda x, eps: x / (x.square() + eps).sqrt().mean(-1, keepdim=True),
+    "You square the mean. Take the mean of the squares.":
+        lambda x, eps: x / (x.mean(-1, keepdim=True).square() + eps).sqrt(),
     "You add eps to the entries of x before you square them. Add it to their mean square.":
         lambda x, eps: x / (x + eps).square().mean(-1, keepdim=True).sqrt(),
     "eps is missing: without it, a row of zeros gives 0/0.":
@@ -259,6 +261,17 @@ def mean_first(mean, variance):
     return new_mean, variance / (new_mean * new_mean + variance)
 
 
+def variance_set_to_1(mean, variance):
+    return mean / math.sqrt(mean * mean + variance), 1.0
+
+
+def by_the_input(blocks, shift, scale, mean, variance):
+    for _ in range(blocks):
+        square = mean * mean + variance
+        mean, variance = (mean + shift) / math.sqrt(square), variance * scale / square
+    return mean, variance
+
+
 def norm_before_block(blocks, shift, scale, mean, variance):
     for _ in range(blocks):
         mean, variance = normed(mean, variance)
@@ -278,6 +291,12 @@ RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "v
     "You divide the variance by the root mean square r, too. Dividing values by r divides their "
     "variance by r^2.":
         partial(rms_drift, norm=both_by_root),
+    "RMSNorm does not set the variance to 1. It divides the values by r, and so their variance by "
+    "r^2.":
+        partial(rms_drift, norm=variance_set_to_1),
+    "Your root mean square is that of the block's input. The norm acts on the block's output, "
+    "after shift and scale.":
+        by_the_input,
     "You normalize the mean first and then use the new mean to normalize the variance. Both need "
     "the same mean square.":
         partial(rms_drift, norm=mean_first),
@@ -579,6 +598,13 @@ def stream_norms(count):
     return math.sqrt(count), math.sqrt(2) ** (count - 1)
 
 
+def lengths_of_earlier_ones_added(count):
+    lengths = [1.0]
+    while len(lengths) < count:
+        lengths.append(sum(lengths))
+    return math.sqrt(sum(length ** 2 for length in lengths))
+
+
 STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("rule a", "rule b"),
                         misconceptions={
     "Those are the expected squares: is the root at the end missing? (Or did you add lengths? For "
@@ -592,6 +618,9 @@ STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("ru
     "Under rule b the later contributions do not have length 1: each is as long as the sum so "
     "far, and so doubles the expected square.":
         lambda right: (right[0], right[0]),
+    "For rule b you add the lengths of the earlier contributions. A later one is as long as the "
+    "sum of the earlier vectors, and in independent directions the squares of the lengths add up.":
+        lambda count, right: (right[0], lengths_of_earlier_ones_added(count)),
     "Is the root of your second number missing, or did you add lengths? For independent directions "
     "the squares of the lengths add up.":
         lambda count, right: (right[0], 2 ** (count - 1)),

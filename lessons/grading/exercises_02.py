@@ -319,7 +319,7 @@ REACH_ABOUT = {
         "The mean square so far: which outputs come at or after a token's position?",
     "LayerNorm":
         "LayerNorm looks at each token by itself, and subtracts its mean. Is anything left of your "
-        "change after that?",
+        "change after that, and do you compare absolute values?",
     "the next token added":
         "The next token added: the output at s contains the token at s + 1.",
     "one entry of the token before added":
@@ -377,13 +377,14 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "You look at derivatives. A detached statistic has none, and is still made of all tokens: "
     "change a token and compare the outputs.":
         derivative,
-    "You change a token's sign, which no mean of squares can notice. Change it in another way.":
+    "Your change leaves the mean of the squares as it is: a changed sign does that, and so do "
+    "tokens exchanged between the sequences. Change the numbers in another way.":
         partial(reach, change=turned_round),
     "RMSNorm does not notice your change: it makes a token longer without turning it, or sets it "
     "to 0 (then RMSNorm gives NaN, which is not larger than anything). Change it in another way.":
         partial(reach, change=twice),
-    "You shift all channels alike, which LayerNorm does not notice. Change the token in another "
-    "way.":
+    "You see no change behind LayerNorm. Do you shift all channels alike, which it does not "
+    "notice, or do you add up signed differences, which cancel because its outputs have mean 0?":
         partial(reach, change=plus_one),
     "You report the future only. The task asks for the whole matrix, with past and diagonal.":
         lambda right: right.triu(1),
@@ -668,6 +669,9 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
                   misconceptions={
     "sqrt(d) would be the bound for one group. A group has only d/groups entries.":
         lambda x, right: (right[0], math.sqrt(x.shape[-1])),
+    "sqrt(n - 1) is LayerNorm's bound, because it subtracts a mean. Here nothing is subtracted: "
+    "what if all entries of a group but one are 0?":
+        lambda x, groups, right: (right[0], math.sqrt(x.shape[-1] / groups - 1)),
     "1 is the root mean square of a group. A single entry can be larger.":
         lambda right: (right[0], 1.0),
     "The bound depends on how many entries a group has, not on how many groups there are.":

@@ -241,6 +241,9 @@ ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconcept
     "The widths of your two added LayerNorms sum to 4d (or one is missing). How wide is the one "
     "after attention, and how wide the one in the hidden layer?":
         partial(added, norms=(4,)),
+    "With bias you count 5d too many per layer. Are these the FFN's own two biases? Pre-LN has "
+    "them already.":
+        lambda layers, d, heads, bias: added(layers, d, heads + 5 * d * bias, bias),
     "8d is the width of SwiGLU's first matrix. The hidden layer here has 4d entries.":
         partial(added, norms=(1, 8)),
     "HeadScale has one number for each head, not d numbers for each head.":
@@ -353,6 +356,11 @@ GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
         lambda dw_down, g, w_down, dxhat: (dw_down, (g @ w_down).sum(0), dxhat),
     "dgamma: you multiply two sums over the tokens. Multiply for each token, and then add up.":
         lambda dw_down, xhat, w_down, g, dxhat: (dw_down, xhat.sum(0) * (g @ w_down).sum(0), dxhat),
+    "dxhat: you also go back through the norm. The gradient at its output xhat is asked for, so "
+    "leave out the two means.":
+        lambda dw_down, dgamma, dxhat, xhat: (
+            dw_down, dgamma, dxhat - dxhat.mean(-1, keepdim=True)
+            - xhat * (dxhat * xhat).mean(-1, keepdim=True)),
     "dxhat: gamma stands between xhat and w_down, so it has to be in the gradient.":
         lambda dw_down, dgamma, g, w_down: (dw_down, dgamma, g @ w_down),
 }, without=AUTOGRAD)

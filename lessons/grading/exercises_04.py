@@ -106,6 +106,9 @@ MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconce
         lambda d: 1 / d,
     "The factor 0.7979 is right for large d, but cosines shrink like 1/sqrt(d), not like 1/d.":
         lambda d: math.sqrt(2 / math.pi) / d,
+    "(1 - x^2) ** (d - 3) / 2 halves the power, because ** comes before /. The exponent is "
+    "(d - 3) / 2.":
+        lambda d: mean_abs_cosine(2 * d - 3),
     "Your exponent is rounded down to a whole number where d is even: (d - 3) / 2 has a half "
     "there, which // drops.":
         lambda d: mean_abs_cosine(2 * ((d - 3) // 2) + 3),
@@ -243,6 +246,9 @@ SLERP = Exercise(                                   # the tolerance lets clamped
     "You return b itself where the angle is small. Only where sin(theta) is 0 does eq. 6 need "
     "another answer.":
         lambda a, b, alpha: torch.where(angle(a, b) < 0.1, b, eq_6(a, b, alpha)),
+    "You return a itself where the angle is small. Only where sin(theta) is 0 does eq. 6 need "
+    "another answer.":
+        lambda a, b, alpha: torch.where(along(a, b) > 0.99, a, eq_6(a, b, alpha)),
     "You limit the cosine at a number below 1, so small angles become larger. Limit it at 1, and "
     "treat equal pairs apart.":
         partial(eq_6, theta=lambda a, b: along(a, b).clamp(-0.99, 0.99).arccos()),
@@ -672,6 +678,10 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
         partial(late_loss, of=lambda logits, y: log_loss(logits.softmax(-1), y)),
     "Those are probabilities. The loss is the mean of -log p.":
         partial(late_loss, of=lambda logits, y: -logits.softmax(-1).gather(2, y[..., None])),
+    "You take the logarithm of the mean probability. The loss is the mean of -log p.":
+        lambda model, tokens, context, last: -(-late_loss(
+            model, tokens, context, last,
+            of=lambda logits, y: -logits.softmax(-1).gather(2, y[..., None]))).log(),
     "That is the share of targets that the model's likeliest token hits. The loss is the mean of "
     "-log p.":
         partial(late_loss, of=lambda logits, y: (logits.argmax(-1) == y).double()),
@@ -707,20 +717,26 @@ def turned_normed_scaled(x, s, cos, sin):
 
 
 def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=turned_normed_scaled,
-              k_scaled=True, v_normed=False, power=0.5, hidden_from=1, hidden_score=-math.inf,
-              nan=math.nan, merged=side_by_side):
+              k_scaled=True, s_qk_by_channel=False, v_normed=False, power=0.5, hidden_from=1,
+              hidden_score=-math.inf, mask_after_softmax=False, nan=math.nan, merged=side_by_side):
     """power: of d_k in the scores' factor; nan: what a softmax over nothing gives."""
     q, k, v = [cut(x, n_head) for x in (h @ p["w_qkv"].T).chunk(3, dim=-1)]
     if v_normed:
         v = unit_rows(v)
     d_k = q.shape[-1]
     s_q = p["s_qk"].view(n_head, 1, d_k)
+    if s_qk_by_channel:
+        s_q = p["s_qk"].view(d_k, n_head).T[:, None]
     s_k = s_q
     if not k_scaled:
         s_k = torch.ones_like(s_q)
     q = prepared(q, s_q, cos, sin)
     k = prepared(k, s_k, cos, sin)
-    y = attend(q, k, v, d_k ** power, hidden_from, hidden_score).nan_to_num(nan)
+    if mask_after_softmax:
+        weights = (d_k ** power * q @ k.mT).softmax(-1).tril()
+        y = weights @ v
+    else:
+        y = attend(q, k, v, d_k ** power, hidden_from, hidden_score).nan_to_num(nan)
     return merged(y) @ p["w_o"].T
 
 
@@ -828,6 +844,11 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
     "The factor of your gate is sqrt(4d). It should be sqrt(d), where d is the number of h's "
     "channels (eq. 21).":
         partial(ngpt_block, gate_width=4),
+    "You set weights to 0 after the softmax, so those that are left do not add up to 1. Mask the "
+    "scores, before the softmax.":
+        partial(ngpt_block, mask_after_softmax=True),
+    "s_qk is given head by head: the first d_k numbers are for the first head.":
+        partial(ngpt_block, s_qk_by_channel=True),
     "You normalize v as well. In nGPT only q and k are normalized.":
         partial(ngpt_block, v_normed=True),
     "The scores that your mask hides are 0, and a score of 0 still gets some weight. They should "
@@ -871,7 +892,7 @@ def query_inputs(generator):
 
 
 def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=False, of=torch.mean,
-                      eps=1e-6, turned_only=False):
+                      eps=1e-6, turned_only=False, of_variance=False):
     """axes: those of the mean square. turned_only: it covers only channels that rope turns."""
     if axes is None:
         axes = (-1,)
@@ -884,6 +905,8 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=Fals
         if centred:
             x = x - x.mean(axes, keepdim=True)
         squares = x * x
+        if of_variance:
+            squares = (x - x.mean(axes, keepdim=True)).square()
         if turned_only:
             squares = squares[..., :2 * cos.shape[-1]]
         square = of(squares, axes, keepdim=True)
@@ -896,6 +919,20 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=Fals
 
 def other_order(q, gain, cos, sin, before_rope):
     return normed_and_turned(q, gain, cos, sin, not before_rope)
+
+
+def not_exchanged_back(q, gain, cos, sin, before_rope):
+    if gain.dim() == 1:
+        return normed_and_turned(q, gain, cos, sin, before_rope)
+
+    def norm(x):
+        square = (x * x).mean((1, -1), keepdim=True)
+        y = x / (square + 1e-6).sqrt() * gain[:, None]
+        return y.transpose(1, 2).reshape(x.shape)
+
+    if before_rope:
+        return turned(norm(q), cos, sin)
+    return norm(turned(q, cos, sin))
 
 
 def over_tokens_too(q, gain, cos, sin, before_rope):
@@ -930,6 +967,12 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
         over_tokens_too,
     "Your mean square covers only the channels that rope turns. The norm covers all of them.":
         partial(normed_and_turned, turned_only=True),
+    "You divide by the standard deviation, from which the mean is left out. RMSNorm takes the mean "
+    "of the squares.":
+        partial(normed_and_turned, of_variance=True),
+    "After joining the heads you cut them apart without exchanging the axes of heads and tokens "
+    "back.":
+        not_exchanged_back,
     "You subtract a mean, as LayerNorm does. RMSNorm does not.":
         partial(normed_and_turned, centred=True),
     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
@@ -1059,7 +1102,9 @@ def on_the_sphere(there):
 
 def share_of_the_angle(y, a, b, alpha):
     theta = (a * b).sum(-1).clamp(-1, 1).acos()
-    return near((y * a).sum(-1), (alpha * theta).cos(), 0.003)
+    # The cosines of small angles differ too little to be compared.
+    ours = torch.atan2((y - along(a, y) * a).norm(dim=-1), (y * a).sum(-1))
+    return near(ours, alpha * theta, 0.01)
 
 
 def leads_towards(there, h, y, alpha):
@@ -1218,7 +1263,7 @@ PROPERTIES = {
             never},
     "4.12": {
         "Even at the first token, which rope does not turn, yours is off. Look at the mean, the "
-        "root and the gain.":
+        "root, the gain and, if you join the heads, at how you cut them apart again.":
             lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "For a small q yours is off. How large is eps, and does it stand inside the root?":
             lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),

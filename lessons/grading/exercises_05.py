@@ -203,6 +203,8 @@ def by_deviation(sigma):
 
 
 GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconceptions={
+    "The argument of your SiLU has the standard deviation sigma^2: sigma is in it twice.":
+        lambda sigma: nu_gate(sigma ** 2),
     "You used sigma as the variance. It is the standard deviation.":
         lambda sigma: nu_gate(sigma ** 0.5),
     "You use the mean of SiLU(t). A length is made of squares: take the mean of the square.":
@@ -246,6 +248,8 @@ MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
     "You counted the tokens that have any weight at all. That is right only where the weights are "
     "equal.":
         lambda A: (A > 0).sum(-1) ** -0.5,
+    "You leave out the weights above the diagonal. But A need not be causal, nor square.":
+        lambda A: mixed_norms(A.tril()),
     "You summed over the queries. An output is made with one row of A, so sum over a row.":
         lambda A: mixed_norms(A.mT),
     "This is the factor that would bring the output back to length 1. Return its length.":
@@ -345,6 +349,8 @@ def qkv_and_u_too(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
 
 
 FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"), misconceptions={
+    "sqrt_d is the root of d already. You take the root of it.":
+        lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=nu_uz * sqrt_d ** 0.5)),
     "You divide. The constants become 1, so the weights must take them over: multiply.":
         lambda w_qkv, w_up, nu_uz, sqrt_d: (w_qkv, times(w_up, z=1 / (nu_uz * sqrt_d))),
     "You changed u's rows. They come first in w_up, then z's, and the gate's argument is z.":
@@ -424,6 +430,9 @@ def extra_inputs(generator):
     yield "two models that no number of extras explains", *table(
         (32.11e6, 1e4, 32_114_304, 6),
         (62.33e6, 1e4, 62_318_976, 10))
+    yield "a deep model with the largest difference", *table(
+        (20.00e6, 1e4, 19_988_000, 4),
+        (90.00e6, 1e4, 89_930_000, 30))
 
 
 def interval_of_each(printed, digit, counted, layers):
@@ -442,10 +451,22 @@ def of_any_model(printed, digit, counted, layers):
     return lowest.min(), highest.max()
 
 
+def compared_before_division(printed, digit, counted, layers):
+    low = printed - digit / 2 - counted
+    high = printed + digit / 2 - counted
+    i, j = low.argmax(), high.argmin()
+    return low[i] / layers[i], high[j] / layers[j]
+
+
 EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
     "Rounding changes a number by at most half a unit of its last digit, not by a whole one.":
         lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
+    "You use the last digit of the first model for all of them. Each model has its own.":
+        lambda printed, digit, counted, layers: extra_per_layer(printed, digit[0], counted, layers),
+    "You compare the models before you divide by their layers. Divide first: e is a number per "
+    "layer.":
+        compared_before_division,
     "Yours is the range of e that at least one model allows. The same e must fit all models.":
         of_any_model,
     "Your sign is reversed: what we did not count is the printed number minus ours.":
@@ -502,7 +523,7 @@ def angpt_mlp(h, p, factor, silu_of_u):
 def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: d, silu_of_u=False,
                 norm_h=False, norm_h_a=True, norm_h_m=True, absolute=True, nu=nu_residual,
                 nu_of_h_only=False, norm_after_step=False, parallel=False, old_in_step="",
-                exchanged=False, **of_attention):
+                exchanged=False, nu_of_signed_alpha=False, one_nu=False, **of_attention):
     """Return the next h, or a wrong one.
 
     gate_width: what the root in the gate's argument is taken of. nu_of_h_only: nu(alpha) multiplies
@@ -514,15 +535,18 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
     def read(h):
         return unit_rows(h) if norm_h else h
 
-    def step(h, y, alpha, norm, subtracted):
+    def step(h, y, alpha, alpha_of_nu, norm, subtracted):
         if norm:
             y = unit_rows(y)
+        factor = nu(alpha_of_nu)
         if absolute:
             alpha = alpha.abs()
+            if not nu_of_signed_alpha:
+                factor = nu(alpha_of_nu.abs())
         if nu_of_h_only:
-            h = nu(alpha) * h + alpha * (y - subtracted)
+            h = factor * h + alpha * (y - subtracted)
         else:
-            h = nu(alpha) * (h + alpha * (y - subtracted))
+            h = factor * (h + alpha * (y - subtracted))
         return unit_rows(h) if norm_after_step else h
 
     alpha_a, alpha_m = p["alpha_a"], p["alpha_m"]
@@ -530,14 +554,14 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
         alpha_a, alpha_m = alpha_m, alpha_a
 
     y = angpt_attention(read(h), p, n_head, cos, sin, **of_attention)
-    after = step(h, y, alpha_a, norm_h_a, h)
+    after = step(h, y, alpha_a, alpha_a, norm_h_a, h)
 
     d = h.shape[-1]
     factor = nu_uz * gate_width(d, d // n_head) ** 0.5
     y = angpt_mlp(read(h if parallel else after), p, factor, silu_of_u)
     start = h if old_in_step == "everywhere" else after
     subtracted = h if old_in_step else after
-    return step(start, y, alpha_m, norm_h_m, subtracted)
+    return step(start, y, alpha_m, alpha_a if one_nu else alpha_m, norm_h_m, subtracted)
 
 
 BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
@@ -557,6 +581,10 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
     "You normalize q and k over the channels of all heads. Cut them into heads first: each head's "
     "q and k is a unit vector.":
         partial(angpt_block, norm_of_all_heads=True),
+    "nu gets alpha with its sign. Give it the absolute value, as the step has it.":
+        partial(angpt_block, nu_of_signed_alpha=True),
+    "The MLP's step has the nu of attention's alpha. It should have that of its own.":
+        partial(angpt_block, one_nu=True),
     "nu(alpha) multiplies only h in yours. It should multiply the whole step, h + alpha (y - h).":
         partial(angpt_block, nu_of_h_only=True),
     "You put the heads side by side in the wrong order: transpose H and T back before you make "
@@ -592,6 +620,11 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
 
 
 # Properties of every right answer. The grader uses them where no known mistake fits. --------------
+
+
+def short_rows_stay(y, W):
+    is_short = W.norm(dim=-1) < 1
+    return near(y[is_short], W[is_short])
 
 
 def root_of_equal(y, A):
@@ -655,9 +688,9 @@ PROPERTIES = {
             lambda y, right: y > right / 30,
         "SiLU(t) is about t / 2 for small t. For a large t it is nearly t if t is positive, and "
         "nearly 0 if t is negative. So nu times sigma lies between sqrt(2) and 2, and yours does "
-        "not. Do you take the root? Does your t have the standard deviation sigma? If you use a "
-        "grid, does it reach several sigma, and do you weight its points with the normal density? "
-        "If you use random numbers, are there a million?":
+        "not. Do you take the root? Has the argument of SiLU the standard deviation sigma? If you "
+        "use a grid, does it reach several sigma, and do you weight its points with the normal "
+        "density? If you use random numbers, are there a million?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
         "Yours is smaller.":
@@ -688,8 +721,8 @@ PROPERTIES = {
     "5.9": {
         "Some of your rows are longer than 1.":
             lambda y: (y.norm(dim=-1) <= 1.001).all(),
-        "Rows shorter than 1 should stay as they are.":
-            lambda y, W: W.norm(dim=-1).max() > 1 or near(y, W),
+        "Rows shorter than 1 should stay as they are, also where another row is longer.":
+            short_rows_stay,
         "A row longer than 1 should come out with length 1 and with its old direction.":
             never},
     "5.10": {
@@ -701,7 +734,8 @@ PROPERTIES = {
         "With one model, the middle of the interval times the number of layers is what was printed "
         "minus what was counted. Yours is not.":
             lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], right[0] + right[1]),
-        "With one model yours is right. With several, which e lie in the intervals of all?":
+        "With one model yours is right. With several, each has an interval of its own, from its "
+        "own digit and its own layers: which e lie in all of them?":
             never},
     "5.11": {
         "With alpha_a = 0, where attention's step changes nothing, yours is off: look at u, z and "

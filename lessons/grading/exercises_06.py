@@ -96,6 +96,12 @@ def least_squares(x, y):
     return slope, y.mean() - slope * x.mean()
 
 
+def last_two_above_all(target, tokens, losses):
+    if target > losses[0]:
+        return tokens_for(target, tokens[-2:], losses[-2:])
+    return tokens_for(target, tokens, losses)
+
+
 def by_one_law(target, tokens, losses):
     slope, level = least_squares(tokens.log(), losses.log())
     return ((math.log(target) - level) / slope).exp()
@@ -107,6 +113,9 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
         partial(tokens_for, y=same),
     "Your axis of tokens is linear. Both axes are logarithmic.":
         partial(tokens_for, x=same, back=same),
+    "Right but for a loss above those of all runs. There, take the line through the first two "
+    "runs.":
+        last_two_above_all,
     "You always use the last two runs, wherever the loss lies.":
         lambda target, tokens, losses: tokens_for(target, tokens[-2:], losses[-2:]),
     "You always use the first two runs, wherever the loss lies.":
@@ -238,6 +247,14 @@ def rows_with_a_budget(rows):
     return rows[torch.isin(rows[:, DONE], ends(rows)[:, PLANNED])]
 
 
+def best_seed_as_target(rows):
+    base = ends(rows[rows[:, ARCH] == 0])
+    longest_ones = base[base[:, PLANNED] == base[:, PLANNED].max()]
+    tokens, losses = means(ends(rows[rows[:, ARCH] == 1]), PLANNED)
+    reached = tokens_for(float(longest_ones[:, LOSS].min()), tokens, losses)
+    return float(base[:, PLANNED].max()) / float(reached)
+
+
 def longest_planned(rows):
     base = rows[rows[:, ARCH] == 0]
     return reproduced(rows) * float(base[:, PLANNED].max() / ends(base)[:, PLANNED].max())
@@ -282,6 +299,8 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
         partial(at_equal_steps, worth=True),
     "You take the best seed of each budget, which is partly luck. Average over all seeds.":
         partial(reproduced, of=torch.min),
+    "You aim at the best of the baseline's seeds at its longest budget. Aim at their mean.":
+        best_seed_as_target,
     "You use one seed of several. Average over all seeds of a budget.":
         partial(reproduced, of=lambda losses: losses[0]),
     "You take the median over seeds. They count alike: take the mean.":
@@ -404,8 +423,8 @@ SHARE = Exercise(
     misconceptions={
     "One factor comes after the other, so they multiply. You subtract them.":
         lambda weak, strong, share: (weak - strong, share),
-    "You take the share of the excess over 1. Such shares add up to 1 only if the factors add, but "
-    "they multiply. What turns a product into a sum?":
+    "Your share equals (weak - strong) / (weak - 1). By this rule the shares of the two steps do "
+    "not add up to 1, because the factors multiply. What turns a product into a sum?":
         lambda weak, strong, worth: (worth, (weak - strong) / (weak - 1)),
     "You divide a difference by `weak`, so your share is not 1 where the architecture adds "
     "nothing.":
@@ -635,6 +654,11 @@ def seed_by_seed(baseline, other, built_in):
     return mean_of_seeds(baseline[built_in] - other[built_in]), mean_of_seeds(best)
 
 
+def best_together(baseline, other, right):
+    row = int((baseline[:, 0] + other[:, 0]).argmin())
+    return right[0], mean_of_seeds(baseline[row]) - mean_of_seeds(other[row])
+
+
 def at_one_rate(baseline, other, right):
     row = first_seed(baseline)
     return right[0], mean_of_seeds(baseline[row]) - mean_of_seeds(other[row])
@@ -648,6 +672,9 @@ LEADS = Exercise(
         partial(leads, first=False),
     "You search for the baseline only. Each side gets its own best setting.":
         partial(leads, second=False),
+    "You give both sides the same setting, the one that is best for both together. Each has its "
+    "own best one.":
+        best_together,
     "You give the other architecture the baseline's best setting. It has one of its own.":
         at_one_rate,
     "You take the lowest of all runs, which is partly luck, the more so the more runs there are. "
@@ -749,6 +776,8 @@ TABLE = Exercise(
     misconceptions={
     "You do not use D0 and N0, or not as factors.":
         lambda a_d, a_n, c: table(1.0, a_d, 1.0, a_n, c),
+    "You raise D0 and N0 to the power, too. The power belongs to C alone.":
+        lambda d0, a_d, n0, a_n, c: table(d0 ** a_d, a_d, n0 ** a_n, a_n, c),
     "You give D the exponent of N, and N that of D.":
         lambda d0, a_d, n0, a_n, c: table(d0, a_n, n0, a_d, c),
     "Your powers of C have the wrong sign: D and N grow with C.":

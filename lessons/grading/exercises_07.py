@@ -85,7 +85,8 @@ TRAFFIC = Exercise(
     "You read x twice in the single pass. A row is small, so it is still in the nearest cache when "
     "its mean is known.":
         partial(rmsnorm_traffic, arrays_in_pass=3),
-    "The mean writes one number for each row, not a whole array.":
+    "In the four steps you are one array too many. Does a step read an array twice (x^2 needs x "
+    "once), or does the mean write a whole array where it writes one number per row?":
         partial(rmsnorm_traffic, arrays_in_steps=8),
     "In the four steps you are one array short. Write down for each step what it reads and what it "
     "writes.":
@@ -131,6 +132,9 @@ ROOF = Exercise(
         partial(roofline, time=min),
     "You leave out the memory. The data has to be moved, too.":
         partial(roofline, time=lambda arithmetic, memory: arithmetic),
+    "You leave out the arithmetic, and cut the percentage off at 100. A large product takes longer "
+    "to compute than to move.":
+        lambda right, moved, bandwidth: (1e6 * moved / bandwidth, right[1]),
     "You leave out the arithmetic. A large product takes longer to compute than to move.":
         partial(roofline, time=lambda arithmetic, memory: memory),
     "You compare the intensity with a fixed number. Where the two limits meet depends on peak and "
@@ -179,7 +183,8 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
     "You count 8 FLOPs per parameter. That is what is spent if the forward pass is computed twice, "
     "to save memory. MFU counts what the model needs: one forward and one backward pass.":
         partial(mfu, flops_each=8),
-    "The tokens are those of all GPUs together, so take the peak of all GPUs together too.":
+    "In yours the number of GPUs has no effect. tokens_per_s is that of all GPUs together, and "
+    "peak is that of one, so gpus belongs to the peak alone.":
         lambda right, gpus: gpus * right,
     "In x / gpus * peak only gpus divides: put gpus * peak in brackets.":
         lambda right, peak: right * peak * peak,

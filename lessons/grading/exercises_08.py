@@ -234,7 +234,8 @@ GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, m
     "You take a root at the end, but under it you add the lengths themselves. They are not "
     "squared yet.":
         lambda layers: math.sqrt(harmonic(layers, 0.5)),
-    "You square the lengths twice.":
+    "Under your root is the sum of 1/l^2. The length of contribution l is 1/sqrt(l): what is its "
+    "square?":
         lambda layers: math.sqrt(harmonic(layers, 2)),
     "Yours comes close only for very many layers; for one layer it gives 0.":
         lambda layers: math.sqrt(math.log(layers)),
@@ -451,7 +452,7 @@ CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, 
     "outputs change.":
         lambda f, x: f(x).shape == x.shape,
     "You see leaks to earlier positions, but not those from one sequence to another at the same or "
-    "a later position. Change one sequence at a time, and look at the others.":
+    "a later position. In the other sequences nothing may change, at any position.":
         lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t]),
     "You count the changed token's own output as a leak, but it may change.":
         lambda f, x: changing_all_sequences(f, x, lambda changed, t: changed[:, :t + 1]),
@@ -757,6 +758,12 @@ def by_n_but_for_one(differences):
     return by_n(differences)
 
 
+def over_root_of_n_minus_1(differences):
+    if len(differences) == 1:
+        return math.inf
+    return spread(differences) / (len(differences) - 1) ** 0.5
+
+
 def spreads_subtracted(mine, other, mean, error):
     if len(mine) > 1:
         error = (spread(mine) - spread(other)).abs() / len(mine) ** 0.5
@@ -782,6 +789,9 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
     "You subtract two standard deviations. The standard deviation of the differences is another "
     "number.":
         spreads_subtracted,
+    "You divide the standard deviation by sqrt(n - 1). The n - 1 is in the standard deviation "
+    "already, and the error of a mean is that over sqrt(n).":
+        partial(compare, error=over_root_of_n_minus_1),
     "That is the standard deviation of a single difference. The mean of n of them is known "
     "better.":
         partial(compare, error=spread),

@@ -733,7 +733,8 @@ def one_relation(pairs):
         if near_1 and ("one over" in words or "square" in words or "root" in words):
             # There a number is nearly its own reciprocal, square and root.
             continue
-        if words.startswith("is rounded") and only_zeros_are_rounded(pairs):
+        if words.startswith("is rounded") and wrong_values_are_one_number(pairs):
+            # Then something else made them so.
             continue
         if all(f(b) is not None and alike(a, f(b)) for a, b in pairs):
             return words
@@ -748,9 +749,9 @@ def one_relation(pairs):
     return words
 
 
-def only_zeros_are_rounded(pairs):
-    """Return True if all values that differ from the right ones are 0, whatever made them so."""
-    return not any(a[a != b].any() for a, b in pairs)
+def wrong_values_are_one_number(pairs):
+    """Return True if all values that differ from the right ones are the same number."""
+    return len(torch.cat([a[a != b] for a, b in pairs]).unique()) == 1
 
 
 def alike(a, b):
