@@ -196,12 +196,14 @@ def parse_options(argv, description, *classes, command="", leave_out=()):
         argument_default=argparse.SUPPRESS,
         epilog="[...] is an option's default. In train.py and bench.py, the preset of --size, the "
                "arch's recipe or the benchmark may replace it. (...) says how a default is chosen.")
-    options, owners = {}, []
-    for cls in reversed(classes):
-        options |= {field.name: field for field in fields(cls) if field.name not in leave_out}
-        # Go from the most general class to the subclass, so that the subclass's comment wins. The
-        # last entry of __mro__ is `object`.
-        owners += reversed(cls.__mro__[:-1])
+    options = {}
+    for cls in classes:
+        for field in fields(cls):
+            if field.name not in leave_out:
+                options.setdefault(field.name, field)
+    # In read_comments() later classes win, so go from the most general class to the most special
+    # one. The last entry of __mro__ is `object`.
+    owners = [owner for cls in reversed(classes) for owner in reversed(cls.__mro__[:-1])]
     helps, headings = read_comments(owners)
 
     groups = {None: parser}

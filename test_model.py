@@ -749,6 +749,12 @@ def test_help_lists_options_under_their_headings(capsys):
     assert "--eval_tokens int tokens per validation (0.5% of training tokens" in text
     assert "--mlp {swiglu,gelu} activation of the MLP" in text
 
+    with pytest.raises(SystemExit):
+        bench.main(["speed", "--help"])
+    text = capsys.readouterr().out
+    assert text.index("--rounds") < text.index("--n_layer")      # the benchmark's own come first
+    assert not re.search(r"--(arch|resume|eval_only) ", text)    # these are not for benchmarks
+
 
 @pytest.mark.parametrize("torch_says, code", [
     ("CUDA out of memory. Tried", 2), ("can't allocate memory", 2), ("size mismatch", None)])
