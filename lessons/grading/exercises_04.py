@@ -106,8 +106,8 @@ MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconce
         lambda d: 1 / d,
     "The factor 0.7979 is right for large d, but cosines shrink like 1/sqrt(d), not like 1/d.":
         lambda d: math.sqrt(2 / math.pi) / d,
-    "(1 - x^2) ** (d - 3) / 2 halves the power, because ** comes before /. The exponent is "
-    "(d - 3) / 2.":
+    "Your exponent is d - 3, twice what it should be. Is the / 2 missing, or does it stand outside "
+    "of the power, as in (1 - x^2) ** (d - 3) / 2?":
         lambda d: mean_abs_cosine(2 * d - 3),
     "Your exponent is rounded down to a whole number where d is even: (d - 3) / 2 has a half "
     "there, which // drops.":
@@ -516,6 +516,15 @@ UPDATES = Exercise(
     misconceptions={
     "You round your steps to bfloat16. Round only the copy.":
         steps_rounded,
+    "You return the rounded copy as the master, too. Return the float32 master, and round only the "
+    "copy.":
+        lambda copy: (copy, copy),
+    "Your master is rounded to bfloat16 at the end. Return the float32 master, and round only the "
+    "copy.":
+        lambda copy: (copy.float(), copy),
+    "Your master is rounded to bfloat16 and then normalized once more. Return the float32 master, "
+    "and round only the copy.":
+        lambda copy: (unit_rows(copy.float()), copy),
     "You normalize only the copy. The master keeps the length that the step gave it, and the next "
     "step starts from there.":
         partial(sphere_steps, after=same, view=unit_rows),
@@ -1077,6 +1086,9 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
         rest_equal_too,
     "One equal pair is enough in yours (any). Every pair must have equal gains.":
         lambda gain, pairs: pairs == 0 or bool((gain[:pairs] == gain[pairs:2 * pairs]).any()),
+    "One equal pair is enough in yours (any), and without a pair it says False. Every pair must "
+    "have equal gains.":
+        lambda gain, pairs: bool((gain[:pairs] == gain[pairs:2 * pairs]).any()),
     "You compare only the first pair. Does a `return` stand inside the loop?":
         lambda gain, pairs: bool(pairs == 0 or gain[0] == gain[pairs]),
 })

@@ -430,6 +430,9 @@ def extra_inputs(generator):
     yield "two models that no number of extras explains", *table(
         (32.11e6, 1e4, 32_114_304, 6),
         (62.33e6, 1e4, 62_318_976, 10))
+    yield "two models, the first printed coarsely", *table(
+        (1.073e9, 1e6, 1_072_590_116, 36),
+        (9.40e6, 1e4, 9_396_100, 12))
     yield "a deep model with the largest difference", *table(
         (20.00e6, 1e4, 19_988_000, 4),
         (90.00e6, 1e4, 89_930_000, 30))

@@ -423,8 +423,8 @@ SHARE = Exercise(
     misconceptions={
     "One factor comes after the other, so they multiply. You subtract them.":
         lambda weak, strong, share: (weak - strong, share),
-    "Your share equals (weak - strong) / (weak - 1). By this rule the shares of the two steps do "
-    "not add up to 1, because the factors multiply. What turns a product into a sum?":
+    "Your share equals (weak - strong) / (weak - 1). With weak = 4 and strong = 2 both steps have "
+    "the factor 2, but yours gives the first of them 2/3. What turns a product into a sum?":
         lambda weak, strong, worth: (worth, (weak - strong) / (weak - 1)),
     "You divide a difference by `weak`, so your share is not 1 where the architecture adds "
     "nothing.":

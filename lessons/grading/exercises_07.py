@@ -86,7 +86,8 @@ TRAFFIC = Exercise(
     "its mean is known.":
         partial(rmsnorm_traffic, arrays_in_pass=3),
     "In the four steps you are one array too many. Does a step read an array twice (x^2 needs x "
-    "once), or does the mean write a whole array where it writes one number per row?":
+    "once), or does the mean write a whole array where it writes one number per row? Or do you "
+    "count the gain, which is small?":
         partial(rmsnorm_traffic, arrays_in_steps=8),
     "In the four steps you are one array short. Write down for each step what it reads and what it "
     "writes.":
@@ -132,11 +133,11 @@ ROOF = Exercise(
         partial(roofline, time=min),
     "You leave out the memory. The data has to be moved, too.":
         partial(roofline, time=lambda arithmetic, memory: arithmetic),
-    "You leave out the arithmetic, and cut the percentage off at 100. A large product takes longer "
-    "to compute than to move.":
-        lambda right, moved, bandwidth: (1e6 * moved / bandwidth, right[1]),
     "You leave out the arithmetic. A large product takes longer to compute than to move.":
         partial(roofline, time=lambda arithmetic, memory: memory),
+    "The percentage is right, but your time leaves out the arithmetic. A large product takes "
+    "longer to compute than to move.":
+        lambda right, moved, bandwidth: (1e6 * moved / bandwidth, right[1]),
     "You compare the intensity with a fixed number. Where the two limits meet depends on peak and "
     "bandwidth.":
         lambda flops, moved, peak, bandwidth: roofline(
