@@ -517,7 +517,7 @@ BENCHMARKS = {"speed": (speed, SpeedOptions), "memory": (memory, MemoryOptions),
 def main(argv):
     """Run the benchmark that the first word of the command line names."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(__doc__)
+        print(f"usage: bench.py {{{','.join(BENCHMARKS)}}} ...\n{__doc__}")
         return
     name, *words = argv
     hint = "; the race is lessons/studies/race.py" if name == "race" else ""

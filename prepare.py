@@ -416,11 +416,13 @@ def read_shard(path):
 def read_meta(folder):
     """Return a dataset's meta.json, which only a complete dataset has. Raises DataError."""
     path = Path(folder, "meta.json")
-    hint = ""
+    source, hint = "...", ""
+    if Path(folder).is_file():
+        source = folder
     if Path("data", folder, "meta.json").exists():
         hint = f"; did you mean data/{folder}?"
-    check(path.exists(),
-          f"data={folder}: no complete dataset; python prepare.py --source=... makes one{hint}")
+    check(path.exists(), f"data={folder}: no complete dataset; python prepare.py --source={source} "
+          f"makes one{hint}")
     return read_json(path)
 
 

@@ -246,6 +246,8 @@ def load_arch(arch):
     path, _, name = arch.rpartition(":")
     if path and not path.endswith(".py"):
         raise ConfigError(f"arch={arch}: expected FILE.py:NAME")
+    if path and not Path(path).exists():
+        raise ConfigError(f"arch={arch}: {path} cannot be run, because it does not exist")
     if path:
         with explain_errors(f"arch={arch}: {path} cannot be run"):
             spec = importlib.util.spec_from_file_location(path, path)

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from bench import COLORS, label
 from lessons.studies.diagnose import diagnose
 from lessons.studies.race import at_best, read_race
-from prepare import prepare
+from prepare import parse_options, prepare, run_script
 
 SEARCH = read_race(ROOT / "assets/race_12x64.json")["runs"]
 SEEDS = [1, 2]
@@ -88,7 +88,9 @@ def draw(found, path):
     figure.savefig(path)
 
 
-if __name__ == "__main__":
+def main(argv):
+    # There are no options but --help.
+    parse_options(argv, __doc__)
     prepare()
     found = {}
     for name in dict.fromkeys(row["arch"] for row in SEARCH):
@@ -96,3 +98,7 @@ if __name__ == "__main__":
         print(label(name), *(f"{losses[-1]:.4f}" for losses in found[name]["val_loss"]))
     Path("assets/depth.json").write_text(json.dumps(found))
     draw(found, "assets/depth.png")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -347,4 +347,8 @@ def draw():
 
 
 if __name__ == "__main__":
-    {"table": table, "trial": trial, "draw": draw}[sys.argv[1]]()
+    commands = {"table": table, "trial": trial, "draw": draw}
+    if sys.argv[1:] and sys.argv[1] in commands:
+        commands[sys.argv[1]]()
+    else:
+        print(__doc__)

@@ -20,7 +20,7 @@ import torch
 
 from lessons.extras import variants  # puts them into ARCHS
 from model import ARCHS
-from prepare import atomic_write, check, run_script
+from prepare import atomic_write, check, parse_options, run_script
 
 RESULTS = ROOT / "assets" / "race_variants.json"
 OPTIONS = dict(n_layer=3, n_embd=64, n_head=4, block_size=128, batch_size=16, total_batch_size=2048,
@@ -74,6 +74,8 @@ class Runs:
 
 
 def main(argv):
+    # There are no options but --help.
+    parse_options(argv, __doc__)
     torch.set_num_threads(1)
     runs = Runs()
     for times in (2, 1):

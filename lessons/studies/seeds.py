@@ -283,4 +283,7 @@ def run(archs, variants, seeds):
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    {"run": run}[sys.argv[1]](*sys.argv[2:])
+    if len(sys.argv) == 5 and sys.argv[1] == "run":
+        run(*sys.argv[2:])
+    else:
+        print(__doc__)

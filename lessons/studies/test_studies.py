@@ -6,12 +6,19 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lessons.studies import cost
+from lessons.studies import cost, depth, race_variants
 from lessons.studies.diagnose import diagnose
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("study", [depth, race_variants])
+def test_help_starts_no_study(study, capsys):
+    with pytest.raises(SystemExit):
+        study.main(["--help"])
+    assert "usage:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arch", ["powernorm", "angpt"])
