@@ -80,7 +80,7 @@ def known_mistake_sentences(found, overwritten, expected, exercise):
         return []
 
     def explains(others):
-        return all(agree(label, None, found, others, exercise) for label in found)
+        return all(agree(label, None, found, others, exercise) for label in others)
 
     known = []
     for wrong, sentence in exercise.misconceptions:
@@ -89,10 +89,13 @@ def known_mistake_sentences(found, overwritten, expected, exercise):
             if explains(others):
                 return [sentence]
             known.append((wrong, others, sentence))
+    # Most pairs differ from the answer with the first input already, so try that one alone first.
+    first_label = next(iter(found))
     for (f, _, first), (g, _, second) in combinations(known, 2):
         both = both_mistakes(f, g)
-        if both and explains(answers(both, exercise)[0]):
-            return [first, second]
+        if both and explains(answers(both, exercise, [first_label])[0]):
+            if explains(answers(both, exercise)[0]):
+                return [first, second]
     return mistakes_in_parts(found, expected, known, exercise)
 
 
