@@ -49,7 +49,8 @@ from typing import Literal
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # On a CPU torch.compile calls GCC. The code that GCC 12 generates for bfloat16 may return NaN, and
 # the flag -fno-tree-slp-vectorize prevents this. torch has no option for compiler flags, but it
-# puts the text of this variable after -march=, where a second flag can follow.
+# puts the text of this variable after -march=, where a second flag can follow. (torch 2.11 does not
+# read this variable.)
 if platform.machine() == "x86_64":
     os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", "native -fno-tree-slp-vectorize")
 
@@ -843,11 +844,11 @@ def with_checkpoint(config, state, own_checkpoint=False):
     if own_checkpoint:
         # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps
         # would be more steps, so that the run would be in its warmup again.) For example, a run of
-        # 1000 steps has a warmup_ratio of 0.2, so its warmup takes 200 steps. If it is resumed with
-        # --max_steps=2000, its ratio becomes 0.1, and the warmup still takes 200 steps. The user
-        # may also set --warmup_ratio=0.2 or 0.1 in the second command, which repeats the ratio of
-        # the earlier command or that of the longer run. Neither changes the warmup; any other ratio
-        # does.
+        # 1000 steps has a warmup_ratio of 0.2, so its warmup takes 200 steps. A second command
+        # resumes it with --max_steps=2000, and a third one with --max_steps=4000. The ratio becomes
+        # 0.1 and then 0.05, so the warmup still takes 200 steps. Setting --warmup_ratio changes
+        # nothing if it repeats the ratio that the earlier commands had (0.2), or the one that the
+        # last checkpoint was saved with (0.1, in the third command).
         ratio_now = config.options.get("warmup_ratio")
         earlier_ratio = TrainConfig(inherited, out_dir=config.out_dir).warmup_ratio
         if ratio_now in (None, earlier_ratio, saved["warmup_ratio"]):
