@@ -206,10 +206,10 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # A run that reads a checkpoint makes two TrainConfigs: a first one from the command line
-        # alone, to find the checkpoint, and a second one, in with_checkpoint(), with the options
-        # inherited from it. The first is only a draft that may lack options of the model, so do not
-        # check them yet. It needs a checkpoint and has inherited nothing.
+        # A run that reads a checkpoint first makes a TrainConfig from the command line alone, to
+        # find the checkpoint. The one that it trains with is made in with_checkpoint(), with the
+        # options inherited from it. The first is only a draft that may lack options of the model,
+        # so do not check them yet. It needs a checkpoint and has inherited nothing.
         needs_checkpoint = self.uses_own_checkpoint or self.init_from
         is_draft = needs_checkpoint and not inherited
         if not is_draft:
@@ -272,7 +272,8 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
-    # Count at least one sequence per process and step: gcd(0, n) below would be n.
+    # Count at least one sequence per process and step. (With too few, gcd(0, n) below would be n,
+    # and the error would name the preset's batch size instead of 1.)
     sequences = max(1, c.total_batch_size // (c.block_size * world_size))
     if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
