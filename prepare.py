@@ -306,7 +306,7 @@ def lock_folder(folder, message, wait=False):
     """Return a context manager that holds the lock of a folder.
 
     If another process has locked it, raise DataError with the message or, if `wait` is true, print
-    the message and wait. Where the file system has no locks, print a warning, and return a context
+    the message and wait. If the folder cannot be locked, print a warning, and return a context
     manager that does nothing.
     """
     folder = Path(folder).resolve()
@@ -543,7 +543,8 @@ def read_rows(path):
 def open_documents(path):
     """Yield each document of a file as a binary file: a row's text, or the whole file.
 
-    Raises DataError if a row has no text, or if the file looks like UTF-16.
+    Raises DataError if a row has no string `text`, or if the file looks like UTF-16. An empty line
+    counts as a row with an empty text.
     """
     if path.suffix.lower() not in (".jsonl", ".parquet"):
         with path.open("rb") as file:
