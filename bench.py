@@ -215,7 +215,8 @@ def write_results(benchmark, options, training, **results):
 def speed(options, training):
     """Measure the time of a training step with every arch.
 
-    Here --compile defaults to true, and --total_batch_size to one micro-batch.
+    Here --compile defaults to true, and --total_batch_size to one micro-batch. No dataset is read:
+    --data changes nothing, and --vocab_size defaults to that of --size, else to 257.
     """
     training = {"compile": "true", **training}
     # The archs share code but use different constants in it, so torch compiles this code several
@@ -419,7 +420,8 @@ def largest_batch_size(bytes_at, limit):
 def memory(options, training):
     """Estimate how much GPU memory a training step needs with every arch.
 
-    Here --compile defaults to true and --dtype to bfloat16.
+    Here --compile defaults to true and --dtype to bfloat16. No dataset is read: --data changes
+    nothing, and --vocab_size defaults to that of --size, else to 257.
     """
     training = {"compile": "true", "dtype": "bfloat16", **training}
     rows = []

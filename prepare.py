@@ -194,8 +194,8 @@ def parse_options(argv, description, *classes, command="", leave_out=()):
         exit_on_error=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        epilog="[...] is an option's default. In train.py and bench.py, the preset of --size, the "
-               "arch's recipe or the benchmark may replace it. (...) says how a default is chosen.")
+        epilog="[...] is an option's default. Where there is a --size, its preset, the arch's "
+               "recipe or the benchmark may replace it. (...) says how a default is chosen.")
     options = {}
     for cls in classes:
         for field in fields(cls):

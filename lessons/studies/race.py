@@ -6,9 +6,11 @@ Find out which arch learns most from its tokens, each at its own best learning r
 
 A race makes complete runs, since a run that is stopped halfway is no shorter run: its learning rate
 has not come down. --tokens_per_parameter says how long they are. At each length the race first
-searches each arch's best point with one seed. It tries half and twice the recipe's learning rate,
-for pre-norm archs a third and three times the embed_std too, moves to the best of these, and
-repeats that until no neighbor is better. Then it runs all seeds at the best point.
+searches each arch's best point with one seed. It starts at the recipe's learning rate and embed_std
+or, if that is better, at the best point of the previous length. It tries half and twice that
+learning rate, for pre-norm archs a third and three times the embed_std too, moves to the best of
+these, and repeats that until no neighbor is better. Then it runs all seeds at the best point.
+--vocab_size defaults to the dataset's.
 
 Every run that ends is added to the JSON file --results, and the same command resumes the race. The
 loss of a run is that of all validation tokens, or of --eval_tokens that are evenly spread over
