@@ -167,7 +167,7 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
     eval_tokens: int | None = None  # tokens per validation (0.5% of training tokens, 4096 to 10M)
-    final_eval_tokens: int | None = None  # in the last one (eval_tokens if set, else 1M to 10M)
+    final_eval_tokens: int | None = None  # for the last one (eval_tokens if set, else 1M to 10M)
     log_interval: int = 10          # steps between records of log.jsonl
     checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
 
