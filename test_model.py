@@ -741,6 +741,13 @@ def test_command_lines(words, want):
     assert prep.parse_options(words.split(), "", TrainConfig) == want
 
 
+@pytest.mark.parametrize("word, example", [
+    ("books.txt", "--source=books.txt"), ("source=x", "--source=x"), ("x=3", "--name=value")])
+def test_a_bare_word_gets_the_option_that_is_meant(word, example):
+    with pytest.raises(ConfigError, match=f"options are written as {example}$"):
+        prep.parse_options([word], "", prep.PrepareConfig)
+
+
 def test_help_lists_options_under_their_headings(capsys):
     with pytest.raises(SystemExit):
         prep.parse_options(["--help"], "", TrainConfig)
@@ -1344,7 +1351,7 @@ def test_sizes_and_their_parameters_are_angpt_table_f1(arch, printed):
 --arch=ngtp  did you mean ngpt?
 --arch=gpt  GPT+ is --arch=rmsnorm --qk_norm=true
 --arch=rmsnorm+  --arch=rmsnorm --qk_norm=true
---arch=nowhere.py:mine  nowhere.py cannot be run
+--arch=nowhere.py:mine  nowhere.py cannot be run, because it does not exist
 --arch={file}:mine  mine.txt:mine: expected FILE.py:NAME
 --size=125b  did you mean 125m?
 --device=gpu  invalid choice: 'gpu'
@@ -1389,7 +1396,7 @@ config/x.py  there are no configuration files
 --out_dir={folder}  give this run its own folder, such as --out_dir={folder}/mine
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no complete dataset
---data={file}  data={file}: no complete dataset
+--data={file}  data={file}: no complete dataset; python prepare.py --source={file} makes one
 --block_size=2000  too few val tokens for one window of --block_size=2000
 --init_from={file}  mine.txt: not a whole checkpoint; the file is empty, cut off, or not one of
 --resume=true  run: no run here yet; leave out --resume to start one

@@ -530,7 +530,7 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
     """Return the next h, or a wrong one.
 
     gate_width: what the root in the gate's argument is taken of. nu_of_h_only: nu(alpha) multiplies
-    h, and not the whole step.
+    h, and not the whole step. one_nu: the MLP's step has the nu of attention's alpha.
     norm_h: the branches read a normalized h. parallel: the MLP reads the h that attention reads.
     old_in_step: where the MLP's step has the h from before attention, "everywhere" or in the
     "difference" h_m - h. exchanged: each step takes the other one's alpha.
@@ -541,11 +541,11 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
     def step(h, y, alpha, alpha_of_nu, norm, subtracted):
         if norm:
             y = unit_rows(y)
-        factor = nu(alpha_of_nu)
         if absolute:
             alpha = alpha.abs()
-            if not nu_of_signed_alpha:
-                factor = nu(alpha_of_nu.abs())
+        if absolute and not nu_of_signed_alpha:
+            alpha_of_nu = alpha_of_nu.abs()
+        factor = nu(alpha_of_nu)
         if nu_of_h_only:
             h = factor * h + alpha * (y - subtracted)
         else:

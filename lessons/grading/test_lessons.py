@@ -1267,6 +1267,13 @@ def test_no_sentence_misleads(number, answer, said, unsaid, capsys):
     assert "not yet" in out and said in out and unsaid not in out, out
 
 
+def test_one_wrong_number_is_not_called_rounded(monkeypatch, capsys):
+    """A value that is 1 wherever it is wrong may have been set to 1."""
+    inputs = (torch.tensor([0.2, 0.6]),), (torch.tensor([0.7, 3.0]),)
+    said = ask(monkeypatch, lambda x: x, *inputs)
+    assert "rounded" not in said(lambda x: x.ceil(), capsys)
+
+
 def test_a_known_mistake_is_not_named_if_a_right_value_contradicts_it(monkeypatch, capsys):
     """A mistake that makes a value wrong was not made if that value is right."""
     mistakes = [
