@@ -34,18 +34,19 @@ def projected_norms(W, X):
 PROJECTION = Exercise(reference=projected_norms, inputs=projection_inputs, misconceptions={
     "You normalized the columns of W. Each output is the inner product of x with a row.":
         lambda W, X: (unit_rows(X) @ unit_rows(W.T)).norm(dim=-1),
-    "You did not normalize the rows of X. They should be unit vectors, too.":
+    "In yours the rows of X keep their lengths. They should become unit vectors, too.":
         lambda W, X: (X @ unit_rows(W).T).norm(dim=-1),
     "Rows of X that are shorter than 1 stay short in yours. They should become unit vectors, too.":
         lambda W, X: projected_norms(W, X) * X.norm(dim=-1).clamp(max=1),
-    "You normalized X but not W: its rows should be unit vectors, too.":
+    "In yours the rows of W keep their lengths. They should become unit vectors, too.":
         lambda W, X: (unit_rows(X) @ W.T).norm(dim=-1),
     "You divided W by one number, its norm as a whole. Divide each row by its own length.":
         lambda W, X: (unit_rows(X) @ (W / W.norm()).T).norm(dim=-1),
     "You divided W and X by one number each, their norms as a whole. Divide each row by its own "
     "length.":
         lambda W, X: (X / X.norm() @ (W / W.norm()).T).norm(dim=-1),
-    "You normalized nothing: the rows of both should be unit vectors.":
+    "These are the lengths without any norm: the rows of both should be unit vectors. (unit "
+    "returns a new tensor.)":
         lambda W, X: (X @ W.T).norm(dim=-1),
 })
 
@@ -74,13 +75,14 @@ LINEAR = Exercise(
     reference=linear_factors, inputs=linear_inputs, parts=LINEAR_PARTS, misconceptions={
     "All four are upside down: these are the expected norms, and nu brings them back to 1.":
         lambda right: [1 / nu for nu in right],
-    "For attention you took a map from d to d. But each head has its own q, k and v: count the "
-    "entries of one of them.":
-        lambda nu_uz, nu_d: [1.0, 1.0, nu_uz, nu_d],
     "W_p keeps lengths, but its input is not a unit vector: how long are n_head unit "
     "vectors side by side?":
         lambda nu_qkv, nu_uz, nu_d: [nu_qkv, 1.0, nu_uz, nu_d],
-    "You counted u and z as one vector. They are two, each of unit length.":
+    "1 belongs to a map from d to d that gets a unit vector. But each head has its own q, k and v: "
+    "count the entries of one of them. And how long is the input of W_p?":
+        lambda nu_uz, nu_d: [1.0, 1.0, nu_uz, nu_d],
+    "nu_uz is too small by a factor of sqrt(2): do you count u and z as one vector? They are two, "
+    "each of unit length.":
         lambda nu_qkv, nu_p, nu_uz, nu_d: [nu_qkv, nu_p, nu_uz / math.sqrt(2), nu_d],
     "E||Wx||^2 = r/d is the expected square. nu belongs to the length, so take the root.":
         lambda right: [nu ** 2 for nu in right],
@@ -110,8 +112,8 @@ RESIDUAL = Exercise(reference=nu_residual, inputs=residual_inputs, misconception
     "This is the paper's printed line, the expected squared norm. Which factor on a vector brings "
     "its length back to 1?":
         printed_nu,
-    "1 - alpha and alpha add up to 1, but h and y are at right angles: their sum is shorter "
-    "than 1.":
+    "Yours is always 1, as if lengths added up. 1 - alpha and alpha do, but h and y are at right "
+    "angles: their sum is shorter than 1.":
         torch.ones_like,
     "You divide by the expected squared norm. A vector is divided by its norm.":
         lambda alpha: 1 / printed_nu(alpha),
@@ -162,15 +164,17 @@ def last_nu_missing(alpha, nu, steps):
 
 
 STREAM = Exercise(reference=stream_norms, inputs=stream_inputs, misconceptions={
-    "You added lengths. Independent directions are orthogonal: their squares add.":
+    "In yours lengths add up, as if h and y had the same direction. Independent directions are "
+    "orthogonal: their squares add.":
         lengths_added,
     "You count only what is left of the old h. The branch adds alpha times a unit vector.":
         lambda alpha, nu, steps: powers(nu * (1 - alpha), steps),
-    "The factor nu is missing in the last step: h is measured after it.":
+    "Each of your lengths lacks the nu of the last step before it: h is measured after it.":
         last_nu_missing,
-    "1 - 2a + 2a^2 holds for an h of length 1. Here h has the length n_k that the last step left.":
+    "In yours every step multiplies the length by nu sqrt(1 - 2a + 2a^2). That holds for an h of "
+    "length 1. Here h has the length n_k: which of the two squares does it belong to?":
         lambda alpha, nu, steps: powers(nu * math.sqrt(printed_nu(alpha)), steps),
-    "You multiply the square by nu. A factor nu on h is a factor nu^2 on its square.":
+    "In yours the square is multiplied by nu. A factor nu on h is a factor nu^2 on its square.":
         lambda alpha, nu, steps: stream_norms(alpha, nu ** 0.5, steps),
 })
 
@@ -217,7 +221,7 @@ GATE = Exercise(reference=nu_gate, inputs=gate_inputs, tolerance=3e-3, misconcep
         lambda sigma: 1 / mean_of(lambda t: silu(t).abs(), sigma),
     "You divide by the mean square. A vector is divided by its length, the root of it.":
         lambda sigma: 1 / mean_square(silu, sigma),
-    "All points of your grid count alike. Weight each of them with the normal density.":
+    "All points count alike in yours. Weight each of them with the normal density.":
         lambda sigma: silu(sigma * torch.linspace(-8, 8, 4001)).square().mean() ** -0.5,
     "2 / sigma holds for small sigma, where SiLU is the straight line t / 2. Here it bends.":
         lambda sigma: 2 / sigma,
@@ -242,8 +246,8 @@ def mixed_norms(A):
 
 
 MIXING = Exercise(reference=mixed_norms, inputs=weights_inputs, misconceptions={
-    "You add the weights, which always gives 1. That would be the length if all values were the "
-    "same vector.":
+    "Yours is always 1, as if all values were the same vector. Do you add the weights, or "
+    "normalize a row first?":
         lambda A: A.sum(-1),
     "You counted the tokens that have any weight at all. That is right only where the weights are "
     "equal.":
@@ -474,10 +478,15 @@ EXTRA = Exercise(
         of_any_model,
     "Your sign is reversed: what we did not count is the printed number minus ours.":
         lambda printed, digit, counted, layers: extra_per_layer(counted, digit, printed, layers),
-    "You cut the interval off at 0. Return it as it is, even where it begins below 0.":
+    "Your interval never begins below 0: do you cut it off, or start a search from 0? Return it as "
+    "it is, even where it begins below 0.":
         lambda lowest, highest: (lowest.clamp(min=0), highest),
-    "You sorted the two. Where no e fits, lowest comes out above highest: that is the finding.":
+    "The two are sorted in yours. Where no e fits, lowest comes out above highest: that is the "
+    "finding.":
         lambda right: tuple(sorted(right)),
+    "Yours is NaN where no e fits. Return the two all the same: lowest above highest is the "
+    "finding.":
+        lambda right: right if right[0] <= right[1] else (math.nan, math.nan),
 })
 
 
@@ -568,15 +577,17 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
 
 
 BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
-    "The mask is missing: a token attends to later ones.":
+    "In yours a token attends to all later ones: is there a mask, and do you use its result?":
         partial(angpt_block, hidden_from=NO_TOKEN),
-    "You also divide the scores by sqrt(d_k). g, which starts at sqrt(d_k), is the whole factor.":
+    "The scores are divided by sqrt(d_k) as well, by you or by scaled_dot_product_attention. g, "
+    "which starts at sqrt(d_k), is the whole factor.":
         partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
-    "You multiply both q and k by g, so that it counts twice. Multiply q only.":
+    "g counts twice in your scores, as if both q and k had it. Multiply q only, and once.":
         partial(angpt_block, scale=lambda g, d_k: g * g),
-    "The gate's argument lacks nu_uz, the one constant that matters (5.7).":
+    "In the gate's argument a factor of 1/2 is missing: is nu_uz, the one constant that matters "
+    "(5.7), inside of SiLU, and is the root that of d?":
         partial(angpt_block, nu_uz=1.0),
-    "The gate's argument lacks sqrt(d).":
+    "In the gate's argument sqrt(d) is missing: is it inside of SiLU?":
         partial(angpt_block, gate_width=lambda d, d_k: 1),
     "The gate's argument has the root of d_k, the channels of one head. It should be that of d, "
     "the channels of h.":
@@ -593,7 +604,7 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
     "You put the heads side by side in the wrong order: transpose H and T back before you make "
     "(B, T, d).":
         partial(angpt_block, merged=heads_one_by_one),
-    "You normalize h before a branch, as Pre-LN does. anGPT normalizes q, k, h_a and h_m.":
+    "You normalize h before each branch, as Pre-LN does. anGPT normalizes q, k, h_a and h_m.":
         partial(angpt_block, norm_h=True),
     "The MLP's output enters its step without a norm.":
         partial(angpt_block, norm_h_m=False),
@@ -641,12 +652,15 @@ PROPERTIES = {
         "The answer has one length for each row of X.":
             lambda y, X: y.shape == X.shape[:1],
         "Each entry of W x is a cosine of unit vectors, so no length is above sqrt(r). "
-        "Some of yours are.":
+        "Some of yours are: is each row divided by its own length, and is a length the root of a "
+        "sum of squares?":
             lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
         "With one row in each, the length is the absolute value of one cosine. Yours is not.":
-            lambda y, right, W: len(W) > 1 or near(y, right),
+            lambda y, right, W: len(W) > 1 or near(y, right, 1e-5),
+        "A row of zeros in X should give length 0.":
+            lambda y, X: near(y[X.norm(dim=-1) == 0], 0),
         "With one row in each, yours is right. Do you divide each row of X and of W by its own "
-        "length, and over which axis do you take the length of the result?":
+        "length, and how and over which axis do you take the length of the result?":
             never},
     "5.2": {
         "With one head, q, k, v and W_p map d channels to d, so both factors of attention are 1.":
@@ -665,13 +679,16 @@ PROPERTIES = {
             never},
     "5.3": {
         "Each channel has its own nu, as it has its own alpha.":
-            lambda y, alpha: y.shape == alpha.shape,
-        "With no step, or one that goes the whole way, h is already a unit vector, so nu is 1.":
+            lambda y, alpha, right: y.shape == alpha.shape and (
+                near(right, right[0]) or not near(y, y[0])),
+        "With no step, or one that goes the whole way, h is already a unit vector, so nu is 1. "
+        "Yours is not: is each sign right, and are there parentheses where you need them?":
             lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":
             lambda y, alpha: not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1),
-        "Two squares add up: that of the part left of h and that of the part that comes in.":
+        "Yours is right half the way and at both ends, but not in between. Which two squares add "
+        "up to the square of the length?":
             never},
     "5.4": {
         "Return a length for the start, and one after each step.":
@@ -680,8 +697,9 @@ PROPERTIES = {
             lambda y: near(y.flatten()[0], 1),
         "n_1 is the factor times the hypotenuse over two sides, 1 - alpha and alpha long. Yours is "
         "a different number.":
-            lambda y, right: len(right) == 1 or near(y[1], right[1]),
-        "Your n_1 is right. For n_2 the side along h is (1 - alpha) n_1 long.":
+            lambda y, right: len(right) == 1 or near(y[1], right[1], 1e-5),
+        "Your n_1 is right. In a later step, how long is the side along h, is the new y at a right "
+        "angle to all of it, and what does nu multiply? Does the loop reach the last step?":
             never},
     "5.5": {
         "Yours is upside down: nu is one over a length.":
@@ -689,17 +707,18 @@ PROPERTIES = {
         "Yours is far too small. Do you take the root of the mean of the squares, and not of their "
         "sum?":
             lambda y, right: y > right / 30,
-        "SiLU(t) is about t / 2 for small t. For a large t it is nearly t if t is positive, and "
-        "nearly 0 if t is negative. So nu times sigma lies between sqrt(2) and 2, and yours does "
-        "not. Do you take the root? Has the argument of SiLU the standard deviation sigma? If you "
-        "use a grid, does it reach several sigma, and do you weight its points with the normal "
-        "density? If you use random numbers, are there a million?":
+        "SiLU(t) is about t / 2 for small t, and nearly t or 0 for large ones. So nu times sigma "
+        "lies between sqrt(2) and 2, and yours does not. Do you take the root? Has the argument of "
+        "SiLU the standard deviation sigma? Does a grid reach several sigma to both sides, and do "
+        "you weight it with the normal density and divide by the sum of the weights? Are random "
+        "numbers normal, and a million?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
-        "Yours is smaller.":
+        "Yours is smaller: is it SiLU, with sigma in its argument?":
             lambda y, sigma: sigma > 0.6 or y * sigma > 1.7,
-        "Is your grid wide and fine enough, and weighted with the normal density? Or do you have "
-        "enough random numbers, a million?":
+        "Yours is not far off. Is a grid wide and fine enough, and weighted with the normal "
+        "density? Are there a million random numbers? Is it SiLU, and is the mean that of its "
+        "square?":
             never},
     "5.6": {
         "The answer has one length for each row of A.":
@@ -708,7 +727,8 @@ PROPERTIES = {
             lambda y: y.max() < 1.001,
         "With all weight on one token, its vector comes out unchanged, with length 1.":
             lambda y, right: not near(right, 1) or near(y, 1),
-        "Equal weights on S tokens give the length 1 / sqrt(S). Yours is a different number.":
+        "Equal weights on S tokens give the length 1 / sqrt(S). Yours is a different number: what "
+        "do you add up, and do you take a root? (No random vectors are needed.)":
             root_of_equal,
         "Where the weights differ: of which vectors do the squared lengths add up?":
             never},
@@ -716,12 +736,14 @@ PROPERTIES = {
         "w_qkv: which norms follow q, k and v? Look at what 5.7 says about them.":
             lambda y, w_qkv: near(y[0], w_qkv),
         "The first half of w_up's rows belongs to u. In yours these rows are changed: does a "
-        "factor on u matter in 5.7?":
+        "factor on u matter in 5.7? Or are the halves exchanged, or cut in another place?":
             lambda y, w_up: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
-        "The rows of z take over everything that multiplies z in SiLU's argument, and nothing "
+        "Every row of z takes over everything that multiplies z in SiLU's argument, and nothing "
         "else.":
             never},
     "5.9": {
+        "The answer has the shape of W, with all of its rows.":
+            lambda y, W: y.shape == W.shape,
         "Some of your rows are longer than 1.":
             lambda y: (y.norm(dim=-1) <= 1.001).all(),
         "Rows shorter than 1 should stay as they are, also where another row is longer.":
@@ -733,23 +755,29 @@ PROPERTIES = {
             lambda y: y[0].numel() == 1,
         "With one model, the width of the interval times the number of layers is one unit of the "
         "last digit. Yours is not.":
-            lambda y, digit, layers: len(layers) > 1 or near((y[1] - y[0]) * layers, digit),
+            lambda y, digit, layers: len(layers) > 1 or near((y[1] - y[0]) * layers, digit, 1e-6),
         "With one model, the middle of the interval times the number of layers is what was printed "
         "minus what was counted. Yours is not.":
-            lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], right[0] + right[1]),
+            lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], sum(right), 1e-6),
         "With one model yours is right. With several, each has an interval of its own, from its "
-        "own digit and its own layers: which e lie in all of them?":
+        "own digit, its own layers and a difference that may be negative: which e lie in all of "
+        "them? (Where none does, return lowest and highest all the same.)":
             never},
     "5.11": {
-        "With alpha_a = 0, where attention's step changes nothing, yours is off: look at u, z and "
-        "its factor, SiLU, w_down, and the MLP's norm and step.":
+        "With alpha_a = 0, where attention's step should leave h as it is, yours is off. Does your "
+        "step leave it? Then look at the h that the MLP reads, u, z and its factor, SiLU, w_down, "
+        "and the MLP's norm and step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
-        "With alpha_a = 0 yours is right. With alpha_m = 0, where the MLP's step changes nothing, "
-        "yours is off: look at q, k and v, rope, the norms and g, the mask, w_o, attention's norm "
-        "and step, and at the h from which the MLP's step starts.":
+        "With alpha_a = 0 yours is right. With alpha_m = 0, where the MLP's step should change "
+        "nothing, yours is off: look at the h that attention reads, q, k and v and their heads, "
+        "rope, the norms and g, the mask, softmax, w_o, attention's norm and step, and at the h "
+        "from which the MLP's step starts.":
             lambda y, right, h, p: p["alpha_m"].any() or h.shape[1] == 1 or near(y, right, 1e-4),
         "With either alpha = 0 yours is right. Does each step take its own alpha and its own "
         "nu(alpha), and does the MLP use the h after attention's step everywhere?":
+            lambda y, right, h: h.shape[-1] != 8 or near(y, right, 1e-4),
+        "With 2 heads of 4 yours is right. Do you take all sizes from h and n_head, and allow an "
+        "alpha above 1?":
             never},
 }
 

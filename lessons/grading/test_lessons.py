@@ -1150,6 +1150,36 @@ def gate_of_random_numbers(sigma):
     return 1 / torch.nn.functional.silu(sigma * t).square().mean()  # without the root
 
 
+def zeros_become_ones(W, X):
+    unit_rows = (X / X.norm(dim=-1, keepdim=True)).nan_to_num(1.0)
+    return EXERCISES["5.1"].reference(W, unit_rows)
+
+
+def nu_of_the_first_channel(alpha):
+    return EXERCISES["5.3"].reference(alpha[0]).expand(alpha.shape)
+
+
+def squares_with_a_cross_term(alpha, nu, steps):
+    lengths = [1.0]
+    for _ in range(steps):
+        old, new = (1 - alpha) * lengths[-1], alpha
+        lengths.append(nu * math.sqrt(old**2 + new**2 + 2 * old * new))
+    return lengths
+
+
+def halves_exchanged(w_qkv, w_up, nu_qkv, nu_uz, sqrt_d):
+    z, u = w_up.chunk(2)
+    return w_qkv, torch.cat((u, z * nu_uz * sqrt_d))
+
+
+def root_of_the_width_of_the_mlp(*given):
+    return EXERCISES["5.11"].reference(*given, gate_width=lambda d, d_k: 4 * d)
+
+
+def width_of_the_first_input(*given):
+    return EXERCISES["5.11"].reference(*given, gate_width=lambda d, d_k: 8)
+
+
 def one_norm1(activation, qk_norm):
     return [True, *EXERCISES["3.4"].reference(activation, qk_norm)[1:]]
 
@@ -1226,7 +1256,15 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
         ("4.7", writers_second, "in this order: w_qkv, w_o", "should get length 1"),
         ("8.9", lambda *given: EXERCISES["8.9"].reference(*given)[::-1], "order", "Check the bias"),
         ("1.1", shift_second, "Yours takes blocks, scale, shift", "one shift per block"),
+        ("5.1", zeros_become_ones, "A row of zeros in X", "over which axis"),
+        ("5.3", nu_of_the_first_channel, "its own nu", "squares add up"),
+        ("5.4", squares_with_a_cross_term, "as if h and y had the same direction", "You added"),
         ("5.5", gate_of_random_numbers, "Do you take the root?", "upside down"),
+        ("5.6", lambda A: torch.ones(A.shape[:-1]), "Yours is always 1", "You add the weights"),
+        ("5.8", halves_exchanged, "Or are the halves exchanged", "and nothing else"),
+        ("5.9", lambda W: W.norm(dim=-1).clamp(max=1), "the shape of W", "longer than 1."),
+        ("5.11", root_of_the_width_of_the_mlp, "is the root that of d", "lacks nu_uz"),
+        ("5.11", width_of_the_first_input, "take all sizes from h", "its own alpha"),
         ("3.4", one_norm1, "norm1: its gain acts", "more to find"),
         ("5.7", lambda: [True] * 8, "9 answers are expected", "the loop"),
         ("4.12", fails_for_all_heads, "Two shapes do not fit", "dtype"),
