@@ -10,7 +10,7 @@ import inspect
 import math
 import warnings
 from functools import partial
-from itertools import combinations
+from itertools import combinations, permutations
 
 import torch
 
@@ -606,14 +606,18 @@ def is_plain_factor(sentence):
 
 
 def exchanged(pairs, count, exercise):
-    """Recognize right values in another order: two exchanged, or three moved round."""
+    """Recognize right values in another order: two exchanged, or three or four moved round."""
     def stands_for(i, j):
         return all(close(parts[i][0], parts[j][1], exercise.tolerance) for parts in pairs.values())
 
-    for order in ((1, 2, 0), (2, 0, 1)):
-        if count == 3 and all(stands_for(i, order[i]) and not stands_for(i, i) for i in range(3)):
-            names = listed(part_names(exercise, count))
-            return [f"The values are right, but in another order than {names}."]
+    # More than four values have too many orders to try.
+    orders = permutations(range(count)) if count <= 4 else []
+    for order in orders:
+        moved = [i for i in range(count) if order[i] != i]
+        if len(moved) > 2 and all(stands_for(i, order[i]) for i in range(count)):
+            if not any(stands_for(i, i) for i in moved):
+                names = listed(part_names(exercise, count))
+                return [f"The values are right, but in another order than {names}."]
     for i, j in combinations(range(count), 2):
         if stands_for(i, j) and stands_for(j, i) and not stands_for(i, i):
             names, others = part_names(exercise, count), set(range(count)) - {i, j}
@@ -891,8 +895,9 @@ def approximated(pairs):
     if len(nearly) < 3 or len(nearly) < 2 * len(far_off) or len(nearly) < len(exactly):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
-    return [f"Nearly right with most inputs{but}: do you approximate, for example a derivative by "
-            "a quotient of differences, or a mean by random numbers?"]
+    return [f"Nearly right with most inputs{but}: is there an eps where none should be, or do you "
+            "approximate, for example a derivative by a quotient of differences, or a mean by "
+            "random numbers?"]
 
 
 def relative_gap(a, b):

@@ -1256,6 +1256,12 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
         ("4.7", writers_second, "in this order: w_qkv, w_o", "should get length 1"),
         ("8.9", lambda *given: EXERCISES["8.9"].reference(*given)[::-1], "order", "Check the bias"),
         ("1.1", shift_second, "Yours takes blocks, scale, shift", "one shift per block"),
+        (
+            "5.2",
+            lambda *given: [EXERCISES["5.2"].reference(*given)[i] for i in (1, 2, 0, 3)],
+            "in another order than",
+            "upside down",
+        ),
         ("5.1", zeros_become_ones, "A row of zeros in X", "over which axis"),
         ("5.3", nu_of_the_first_channel, "its own nu", "squares add up"),
         ("5.4", squares_with_a_cross_term, "as if h and y had the same direction", "You added"),
