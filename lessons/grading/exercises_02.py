@@ -61,9 +61,9 @@ def moment(x):
 MOMENT = Exercise(reference=moment, inputs=moment_inputs, misconceptions={
     "That is RMSNorm's statistic, one number per token. PowerNorm has one per channel.":
         lambda x: (x * x).mean(-1),
-    "You subtract the mean first. PowerNorm subtracts no mean.":
+    "That is the variance, from which a mean is subtracted. PowerNorm subtracts none.":
         lambda x: x.var(ALL, correction=0),
-    "You take absolute values. The task asks for the mean of the squares.":
+    "That is the mean of the absolute values. The task asks for the mean of the squares.":
         lambda x: x.abs().mean(ALL),
     "You square the mean. Take the mean of the squares instead.":
         lambda x: x.mean(ALL) ** 2,
@@ -84,7 +84,7 @@ def forward_inputs(generator):
     yield "2 x 3 tokens, 4 channels", x, torch.rand(4, generator=generator) + 0.2, weight, 1e-5
     yield "tokens unlike those before", 10 * x, torch.rand(4, generator=generator), weight, 1e-5
     yield "tiny psi2, where eps counts", x, torch.tensor([0.0, 1e-4, 1e-3, 1e-2]), weight, 1e-2
-    yield "one token", x[:1, :1], moment(x), weight, 1e-5
+    yield "one token, eps of 0.1", x[:1, :1], moment(x), weight, 0.1
 
 
 def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside"):
@@ -101,16 +101,17 @@ def of_each_token(x):
 
 
 FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
-    "You subtract the batch's mean. BatchNorm does that, and the essay's Figure 9; PowerNorm "
-    "leaves the mean alone.":
+    "A mean over the batch is subtracted. BatchNorm does that, and the essay's Figure 9; "
+    "PowerNorm leaves the mean alone.":
         partial(forward, centred=True),
-    "You normalize with this batch's own mean square. The running one is given: psi2.":
+    "You divide by a statistic of this batch. The running one is given: psi2.":
         partial(forward, own=moment),
-    "You divide by the mean square itself. It is its root that has the size of x.":
+    "In effect you divide by psi2 + eps itself. It is its root that has the size of x: is the root "
+    "missing, or undone?":
         partial(forward, root=lambda square: square),
     "Add eps under the root, not after it.":
         partial(forward, eps_at="behind"),
-    "You add eps to the quotient, because / is computed before +. It belongs under the root, to "
+    "Your eps is added to the quotient (/ is computed before +). It belongs under the root, to "
     "psi2.":
         lambda x, psi2, weight, eps: weight * x / psi2.sqrt() + eps,
     "eps is missing: a channel that was always 0 gives a division by 0.":
@@ -121,7 +122,7 @@ FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
         lambda x, psi2, weight, eps: weight * x / (psi2.mean() + eps).sqrt(),
     "The gain multiplies; you divide by it.":
         lambda x, psi2, weight, eps: x / (weight * (psi2 + eps).sqrt()),
-    "You multiply by psi. A large channel should become smaller.":
+    "You multiply by psi (as a division by rsqrt does). A large channel should become smaller.":
         partial(forward, root=torch.rsqrt),
 }, without=("batch_norm", "BatchNorm1d"))
 
@@ -172,15 +173,15 @@ def one_tensor(moments, decay):
 
 RUNNING = Exercise(reference=running, inputs=running_inputs, parts=("the statistics", "the share"),
                    misconceptions={
-    "You update psi2 before you use it, so that step t normalizes with its own tokens, too. It "
-    "should use what the earlier steps have left.":
+    "Your row t is what the update of step t leaves, so that step t would use its own tokens, too. "
+    "It should use what the earlier steps have left.":
         partial(running, update_first=True),
-    "You exchanged the two weights: decay multiplies the old value.":
+    "The two weights are exchanged: decay multiplies the old value (lerp's weight, the new one).":
         partial(running, exchanged=True),
     "That is the plain mean of all steps so far. In a running mean the older steps fade.":
         plain_mean,
-    "All your rows are the same tensor, which each update changes in place (*=, +=, lerp_): keep "
-    "copies, or make a new psi2.":
+    "All your rows are the last psi2. Do you append one tensor that each update changes in place "
+    "(*=, +=, lerp_), or return the last one, repeated?":
         one_tensor,
     "You average the roots. Average the squares.":
         partial(running, of_roots=True),
@@ -236,10 +237,11 @@ STATISTIC = Exercise(reference=statistic, inputs=statistic_inputs, misconception
     "The warm-up is one of training, and yours takes place in evaluation. Is there a `not` too "
     "many?":
         own_when(lambda training, step, warmup: not training and step < warmup),
-    "Your condition is right, but you exchanged the two answers: in the warm-up psi2 cannot be "
-    "trusted yet.":
+    "You always return the other one of the two: in the warm-up psi2 cannot be trusted yet. Is the "
+    "condition turned round, or are the answers?":
         own_when(lambda training, step, warmup: not (training and step < warmup)),
-    "For you one of the two conditions is enough (`or`). The batch counts only where both hold.":
+    "For you one of the two conditions is enough (as with `or`). The batch counts only where both "
+    "hold.":
         own_when(lambda training, step, warmup: training or step < warmup),
     "Yours is right in the warm-up and in evaluation. After the warm-up you update psi2 before you "
     "use it, so you still look at the batch.":
@@ -307,10 +309,11 @@ def reach_inputs(generator):
 
 REACH_ABOUT = {
     "RMSNorm":
-        "RMSNorm looks at each token by itself, and keeps the ratios of its channels. Does your "
-        "change move these ratios, and do you compare absolute values?",
+        "RMSNorm looks at each token by itself. Do you change every token, one at a time, so that "
+        "the ratios of its channels change, and compare all outputs with norm(x), to many digits?",
     "the batch's own mean square":
-        "The batch's mean square: every token contributes to it, and so reaches earlier ones.",
+        "The batch's mean square: every token contributes to it, and so reaches all outputs, "
+        "earlier ones, too.",
     "the same, detached":
         "`detach` changes gradients only. The numbers are the same as without it.",
     "a fixed psi":
@@ -324,7 +327,7 @@ REACH_ABOUT = {
         "The next token added: the output at s contains the token at s + 1.",
     "one entry of the token before added":
         "One entry of the token before: do you change all channels in all sequences, and do you "
-        "compare all of them?",
+        "compare all of them, in absolute value?",
 }
 
 
@@ -333,9 +336,11 @@ def another(token):
 
 
 def reach(norm, x, *, change=another, sequences=slice(None), and_later=False, and_earlier=False,
-          over=torch.amax, looked_at=slice(None)):
+          over=torch.amax, looked_at=slice(None), with_x=False):
     """Return (T, T): does the output at s (the row) change with the token at t (the column)?"""
     y = norm(x)
+    if with_x:
+        y = x
     columns = []
     for t in range(x.shape[1]):
         changed = slice(t, t + 1)
@@ -380,8 +385,9 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "Your change leaves the mean of the squares as it is: a changed sign does that, and so do "
     "tokens exchanged between the sequences. Change the numbers in another way.":
         partial(reach, change=turned_round),
-    "RMSNorm does not notice your change: it makes a token longer without turning it, or sets it "
-    "to 0 (then RMSNorm gives NaN, which is not larger than anything). Change it in another way.":
+    "RMSNorm does not notice your change: it makes a token longer or shorter without turning it, "
+    "or sets it to 0 (then RMSNorm gives NaN, which is not larger than anything). Change it in "
+    "another way.":
         partial(reach, change=twice),
     "You see no change behind LayerNorm. Do you shift all channels alike, which it does not "
     "notice, or do you add up signed differences, which cancel because its outputs have mean 0?":
@@ -396,17 +402,26 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "That is how it should be. Find out how it is: change a token, and compare the outputs.":
         lambda right: torch.ones_like(right).tril(),
     "You return False everywhere, but a token's own output must change with it. Do you compare the "
-    "outputs before and after the change, and do you change a copy of x?":
+    "outputs before and after the change, is it large enough, and do you change a copy of x?":
         lambda right: torch.zeros_like(right),
     "You return True everywhere, but some of these norms look at each token by itself. Is it "
     "outputs that you compare?":
         lambda right: torch.ones_like(right),
-    "You ask whether all numbers of a position change (`all`). One changed number is enough.":
+    "You miss each change that reaches a single number. Do you ask for `all` in place of `any`, or "
+    "change or compare only some of the channels?":
         partial(reach, over=torch.amin),
-    "You change only one channel of a token. What if a norm looks at another one?":
+    "You see a change of one number in the first channel, but not in others. Do you change, or "
+    "compare, one channel only, or look for large or for positive differences?":
         partial(reach, change=one_channel),
-    "You change the token of one sequence. Change it in all sequences.":
+    "You miss a change of one number in the second sequence. Do you change, or compare, the first "
+    "sequence only, or look for large or for positive differences?":
         partial(reach, sequences=0),
+    "You see a token reach its own output, and no other. Is it outputs that you compare, and those "
+    "of all positions?":
+        lambda right: torch.eye(len(right)),
+    "Nearly all your answers are True. Do you compare the outputs of the changed x with x itself? "
+    "Compare them with norm(x).":
+        partial(reach, with_x=True),
     "You change a token of one sequence and look at another one. Change and look at all of them.":
         partial(reach, sequences=0, looked_at=slice(-1, None)),
 })
@@ -448,8 +463,8 @@ def one_hat(x, g, eps):
 
 
 EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
-    "You treat the statistic as a constant. But each entry of x changes it, and with it the "
-    "outputs of all tokens.":
+    "That is g / psi, as if the statistic were a constant. But each entry of x changes it, and "
+    "with it the outputs of all tokens.":
         partial(exact, part=0.0),
     "You average over the channels of a token, as RMSNorm's backward does. Average over the axes "
     "that the statistic averages over.":
@@ -480,8 +495,8 @@ def published_inputs(generator):
         dy = randn(generator, *shape) + 0.3
         return x, dy, *(0.5 + torch.rand(3, shape[-1], generator=generator))
 
-    x, dy, weight, psi2, nu = case(2, 3, 4)
-    yield "2 x 3 tokens, 4 channels", x, dy, weight, psi2, nu, 1e-5
+    x, dy, weight, psi2, nu = case(3, 2, 4)
+    yield "3 x 2 tokens, 4 channels", x, dy, weight, psi2, nu, 1e-5
     yield "nu of 0, as at the start", x, dy, weight, psi2, torch.zeros(4), 1e-5
     yield "as many channels as tokens and sequences", *case(3, 3, 3), 1e-5
     yield "a small psi2, where eps counts", x, dy, weight, 0.1 * psi2, nu, 0.1
@@ -517,7 +532,8 @@ PUBLISHED = Exercise(reference=published, inputs=published_inputs, parts=("dx", 
         lambda x, dy, psi2, nu, eps: published(x, dy, 1.0, psi2, nu, eps),
     "Lambda is made with g. You took dy, which has not passed through the gain.":
         lambda dx, weight, Lambda: (dx, Lambda / weight),
-    "Your xhat contains the gain. xhat is x / psi; the gain comes after it.":
+    "Yours has xhat times the gain where it should have xhat. Is the gain in your xhat, or do you "
+    "multiply dy by it twice, or the term with nu, too?":
         lambda x, dy, weight, psi2, nu, eps, Lambda: (
             (dy * weight - nu * weight * x / (psi2 + eps).sqrt()) / (psi2 + eps).sqrt(),
             weight * Lambda),
@@ -569,7 +585,7 @@ NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
     "That is an ordinary running mean. How much the old nu shrinks depends on the size of xhat, "
     "too.":
         partial(next_nu, growth=lambda x, psi2, eps: 1.0),
-    "You exchanged the two weights: the learning rate is 1 - decay.":
+    "You take decay for the learning rate, which is 1 - decay.":
         lambda nu, x, g, psi2, eps, decay: next_nu(nu, x, g, psi2, eps, 1 - decay),
     "Your new part is right. In the factor of the old nu, the mean square of xhat has the wrong "
     "weight: what is the learning rate?":
@@ -600,6 +616,7 @@ def decay_inputs(generator):
     yield "decay 0.9", 0.9
     yield "decay 0.99", 0.99
     yield "decay 0.5", 0.5
+    yield "decay 0.7", 0.7
 
 
 def largest_stable(decay):
@@ -610,7 +627,7 @@ STABLE = Exercise(reference=largest_stable, inputs=decay_inputs, tolerance=1e-4,
     "At this G the factor is 0, and above it nu changes its sign at each step. But it still "
     "shrinks: look at the factor's absolute value.":
         lambda decay: 1 / (1 - decay),
-    "You exchanged the two weights: the factor is 1 - (1 - decay) G.":
+    "That would be right for a factor of 1 - decay G. By which of the two weights does nu learn?":
         lambda decay: 2 / decay,
     "At this G the factor is 1 - decay, small and harmless. How large may its absolute value be?":
         lambda decay: decay / (1 - decay),
@@ -618,9 +635,10 @@ STABLE = Exercise(reference=largest_stable, inputs=decay_inputs, tolerance=1e-4,
         lambda decay: 2 * decay / (1 - decay),
     "At this G the factor is -decay: nu still shrinks, so a larger G is possible.":
         lambda decay: (1 + decay) / (1 - decay),
-    "That is the learning rate of nu. The question is how large G may be.":
+    "That is 1 - decay, nu's learning rate. The question is how large G may be. (1 / 1 - decay is "
+    "1 - decay, too: put what you divide by into brackets.)":
         lambda decay: 1 - decay,
-    "It is upside down: the smaller 1 - decay is, the larger G may be.":
+    "Yours becomes smaller with 1 - decay. But the smaller 1 - decay is, the larger G may be.":
         lambda decay: 2 * (1 - decay),
 })
 
@@ -628,10 +646,10 @@ STABLE = Exercise(reference=largest_stable, inputs=decay_inputs, tolerance=1e-4,
 # 2.10 ---------------------------------------------------------------------------------------------
 
 def group_inputs(generator):
-    x = tokens(generator, 2, 3, 8)
-    zeros = torch.zeros(1, 3, 8)
+    x = tokens(generator, 3, 2, 8)
+    zeros = torch.zeros(1, 2, 8)
     yield "8 channels in 4 groups", x, 4, 1e-5
-    yield "8 channels in 2 groups", x, 2, 1e-5
+    yield "8 channels in 2 groups, eps of 0.1", x, 2, 0.1
     yield "one group", x, 1, 1e-5
     yield "small x, where eps counts", 0.1 * x, 4, 0.1
     yield "a token of zeros", torch.cat((x[:1], zeros)), 4, 1e-5
@@ -672,7 +690,8 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
     "sqrt(n - 1) is LayerNorm's bound, because it subtracts a mean. Here nothing is subtracted: "
     "what if all entries of a group but one are 0?":
         lambda x, groups, right: (right[0], math.sqrt(x.shape[-1] / groups - 1)),
-    "1 is the root mean square of a group. A single entry can be larger.":
+    "1 would be the bound if each group got the length 1. It should get the root mean square 1, "
+    "and then a single entry can be larger.":
         lambda right: (right[0], 1.0),
     "The bound depends on how many entries a group has, not on how many groups there are.":
         lambda groups, right: (right[0], math.sqrt(groups)),
@@ -732,8 +751,8 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bi
     "You scale rows, which belong to outputs. The norm scales inputs, and in torch's layout (out, "
     "in) these are columns.":
         scaled_rows,
-    "The matrix should keep its shape: multiply each of its columns by a number. `@` also adds "
-    "them up.":
+    "The matrix should keep its shape: multiply each of its columns by a number, and do not add "
+    "them up, as `@` does.":
         lambda weight, psi2, eps, w, right: (w @ (weight / (psi2 + eps).sqrt()), right[1]),
     "You multiply by psi. The norm divides by it, so the matrix must be divided by it, too.":
         partial(fold, factor=torch.sqrt),
@@ -773,11 +792,11 @@ def groups_of_size_one(y, x, groups, eps):
 
 PROPERTIES = {
     "2.1": {
-        "There is one number for each channel: the last axis stays.":
+        "There is one number for each channel: of the three axes only the last one stays.":
             lambda y, x: y.shape == x.shape[-1:],
         "The mean of your d numbers should be the mean square of all of x. It is not.":
             lambda y, x: near(y.mean(), x.square().mean()),
-        "Take one channel, x[:, :, 0]: the mean of its squares should be your first number.":
+        "Take one channel c, x[:, :, c]: the mean of its squares should be your number c.":
             never},
     "2.2": {
         "Divide your output by the input: all tokens of a channel should leave the same number. In "
@@ -785,19 +804,25 @@ PROPERTIES = {
             one_number_a_channel,
         "Divide your output by input and gain: each channel should leave one number, "
         "1/sqrt(psi2 + eps).":
+            lambda y, right: near(y, right),
+        "Nearly right. Is eps added to psi2 itself, under the root?":
             never},
     "2.3": {
+        "The statistics have a row for each step, and in it a number for each channel. Do you "
+        "return the last step's only, or take a mean over the channels?":
+            lambda y, moments: y[0].dim() == 2 and y[0].shape[1] == moments.shape[1],
         "The first step uses the start, which is 1. Yours does not.":
             lambda y: near(y[0][0], 1),
-        "The second step uses the result of one update, made of the start, 1, and the first moment. "
-        "Look at your second row.":
+        "The second step uses the result of one update, made of the start, 1, and the first "
+        "moment. Look at your second row.":
             lambda y, right, moments: len(moments) < 2 or near(y[0][1], right[0][1]),
-        "The share does not depend on the moments. What fraction of the start does one update "
-        "leave?":
+        "The share: yours is off after one update already. What fraction of the start does it "
+        "leave? (The moments have no part in it.)":
             lambda y, moments, decay: len(moments) > 1 or near(y[1], decay),
         "The share: each update leaves the same fraction of what was there.":
             lambda y, moments, decay: near(y[1], decay ** len(moments)),
-        "Look at your third row: it should be made of your second row and the second moment.":
+        "Look at your third row and those after it: each should be made of the row before it and "
+        "of the moment of the step before.":
             never},
     "2.4": {
         "The answer is either psi2 or the batch's moment. Yours is something else.":
@@ -811,35 +836,43 @@ PROPERTIES = {
     "2.5": {
         "The answer has one entry per pair of positions: a row per output, a column per changed "
         "token.":
-            lambda y, x: y.shape == (x.shape[1], x.shape[1])},
+            lambda y, x: y.shape == (x.shape[1], x.shape[1]),
+        "Each entry is True or False.":
+            lambda y: ((y == 0) | (y == 1)).all()},
     "2.6": {
         "Doubling a channel everywhere changes no output (but for eps), so x dx should sum to 0 "
-        "over a channel's tokens. Yours does not: look at what you subtract from g, at its sign "
-        "and size, and at the axes of its mean.":
+        "over a channel's tokens. Yours does not: look at psi (its root, its axes), and at what "
+        "you subtract from g (its sign, its size, its powers of psi, the axes of its mean).":
             lambda y, x, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
-        "Count the powers of psi: xhat is divided by it once, and dx once more. And each mean goes "
-        "over a channel's tokens.":
+        "Your x dx sums to 0 over a channel's tokens, as it should. Count the powers of psi: xhat "
+        "is divided by it once, and dx once more. Does g stand in your mean, too?":
+            lambda y, right, eps: eps > 1e-3 or near(y, right),
+        "With a tiny eps yours is right. Is eps under the root wherever you divide by psi?":
             never},
     "2.7": {
-        "With nu = 0, dx is that of a constant psi. Yours is not: look at the gain, and at what "
-        "you divide by, and how often.":
+        "With nu = 0, dx is that of a constant psi. Yours is not: look at the gain, at what you "
+        "divide by, and how often. Or is something still subtracted there?":
             lambda y, right, nu: nu.any() or near(y[0], right[0]),
-        "Lambda: do you multiply g (not dy) by xhat, and take the mean over each channel's "
-        "tokens?":
-            lambda y, right: near(y[1], right[1]),
+        "Lambda: do you multiply g (not dy, and before nu's term is subtracted) by xhat (x / psi), "
+        "and return the mean over each channel's tokens?":
+            lambda y, right, eps: y[1].dim() == 1 and (eps > 1e-3 or near(y[1], right[1])),
         "With nu = 0 your dx is right. What does nu multiply, with which sign, and is that "
         "independent of the gain?":
+            lambda y, right, eps: eps > 1e-3 or near(y[0], right[0]),
+        "With a tiny eps yours is right. Is eps under the root wherever you divide by psi?":
             never},
     "2.8": {
-        "With nu = 0 only the part with g is left. Yours is off there: look at what it averages, "
-        "at its sign, and at each of its factors.":
+        "With nu = 0 only the part with g should be left, after one step. Yours is off there: is "
+        "its mean, its sign or a factor wrong, or is something else left, or a second step taken?":
             lambda y, right, nu: nu.any() or near(y, right),
         "With nu = 0 yours is right. Look at the factor of the old nu: where does it start, and "
         "what is subtracted from it, with which weight?":
+            lambda y, right, eps: eps > 1e-3 or near(y, right),
+        "With a tiny eps yours is right. Is eps added to psi2, under the root, in each xhat?":
             never},
     "2.9": {
-        "At your G the factor of nu, 1 - (1 - decay) G, does not have the absolute value 1: nu still "
-        "shrinks, or already grows.":
+        "At your G the factor of nu, 1 - (1 - decay) G, does not have the absolute value 1: nu "
+        "still shrinks, or already grows.":
             lambda y, decay: near(abs(1 - (1 - decay) * y), 1),
         "At G = 0 nu does not change at all, but there is a larger G at which it does not grow.":
             lambda y: y > 0.001},
@@ -847,6 +880,9 @@ PROPERTIES = {
         "The mean square of each group of a token should come out as 1 (but for eps). Yours does "
         "not: do you divide each group by the root of its own mean square?":
             groups_of_size_one,
+        "The scaled x: with a tiny eps each group has the mean square 1, as it should. Is eps "
+        "under the root, added to the mean square, and are the channels in their old order?":
+            lambda y, right: near(y[0], right[0]),
         "Your bound is too small: you return an entry that is larger.":
             lambda y: y[0].abs().max() <= y[1] + 0.01,
         "Your bound is too large: where one entry is all there is in its group, it should reach "

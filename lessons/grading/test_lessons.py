@@ -1131,6 +1131,38 @@ def divided_by_s_twice(x, eps):
     return EXERCISES["1.7"].reference(x, eps) / (x.var(correction=0) + eps).sqrt()
 
 
+def last_of_the_steps(moments, decay):
+    psi2 = torch.ones_like(moments[0])
+    for m in moments:
+        psi2 = decay * psi2 + (1 - decay) * m
+    return psi2, decay ** len(moments)
+
+
+def of_the_input(norm, x):
+    columns = []
+    for t in range(x.shape[1]):
+        other = x.clone()
+        other[:, t] += torch.randn(x.shape[-1])
+        columns.append(((norm(other) - x).abs() > 1e-9).any(-1).any(0))
+    return torch.stack(columns, dim=1)
+
+
+def eps_behind_the_root(x, g, eps):
+    psi = x.square().mean((0, 1)).sqrt() + eps
+    xhat = x / psi
+    return (g - xhat * (g * xhat).mean((0, 1))) / psi
+
+
+def gain_twice(x, dy, weight, psi2, nu, eps):
+    return EXERCISES["2.7"].reference(x, dy * weight, weight, psi2, nu, eps)
+
+
+def two_steps(nu, x, g, psi2, eps, decay):
+    for _ in range(2):
+        nu = EXERCISES["2.8"].reference(nu, x, g, psi2, eps, decay)
+    return nu
+
+
 def groups_apart(x, groups, eps):
     scaled, bound = EXERCISES["2.10"].reference(x, groups, eps)
     return scaled.unflatten(-1, (groups, -1)), bound
@@ -1225,6 +1257,24 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
             "You look at the batch in all of evaluation",
         ),
         ("2.11", gain_in_place, "You changed w in place", "the old matrix, not the folded one"),
+        (
+            "2.2",
+            lambda x, psi2, weight, eps: weight * x / psi2.clamp(min=eps).sqrt(),
+            "1/sqrt(psi2 + eps)",
+            "a quotient of differences",
+        ),
+        ("2.3", last_of_the_steps, "return the last step's only", "Yours does not"),
+        ("2.5", changing(channels=-1), "only some of the channels", "You ask whether all"),
+        ("2.5", of_the_input, "x with x itself", "ratios of its channels"),
+        ("2.6", eps_behind_the_root, "Is eps under the root", "Count the powers"),
+        ("2.7", gain_twice, "do you multiply dy by it twice", "the gain comes after it"),
+        ("2.8", two_steps, "a second step", "only the part with g is left"),
+        (
+            "2.10",
+            lambda *given: EXERCISES["2.10"].reference(*given)[0],
+            "the scaled x and the bound. Yours has 1",
+            "got 2 values",
+        ),
         ("8.9", dyt_in_place, "You changed w in place", "gamma does not multiply it"),
         (
             "1.10",
