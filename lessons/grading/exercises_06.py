@@ -116,9 +116,11 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
     "Right but for a loss above those of all runs. There, take the line through the first two "
     "runs.":
         last_two_above_all,
-    "You always use the last two runs, wherever the loss lies.":
+    "Your line always goes through the last two runs, wherever the loss lies. (If you search in a "
+    "loop: does it stop at the first pair that fits?)":
         lambda target, tokens, losses: tokens_for(target, tokens[-2:], losses[-2:]),
-    "You always use the first two runs, wherever the loss lies.":
+    "Your line always goes through the first two runs, wherever the loss lies. (If you search in a "
+    "loop: does it go on to the other pairs?)":
         lambda target, tokens, losses: tokens_for(target, tokens[:2], losses[:2]),
     "Right between the runs. Beyond them yours stays at the nearest run's tokens, as np.interp "
     "does; the line continues.":
@@ -167,7 +169,7 @@ def rows_inputs(generator):
     ]
     yield "two runs each", log_rows(generator, one)
     yield "two seeds each", log_rows(generator, [*one, *one])
-    yield "three seeds each", log_rows(generator, [*one, *one, *one])
+    yield "two or three seeds", log_rows(generator, [*one, *one, one[1], one[2]])
     yield "long runs below shorter ones at equal tokens", log_rows(generator, one, wave=-0.1)
     worse_end = log_rows(generator, one)
     longest_baseline = (worse_end[:, ARCH] == 0) & (worse_end[:, PLANNED] == 500)
@@ -177,14 +179,15 @@ def rows_inputs(generator):
     yield "two stopped runs", log_rows(generator, [*one, *one, *stopped])
     yield "runs stopped shortly before their end", log_rows(
         generator, [*one, (0, 500, 480, 20), (1, 500, 480, 20), (1, 100, 95, 5)])
-    three = [
+    unlike = [
         (0, 200, 200, 50),
         (0, 400, 400, 50),
         (1, 100, 100, 50),
         (1, 200, 200, 50),
+        (1, 300, 300, 50),
         (1, 400, 400, 50),
     ]
-    yield "two budgets against three", log_rows(generator, three)
+    yield "two budgets against four", log_rows(generator, unlike)
     yield "longer runs of architecture 1", log_rows(generator, [*one, (1, 2000, 2000, 100)])
     yield "lowest losses before the end", log_rows(generator, one, early=True)
     yield "a slower architecture 1", log_rows(generator, one, gain=0.97)
@@ -292,10 +295,9 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
     "You read losses in the middle of the longest runs. There the learning rate is still high; at "
     "a run's own end it is not.":
         partial(reproduced, keep=longest, by=DONE),
-    "Yours is a ratio of losses at equal tokens. What is the ratio of tokens at equal loss?":
+    "Yours is a ratio of two losses. What is the ratio of tokens at equal loss?":
         at_equal_steps,
-    "Yours is how many percent lower the loss is at the same budget. What is the ratio of tokens "
-    "at equal loss?":
+    "Yours is how many percent lower a loss is. What is the ratio of tokens at equal loss?":
         partial(at_equal_steps, worth=True),
     "You take the best seed of each budget, which is partly luck. Average over all seeds.":
         partial(reproduced, of=torch.min),
@@ -331,7 +333,7 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
     "You aim at the mean loss of all complete runs of the baseline. Aim at the mean of those with "
     "its longest budget.":
         mean_of_all_ends,
-    "You divide architecture 1's longest budget. Divide the baseline's.":
+    "If architecture 1 has longer runs, you divide its longest budget. Divide the baseline's.":
         partial(reproduced, budget_of=1),
     "You take a budget of one of the runs. `tokens_for` also finds what lies between two.":
         partial(reproduced, reach=first_below),
@@ -339,7 +341,8 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
         tokens_reached,
     "You aim at architecture 1's last loss. The loss to reach is the baseline's.":
         lambda rows: 1 / exchanged(rows),
-    "You take architecture 1 for the baseline. The baseline has a 0 in column 0.":
+    "Yours is the factor of architecture 0 over 1: are the two exchanged? The baseline has a 0 in "
+    "column 0, and its loss is the one to reach.":
         exchanged,
 })
 
@@ -388,7 +391,8 @@ IN_TIME = Exercise(
         lambda right, factor, percent: (right[0], 100 * (1 - 1 / factor) - percent),
     "You give the time that is left, not the time that is saved.":
         lambda right: (right[0], 100 / right[0]),
-    "Your answer does not depend on the time of a step.":
+    "Your answer does not depend on the time of a step. Do you use `percent`, or does a "
+    "whole-number division make it 0?":
         lambda factor: of_speed(factor),
     "You cut the saving off at 0. A slower architecture has a negative one.":
         lambda right: (right[0], max(0.0, right[1])),
@@ -426,11 +430,11 @@ SHARE = Exercise(
     "Your share equals (weak - strong) / (weak - 1). With weak = 4 and strong = 2 both steps have "
     "the factor 2, but yours gives the first of them 2/3. What turns a product into a sum?":
         lambda weak, strong, worth: (worth, (weak - strong) / (weak - 1)),
-    "You divide a difference by `weak`, so your share is not 1 where the architecture adds "
-    "nothing.":
+    "Your share equals (weak - strong) / weak, so it is not 1 where the architecture adds nothing. "
+    "What turns a product into a sum?":
         lambda weak, strong, worth: (worth, (weak - strong) / weak),
-    "You divide the factors themselves, so your share is not 0 where the baselines are equally "
-    "good.":
+    "Your share equals 1 / strong, so it is not 0 where the baselines are equally good. What "
+    "turns a product into a sum?":
         lambda strong, worth: (worth, 1 / strong),
     "You divide by the architecture's part. Divide by the whole.":
         lambda strong, worth: (worth, math.log(worth) / math.log(strong)),
@@ -564,6 +568,8 @@ RATE = Exercise(
         mirrored,
     "You take the logarithm of the losses, too. Only the learning rate needs one.":
         of_log_losses,
+    "You take the logarithm of the losses, and return one. Only the learning rate needs it.":
+        lambda rates, losses: best_rate(rates, losses.log()),
     "You take the three lowest losses. Take the lowest one and its two neighbours.":
         three_lowest,
     "Your logarithm has base 10, and the way back is exp().":
@@ -612,7 +618,7 @@ def lead_inputs(generator):
     steady = table_of(
         (1.110, 1.105, 1.118),
         r0=(1.116, 1.112),
-        r1=(1.108, 1.112),
+        r1=(1.102, math.nan),
         r2=(1.10, 1.09))
     yield "several seeds at every setting", lucky, steady, 0
 
@@ -668,9 +674,10 @@ LEADS = Exercise(
     reference=leads, inputs=lead_inputs,
     parts=("built-in", "searched"),
     misconceptions={
-    "You search for the other architecture only. The baseline keeps its built-in setting in yours.":
+    "In your second number the baseline keeps its built-in setting. It has a best one of its own.":
         partial(leads, first=False),
-    "You search for the baseline only. Each side gets its own best setting.":
+    "In your second number the other architecture keeps its built-in setting. It has a best one of "
+    "its own.":
         partial(leads, second=False),
     "You give both sides the same setting, the one that is best for both together. Each has its "
     "own best one.":
@@ -689,6 +696,10 @@ LEADS = Exercise(
     "For the best settings you use the first seed only. It chose them and was lucky there: average "
     "over all seeds.":
         lambda baseline, other, right: (right[0], baseline[:, 0].min() - other[:, 0].min()),
+    "For the best settings you leave out the first seed. It chose them, but the mean is over all "
+    "seeds that ran.":
+        lambda baseline, other, right: (
+            right[0], leads(baseline, other, 0, of=lambda row: row[1:].nanmean())[1]),
     "nan stands for a run that was not made: average over the others.":
         partial(leads, of=torch.mean),
     "You subtract seed by seed, so a seed that only one of the two ran with is left out. Average "
@@ -744,7 +755,8 @@ LAW = Exercise(
     "Your covariance divides by K and your variance by K - 1, as .var() does. Use one of them for "
     "both.":
         covariance_by_k,
-    "You use the first and the last run only.":
+    "Your line goes through the first and the last run, and those between do not count. (In a mean "
+    "of the slopes between neighbours they may cancel.)":
         lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
     "You have slope and intercept exchanged: np.polyfit gives the slope first.":
         lambda A, a: ((-a).exp(), -A.log()),
@@ -778,12 +790,15 @@ TABLE = Exercise(
         lambda a_d, a_n, c: table(1.0, a_d, 1.0, a_n, c),
     "You raise D0 and N0 to the power, too. The power belongs to C alone.":
         lambda d0, a_d, n0, a_n, c: table(d0 ** a_d, a_d, n0 ** a_n, a_n, c),
-    "You give D the exponent of N, and N that of D.":
+    "The power of C in your D / N is that of N / D. Have you exchanged the exponents of D and N, "
+    "or is a sign wrong?":
         lambda d0, a_d, n0, a_n, c: table(d0, a_n, n0, a_d, c),
     "Your powers of C have the wrong sign: D and N grow with C.":
         lambda d0, a_d, n0, a_n, c: (a_d + a_n, *table(d0, -a_d, n0, -a_n, c)[1:]),
     "You take D from C = 6ND, so your check cannot fail. D has a law of its own.":
         lambda right, n0, a_n, c: (right[0], 1.0, c / 6 / (n0 * c ** a_n) ** 2),
+    "You take N from C = 6ND, so your check cannot fail. N has a law of its own.":
+        lambda right, d0, a_d, c: (right[0], 1.0, 6 * (d0 * c ** a_d) ** 2 / c),
     "For D / N you take D from C = 6ND. Take it from its own law.":
         lambda right, n0, a_n, c: (right[0], right[1], c / 6 / (n0 * c ** a_n) ** 2),
     "For D / N you take N from C = 6ND. Take it from its own law.":
@@ -807,6 +822,7 @@ def exponent_inputs(generator):
     yield "clearly different, but close", 0.2, 0.201, 1e-8, 4e-8, 0.005
     yield "no difference measured", 0.2, 0.2, 1e-4, 1e-5, 0.005
     yield "clearly lower, and not close", 0.21, 0.18, 1e-6, 4e-6, 0.01
+    yield "lower, perhaps close", 0.21, 0.207, 1.2e-6, 8e-7, 0.005
 
 
 def root_of_sum(v, w):
@@ -835,19 +851,19 @@ COMPARE = Exercise(
     reference=compare, inputs=exponent_inputs,
     parts=PARTS,
     misconceptions={
-    "You call them equal if p is above 0.05. But a large p may also mean few or noisy runs. Does "
-    "the whole interval lie within the margin?":
+    "You call them equal if p is large, or 0 in the interval. But that may also mean few or noisy "
+    "runs. Does the whole interval lie within the margin?":
         lambda right, p: (*right[:4], float(p > 0.05)),
-    "You call them equal if the interval touches the range from -margin to margin. The whole "
-    "interval must lie in it.":
+    "Yours calls them equal wherever a part of the interval lies between -margin and margin. The "
+    "whole interval must lie there.":
         touching,
-    "You call them equal if p is below 0.05. A p-value tells whether a difference of 0 is "
+    "You call them equal if p is small. A p-value tells whether a difference of 0 is "
     "plausible, not whether the two are close.":
         lambda right, p: (*right[:4], float(p < 0.05)),
     "You also ask that the difference is not significant (p at least 0.05, or 0 in the interval). "
     "A difference can be significant and still lie within the margin.":
         lambda right, p: (*right[:4], float(right[4] and p >= 0.05)),
-    "You only ask whether b - a lies within the margin. The whole interval must.":
+    "Yours calls them equal wherever b - a lies within the margin. The whole interval must.":
         lambda right, a, b, margin: (*right[:4], float(abs(b - a) <= margin)),
     "A standard error is the root of a variance.":
         partial(compare, error=lambda v, w: v + w),
@@ -857,8 +873,12 @@ COMPARE = Exercise(
         partial(compare, error=lambda v, w: v ** 0.5 + w ** 0.5),
     "You use the variance of a only. Both are uncertain.":
         partial(compare, error=lambda v, w: v ** 0.5),
-    "Your interval has the right width, but its middle is not b - a.":
+    "Your 1.96 standard errors start from b, not from the difference b - a.":
         lambda z, p, low, high, a: (z, p, low + a, high + a, 0.0),
+    "Your 1.96 standard errors start from a, not from the difference b - a.":
+        lambda z, p, low, high, a, b: (z, p, low + 2 * a - b, high + 2 * a - b, 0.0),
+    "Your interval reaches 1.96 to each side. It should be 1.96 standard errors.":
+        lambda z, p, a, b: (z, p, b - a - 1.96, b - a + 1.96, 0.0),
     "Your interval is that of z. Give that of b - a, 1.96 standard errors to each side.":
         lambda z, p: (z, p, z - 1.96, z + 1.96, 0.0),
     "z has a sign: which exponent is larger?":
@@ -972,10 +992,18 @@ def between_neighbours(y, rates, losses):
     return y[0].isnan() or rates[i - 1] < y[0] < rates[i + 1]
 
 
+def both_nan(y):
+    return y[0].isnan() and y[1].isnan()
+
+
+def same_rate(y, right):
+    return near(y[0] / right[0], 1, 1e-3)
+
+
 def right_if_equally_spaced(y, right, rates):
     steps = rates.log().diff()
     equally_spaced = near(steps, steps[0])
-    is_right = near(y[0], right[0]) and near(y[1], right[1])
+    is_right = same_rate(y, right) and near(y[1], right[1], 1e-5)
     return not equally_spaced or right[0].isnan() or is_right
 
 
@@ -986,14 +1014,14 @@ def without_noise(c):
 # 6.12 -------------------------------------------------------------------------------------------
 
 def luck_inputs(generator):
-    def case(runs, others, seeds, true, times=40):
+    def case(runs, others, seeds, true, times=200):
         a = 1.12 + 0.01 * randn64(generator, runs)
         b = 1.15 + 0.02 * randn64(generator, others)
         mine = torch.randint(runs, (times, seeds), generator=generator)
         theirs = torch.randint(others, (times, seeds), generator=generator)
         return a, b, mine, theirs, true
 
-    yield "three seeds, nearly alike", *case(16, 16, 3, 0.003)
+    yield "three seeds, nearly alike", *case(16, 16, 3, 0.0005)
     yield "one seed", *case(16, 16, 1, 0.004)
     yield "more runs of one, eight seeds", *case(20, 12, 8, 0.002)
     yield "far apart", *case(16, 16, 3, 0.3)
@@ -1028,10 +1056,15 @@ def centred_after_drawing(a, b, mine, theirs, true):
 
 
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
-    "You add `true` to the difference that the means have already. Subtract both means first.":
+    "You add `true` to the difference that the means have already. First subtract its own mean "
+    "from each.":
         as_stored_and_apart,
-    "You move b's mean to `true`, but leave a's where it is. Move a's mean to 0.":
+    "Yours is 1 with every input: b always wins. Is a's mean at 0 and b's at `true`, or did you "
+    "move only b's?":
         only_b_moved,
+    "Yours is 0 with every input: b never wins. Are the means 0 and `true`, and do you compare two "
+    "means per row, so that they scatter?":
+        lambda right: 0 * right,
     "You give the share that the better architecture wins. The exercise asks for that of the "
     "other.":
         lambda right: 1 - right,
@@ -1048,7 +1081,7 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You use the first run of each row only. Average over the row.":
         lambda a, b, mine, theirs, true: wrong_winner(a, b, mine[:, :1], theirs[:, :1], true),
     "You use `mine` for b, too. The runs of b are in `theirs`.":
-        lambda a, b, mine, true: wrong_winner(a, b, mine % len(b), mine % len(b), true),
+        lambda a, b, mine, true: wrong_winner(a, b, mine, mine, true),
     "You give the number of comparisons. Give their share, from 0 to 1.":
         lambda right, mine: right * len(mine),
     "You compare medians over seeds. Compare means.":
@@ -1066,9 +1099,9 @@ PROPERTIES = {
     "6.1": {
         "Your tokens divided by the parameters are not `ratio`.":
             lambda y, n, ratio: near(y[0] / n, ratio, 1e-6),
-        "Your FLOPs are wrong. Divided once by your tokens and once by the parameters, they should "
-        "give the FLOPs of one weight for one token: in how many products does it take part, forward "
-        "and backward, and how many FLOPs is each, with its addition?":
+        "Your FLOPs, divided once by your tokens and once by the parameters, are not the FLOPs of "
+        "one weight for one token. Do you multiply by both, once? In how many products is a "
+        "weight, forward and backward, and how many FLOPs is each, with its addition?":
             lambda y, n: near(y[1] / y[0] / n, 6, 1e-6)},
     "6.2": {
         "At a loss that a run has, the answer is that run's tokens. Yours is not.":
@@ -1076,10 +1109,10 @@ PROPERTIES = {
         "For a loss between those of two runs, the answer lies between their tokens. Yours does "
         "not.":
             lambda y, target: target != 1.6 or 2e6 < y < 4e6,
-        "A loss below those of all runs needs more tokens than all of them. Yours needs fewer.":
-            lambda y, target: target != 1.3 or y >= 8e6,
-        "A loss above those of all runs needs fewer tokens than all of them. Yours needs more.":
-            lambda y, target: target != 2.4 or y <= 1e6,
+        "A loss below those of all runs needs more tokens than all of them. Yours does not.":
+            lambda y, target: target != 1.3 or y > 8.001e6,
+        "A loss above those of all runs needs fewer tokens than all of them. Yours does not.":
+            lambda y, target: target != 2.4 or y < 0.999e6,
         "Which axes are logarithmic, and between which two runs is your line?":
             never},
     "6.3": {
@@ -1105,14 +1138,21 @@ PROPERTIES = {
             lambda y, strong: strong != 1 or near(y[1], 1),
         "Where both baselines are equally good, the share is 0. Yours is not.":
             lambda y, weak, strong: weak != strong or near(y[1], 0),
-        "Your share is right at both ends, 0 and 1, but not in between. The factors of successive "
-        "steps multiply. Which shares add up to 1, into however many steps you divide the way?":
+        "Between 0 and 1 your share is not the right one. The factors of successive steps "
+        "multiply. Which shares add up to 1, into however many steps you divide the way?":
+            lambda y, weak, strong, right: not 1 < strong < weak or near(y[1], right[1], 1e-5),
+        "Your share is right from 0 to 1, but not everywhere below 0 and above 1. Why should the "
+        "formula be another one there?":
             never},
     "6.6": {
-        "If the lowest loss is at an edge, the search is not finished: return nan.":
-            lambda y, losses: losses.argmin() not in (0, len(losses) - 1) or y[0].isnan(),
-        "If a neighbour of the lowest loss diverged, the search is not finished: return nan.":
-            lambda y, right: not right[0].isnan() or y[0].isnan(),
+        "If the lowest loss is at an edge, the search is not finished: return nan twice.":
+            lambda y, losses: losses.argmin() not in (0, len(losses) - 1) or both_nan(y),
+        "If a neighbour of the lowest loss diverged, the search is not finished: return nan twice.":
+            lambda y, right: not right[0].isnan() or both_nan(y),
+        "Where your learning rate is right, your loss is not. Is it the parabola's, at the "
+        "logarithm of this learning rate?":
+            lambda y, right: right[0].isnan() or not same_rate(y, right)
+            or near(y[1], right[1], 1e-6),
         "The lowest point of the parabola does not lie above the lowest run. Yours does.":
             lambda y, losses: y[0].isnan() or y[1] <= losses.min() + 1e-9,
         "The lowest point lies between the two neighbours. Your learning rate does not.":
@@ -1120,7 +1160,12 @@ PROPERTIES = {
         "The parabola's lowest point is a little below the lowest of the three losses. Yours is "
         "not.":
             lambda y, losses: y[0].isnan() or y[1] < losses.min() - 1e-9,
-        "What is on the parabola's axis, and through which points does it go?":
+        "Where your loss is right, your learning rate is not. At which point of the axis is the "
+        "parabola lowest, and how do you get from there to a learning rate?":
+            lambda y, right: right[0].isnan() or same_rate(y, right)
+            or not near(y[1], right[1], 1e-6),
+        "What is on the parabola's axis, and through which points does it go? If that is right: is "
+        "there a sign or a factor wrong in the formula of its lowest point?":
             right_if_equally_spaced,
         "Yours is right where the three learning rates are equally far apart on a logarithmic "
         "axis. Does your formula hold for other distances?":
@@ -1133,7 +1178,8 @@ PROPERTIES = {
         "differ there.":
             lambda y, right: not near(right[0], right[1], 1e-9) or near(y[0], y[1]),
         "Your first number is right. For the second: which row has the first seed's lowest loss, "
-        "for each side, and which runs are in it?":
+        "for each side? Is yours the baseline's mean minus the other's, each over the runs of its "
+        "own row?":
             never},
     "6.8": {
         "Losses fall with C, so a is positive in L = A C^-a. Yours is not.":
@@ -1142,6 +1188,10 @@ PROPERTIES = {
             lambda y, c: not without_noise(c) or near(y[1], 0.2, 1e-5),
         "Even without noise, your A, the law's loss at C = 1, is wrong.":
             lambda y, c: not without_noise(c) or near(y[0], 20.0, 1e-5),
+        "Your exponent is right, and so is A without noise. With noise, does your line go through "
+        "one of the runs? The line of least squares need not.":
+            lambda y, c, right: len(c) < 5 or not near(y[1], right[1], 1e-7)
+            or near(y[0], right[0], 1e-5),
         "Yours is right without noise. With noise: the squares of which differences should be "
         "least?":
             never},
@@ -1174,8 +1224,8 @@ PROPERTIES = {
         "Return one factor for each draw. Yours has another number of them.":
             lambda y, draws: y.shape == (len(draws),),
         "Do the first draw by hand: pick its seeds from the baseline and from the other "
-        "architecture, average for each budget, then call tokens_for once.":
-            lambda y, right: near(y[0], right[0]),
+        "architecture, average for each budget, and divide tokens[-1] by what tokens_for gives.":
+            lambda y, right: near(y[0], right[0], 1e-5),
         "The factor of the first draw is right. Does your loop do the same for the others?":
             never},
     "6.12": {

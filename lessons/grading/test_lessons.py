@@ -1223,6 +1223,48 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
     )
 
 
+def nan_and_the_lowest_loss(rates, losses):
+    rate, loss = EXERCISES["6.6"].reference(rates, losses)
+    return rate, float(losses.min()) if math.isnan(rate) else loss
+
+
+def with_loss_for_rate(rates, losses):
+    rate, loss = EXERCISES["6.6"].reference(rates, losses)
+    return rate if math.isnan(rate) else float(rates[losses.argmin()]), loss
+
+
+def leads_of_best_seeds(baseline, other, built_in):
+    rows = [losses[losses[:, 0].argmin()] for losses in (baseline, other)]
+    best = [row[~row.isnan()].min() for row in rows]
+    return EXERCISES["6.7"].reference(baseline, other, built_in)[0], best[0] - best[1]
+
+
+def n_from_6nd(d0, a_d, n0, a_n, c):
+    d = d0 * c**a_d
+    n = c / (6 * d)
+    return a_d + a_n, 6 * n * d / c, d / n
+
+
+def share_up_to_1(weak, strong):
+    worth, share = EXERCISES["6.5"].reference(weak, strong)
+    return worth, min(1.0, share)
+
+
+def equal_if_the_difference_is_or_p_is_large(a, b, var_a, var_b, margin):
+    z, p, low, high, _ = EXERCISES["6.10"].reference(a, b, var_a, var_b, margin)
+    return z, p, low, high, float(abs(b - a) <= margin or p > 0.05)
+
+
+def smaller_true(a, b, mine, theirs, true):
+    apart = true / mine.shape[1] ** 0.5
+    return EXERCISES["6.12"].reference(a, b, mine, theirs, apart)
+
+
+def no_search(baseline, other, built_in):
+    lead = EXERCISES["6.7"].reference(baseline, other, built_in)[0]
+    return lead, lead
+
+
 @pytest.mark.parametrize(
     "number, answer, said, unsaid",
     [
@@ -1292,8 +1334,8 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
         (
             "6.5",
             lambda weak, strong: (weak / strong, 2 * math.log(weak / strong) / math.log(strong)),
-            "",
-            "right at both ends",
+            "Between 0 and 1 your share is not",
+            "right from 0 to 1",
         ),
         (
             "6.6",
@@ -1301,6 +1343,19 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
             "where nan is expected",
             "off by nan",
         ),
+        ("6.5", share_up_to_1, "right from 0 to 1", "Which shares add up"),
+        ("6.6", nan_and_the_lowest_loss, "return nan twice", "equally far apart"),
+        ("6.6", with_loss_for_rate, "Where your loss is right", "equally far apart"),
+        ("6.7", leads_of_best_seeds, "each over the runs of its own row", "the first seed only"),
+        ("6.7", no_search, "the baseline keeps its built-in setting", "You search"),
+        ("6.9", n_from_6nd, "You take N from C = 6ND", "You take D"),
+        (
+            "6.10",
+            equal_if_the_difference_is_or_p_is_large,
+            "wherever a part of the interval",
+            "touches",
+        ),
+        ("6.12", smaller_true, "Shift all runs", "You use `mine` for b"),
         ("1.7", divided_by_s_twice, "", "sums to 0"),
         ("2.10", groups_apart, "the shape is not", "its own mean square"),
         ("4.7", writers_second, "in this order: w_qkv, w_o", "should get length 1"),
