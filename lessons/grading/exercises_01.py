@@ -76,15 +76,15 @@ def values_stretched(blocks, shift, scale, mean, right):
 
 
 DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"), misconceptions={
-    "scale multiplies the variance. You multiply the values by it, and that multiplies the "
-    "variance by scale^2.":
+    "Each of your blocks multiplies the variance by scale^2. Do you multiply the values by scale, "
+    "or the variance twice? A block multiplies the variance by scale, once.":
         scale_of_values,
     "Yours is one block ahead: after 0 blocks nothing has happened yet.":
         one_block_more,
     "Yours is one block behind: after 1 block mean and variance have already changed.":
         one_block_short,
-    "You multiply the variance by the number of blocks. Instead, each block multiplies it by scale "
-    "once more.":
+    "Yours is the first variance times scale times blocks. Instead, each block multiplies the "
+    "variance that it is given by scale once more.":
         times_the_blocks,
     "In yours each block stretches the values, and so it stretches the mean, too. Here the mean is "
     "only shifted.":
@@ -97,8 +97,9 @@ DRIFT = Exercise(reference=drift, inputs=drift_inputs, parts=("mean", "variance"
 def norm_inputs(generator):
     yield "three rows of five", randn64(generator, 3, 5) * 2 + 1, 1e-5
     yield "a batch of shape (2, 3, 4)", randn64(generator, 2, 3, 4) - 3, 1e-5
-    yield "a row of equal entries", torch.full((1, 6), 7.0, dtype=torch.float64), 1e-5
-    yield "a row of zeros", torch.zeros(1, 4, dtype=torch.float64), 1e-5
+    counted = 1000 * torch.arange(6.0).double()
+    yield "a row of equal entries and another", torch.stack((counted * 0 + 7, counted)), 1e-5
+    yield "a row of zeros and another", torch.stack((counted * 0, counted)), 1e-5
     yield "rows of one element", randn64(generator, 2, 1), 1e-5
     yield "entries near 0.001", randn64(generator, 2, 5) * 1e-3, 1e-5
     yield "entries near 10,000", randn64(generator, 2, 5) * 1e4, 1e-5
@@ -129,11 +130,11 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
         partial(layer_norm, eps_at="behind"),
     "You normalize along the first axis. Each row should be normalized on its own: look at dim.":
         partial(layer_norm, axis=0),
-    "eps is missing: without it, equal entries give 0/0.":
+    "eps has no effect in yours. Without eps under the root, equal entries give 0/0.":
         partial(layer_norm, eps_at="nowhere"),
     "You take the mean and the variance of the whole tensor. Each row has its own: set dim.":
         partial(layer_norm, axis=None),
-    "You divide by the variance. LayerNorm divides by its root.":
+    "You divide by the variance, or by its root twice. LayerNorm divides by its root once.":
         partial(layer_norm, power=1.0),
     "In x - mean / root only the mean is divided: / comes before -, so x - mean needs brackets.":
         lambda x, eps: x - x.mean(-1, keepdim=True) / (
@@ -147,7 +148,8 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
     "On paper E[x^2] - mean^2 is the variance. But in float32 two numbers near 10^8 no longer hold "
     "the digits of their difference: subtract the mean first, then square.":
         by_mean_of_squares,
-    "Your variance is the mean of x^2. It should be the mean of (x - mean)^2.":
+    "Your variance is mean^2 too large. It should be the mean of (x - mean)^2: do you take that of "
+    "x^2, or do you subtract the mean twice?":
         lambda x, eps: centred(x) / root_of(x.square().mean(-1, keepdim=True), eps),
     "All your rows share one variance. Each row has its own: set dim there, too.":
         lambda x, eps: centred(x) / root_of(centred(x).square().mean(), eps),
@@ -169,17 +171,18 @@ def largest(n):
     return math.sqrt(n - 1)
 
 
+NOTHING_LEFT = ("The square of yours is n, so all other entries would have to be zero. But all "
+                "entries add up to zero.")
 LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misconceptions={
-    "sqrt(n) would need all other entries to be zero. But the entries add up to zero, so the "
-    "others cannot all be zero.":
+    NOTHING_LEFT:
         lambda n: math.sqrt(n),
-    "You used the sample variance. With the population variance, the squares of the outputs add up "
-    "to n.":
+    "Is yours the sample variance, or a mean of squares without the mean subtracted? With "
+    "LayerNorm's variance, the squares of the outputs add up to n.":
         lambda n: (n - 1) / math.sqrt(n),
     "Variance 1 does not mean that no entry is above 1: one entry can be far out if the others are "
     "close together.":
         lambda: 1,
-    "That is the square of the largest entry: a root is missing.":
+    "That is the square of the largest entry: is a root missing, or the division by one?":
         lambda n: n - 1,
     "When the variance is small, every x - mean is small, too. Try one entry apart from equal "
     "others.":
@@ -221,11 +224,11 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
         lambda x, eps: x / (x.mean(-1, keepdim=True).square() + eps).sqrt(),
     "You add eps to the entries of x before you square them. Add it to their mean square.":
         lambda x, eps: x / (x + eps).square().mean(-1, keepdim=True).sqrt(),
-    "eps is missing: without it, a row of zeros gives 0/0.":
+    "eps has no effect in yours. Without eps under the root, a row of zeros gives 0/0.":
         partial(rms_norm, eps_at="nowhere"),
     "You take the mean square of the whole tensor. Each row has its own: set dim.":
         partial(rms_norm, axis=None),
-    "You divide by the mean square. RMSNorm divides by its root.":
+    "You divide by the mean square, or by its root twice. RMSNorm divides by its root once.":
         partial(rms_norm, power=1.0),
     "You take the larger of the mean square and eps. eps is always added to the mean square, "
     "however large the mean square is.":
@@ -245,6 +248,10 @@ def rms_drift(blocks, shift, scale, mean, variance, *, norm=normed):
     for _ in range(blocks):
         mean, variance = norm(mean + shift, variance * scale)
     return mean, variance
+
+
+def standard(mean, variance):
+    return 0.0, 1.0
 
 
 def by_deviation(mean, variance):
@@ -286,14 +293,14 @@ def norm_at_the_end(blocks, shift, scale, mean, variance):
 
 RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "variance"),
                      misconceptions={
+    "RMSNorm does not set the variance to 1. It divides the values by r, and so their variance by "
+    "r^2.":
+        partial(rms_drift, norm=variance_set_to_1),
     "You divide by the root of the variance. That is the root mean square only if the mean is 0.":
         partial(rms_drift, norm=by_deviation),
     "You divide the variance by the root mean square r, too. Dividing values by r divides their "
     "variance by r^2.":
         partial(rms_drift, norm=both_by_root),
-    "RMSNorm does not set the variance to 1. It divides the values by r, and so their variance by "
-    "r^2.":
-        partial(rms_drift, norm=variance_set_to_1),
     "Your root mean square is that of the block's input. The norm acts on the block's output, "
     "after shift and scale.":
         by_the_input,
@@ -305,7 +312,7 @@ RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "v
     "You normalize once, at the end. The norm acts after every block.":
         norm_at_the_end,
     "Mean 0 and variance 1 is what LayerNorm gives. RMSNorm does not subtract the mean.":
-        lambda: (0.0, 1.0),
+        partial(rms_drift, norm=standard),
 })
 
 
@@ -329,9 +336,9 @@ WRITERS_ABOUT = {
     "blocks.5.w_up.weight":
         "w_up gives the MLP's hidden units, more than there are channels. Can they be added to h?",
     "blocks.5.w_down.weight":
-        "w_down is the last map of the MLP. What happens to its output?",
+        "blocks.5.w_down is the last map of an MLP. What happens to its output in each block?",
     "blocks.11.w_down.bias":
-        "The bias of w_down is part of w_down's output. What happens to that output?",
+        "blocks.11.w_down.bias is part of w_down's output. What happens to that in each block?",
     "norm_f.weight":
         "norm_f comes after the last block. What reads its output?",
     "lm_head.weight":
@@ -356,7 +363,8 @@ WRITERS = Exercise(reference=writers("wte", "wpe", "w_o", "w_down"), inputs=para
                    about=WRITERS_ABOUT, misconceptions={
     "You leave out what h is before the first block. Where does that come from?":
         writers("w_o", "w_down"),
-    "The residual stream begins with the embeddings, as you say. But every block adds to it twice.":
+    "The residual stream begins with the embeddings, as you say. But every block adds to it twice, "
+    "and yours is False for all parameters of a block.":
         writers("wte", "wpe"),
     "You count the norms. The output of a norm goes into a branch (norm_f's into the head), and h "
     "itself continues without it.":
@@ -367,6 +375,12 @@ WRITERS = Exercise(reference=writers("wte", "wpe", "w_o", "w_down"), inputs=para
     "You count all parameters of a block. Only the output of a branch's last map is added to h; "
     "what comes before it stays inside the branch.":
         writers("wte", "wpe", "norm1", "w_qkv", "w_o", "norm2", "w_up", "w_down"),
+    "Yours is False for every name. Does it look for the module inside a name such as "
+    "\"blocks.0.w_qkv.weight\"?":
+        lambda: False,
+    "Yours is True for every name, but not every output is added to h. Or is a condition always "
+    "true, as `\"a\" or \"b\" in name` is?":
+        lambda: True,
 })
 
 
@@ -417,9 +431,10 @@ def y_without_eps(x, eps):
 
 
 JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
-    "You treat the root s as a constant, but s depends on every entry of x.":
+    "The term that comes from the root s is missing or 0, but s depends on every entry of x.":
         partial(jacobian, y_part=0),
-    "You treat the mean as a constant, but it changes, too, when one entry of x changes.":
+    "The term that comes from the mean is missing or 0. But the mean changes, too, when one entry "
+    "of x changes.":
         partial(jacobian, mean_part=0),
     "You have 1 where the identity matrix belongs: the 1 comes from the derivative of x[i] with "
     "respect to x[j], and that is 0 for i != j.":
@@ -432,7 +447,8 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, product=torch.mul),
     "s is the root of a mean over n entries: its derivative carries a 1/n.":
         partial(jacobian, y_over_n=False),
-    "Your last term has x - mean twice, where y = (x - mean)/s belongs.":
+    "Your last term is s^2 times too large. Do you have x - mean in it where y = (x - mean)/s "
+    "belongs, or is a division by s^2 missing?":
         partial(jacobian, y_over_root=False),
     "A division by s is missing: y is (x - mean) / s, so its derivative has a 1/s.":
         partial(jacobian, over_root=False),
@@ -497,14 +513,15 @@ def gain_in_last_term(g, x, weight, eps):
 
 BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
                     parts=("dx", "dweight", "dbias"), misconceptions={
-    "You treat s as a constant, but it depends on x: y times a row mean is missing.":
+    "dx: the term that comes from s is missing or 0, but s depends on x: y times a row mean is "
+    "needed. (The mean of a product is not the product of the means.)":
         partial(layer_norm_backward, root_part=0),
     "You treat the mean as a constant, but it depends on x: a row mean is missing.":
         partial(layer_norm_backward, mean_part=0),
     "On its way back to x the gradient passes through the gain: multiply g by weight first.":
         partial(layer_norm_backward, use_weight=False),
-    "You multiply dx by weight at the end. The gain comes after the norm, so on the way back it "
-    "comes first: take the two row means of g times weight.":
+    "Your dx is weight times the gradient of the norm alone. The gain comes after the norm, so on "
+    "the way back it comes first: take the two row means of g times weight.":
         weight_at_the_end,
     "dx: your last term contains the output with its gain, weight * y. It should contain y, which "
     "is what the norm gives before the gain.":
@@ -607,10 +624,13 @@ def lengths_of_earlier_ones_added(count):
 
 STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("rule a", "rule b"),
                         misconceptions={
+    "The two numbers are exchanged: each is right for the other rule.":
+        lambda right: right[::-1],
     "Those are the expected squares: is the root at the end missing? (Or did you add lengths? For "
     "independent vectors the squares add up, on average.)":
         lambda count: (count, 2 ** (count - 1)),
-    "The first number is the expected square: its root is missing.":
+    "Is the root of your first number missing, or did you add lengths? For independent directions "
+    "the squares add up.":
         lambda count, right: (count, right[1]),
     "For the second number you give contribution l + 1 the length sqrt(l). That is the length of "
     "the sum under rule a; under rule b the sum is longer by then.":
@@ -662,7 +682,7 @@ def product_for_each(factors):
 
 SKIP_GAIN = Exercise(reference=skip_gain, inputs=skip_inputs, misconceptions={
     "The gradient comes from the last sublayer: entry i has the factors of sublayer i and of all "
-    "later ones. You multiply from the front.":
+    "later ones. Yours has those of sublayer i and of all earlier ones.":
         partial(skip_gain, passed=forwards),
     "Entry i is for the input of sublayer i, so sublayer i's own factor belongs to it. Yours "
     "leaves it out.":
@@ -773,6 +793,9 @@ FOR_RMS = Exercise(reference=for_rms, inputs=weight_inputs, misconceptions={
 
 # Properties of every right answer. The first that does not hold is named if no known mistake fits.
 
+def equals(y, right):
+    """Return whether y is nearly right. Another shape is left to other sentences."""
+    return y.shape != right.shape or near(y, right)
 
 
 def start_without_blocks(y, blocks, shift, scale, mean, variance):
@@ -795,9 +818,13 @@ def only_stretched(y, x):
     return near(y * of_x, x * of_y)
 
 
+def eps_counts(x, eps):
+    """Return whether eps is not small against the mean square of each row."""
+    return x.square().mean(-1).min() < 1000 * eps
+
+
 def square_of_one(y, x, eps):
-    eps_counts = x.square().mean(-1).min() < 1000 * eps
-    return eps_counts or near(y.square().mean(-1), 1)
+    return eps_counts(x, eps) or near(y.square().mean(-1), 1, 0.02)
 
 
 def written(y, name):
@@ -822,9 +849,18 @@ def has_an_axis_too_many(y, x, weight):
     return len(x) > 1 and any(part.dim() == 2 and part.numel() == weight.numel() for part in y[1:])
 
 
+def is_tiny(x):
+    return x.abs().max() < 1e-4
+
+
 def of_largest(x):
     """Divide large numbers by the largest of them, so that their rounding stays small."""
     return x / x.abs().max().clamp(min=1)
+
+
+EPS_IN_ANOTHER_PLACE = (
+    "Where eps is small against every row, yours has the right size. Is eps itself added under the "
+    "root, to a mean and not to a sum, do you normalize once, and is no row a special case?")
 
 
 PROPERTIES = {
@@ -836,15 +872,20 @@ PROPERTIES = {
             lambda y, scale, variance: scale != 1 or near(y[1], variance),
         "Your mean is not the first mean plus one shift per block.":
             lambda y, blocks, shift, mean: near(y[0], mean + blocks * shift),
-        "Your mean is right. Each block multiplies the variance that it is given by scale: how "
-        "often does that happen in all?":
+        "Your mean is right. Each block multiplies the variance that it is given by scale: by what "
+        "does yours multiply, and how often?":
             never},
     "1.2": {
-        "The entries of each row should add up to 0. Yours do not.":
+        "The entries of each row should add up to 0. Yours do not: do you subtract the row's own "
+        "mean, divide all entries of a row by one number, and change nothing afterwards?":
             lambda y: near(y.mean(-1), 0),
         "The mean square of each row should be 1, apart from eps. Yours is not.":
-            lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1)},
+            lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1, 0.02),
+        EPS_IN_ANOTHER_PLACE:
+            lambda y, x, eps, right: is_wide(x, eps) or equals(y, right)},
     "1.3": {
+        NOTHING_LEFT:
+            lambda y, n: n == 1 or not near(y * y, n, 1e-6),
         "Yours is too large: its square, plus the squares of the entries that balance it, is more "
         "than n.":
             lambda y, n: n == 1 or square_with_balance(y, n) <= n + 0.01,
@@ -853,54 +894,74 @@ PROPERTIES = {
         "For n = 1 the only entry minus its mean is 0.":
             lambda y, n: n != 1 or near(y, 0)},
     "1.4": {
-        "Each row should only be stretched. Yours points in another direction: do you subtract "
-        "something, or do entries have factors of their own?":
+        "Each row should only be stretched. Yours points in another direction: do you add or "
+        "subtract something, do entries have factors of their own, or is a divisor negative?":
             only_stretched,
         "The mean square of each row should be 1, apart from eps. Yours is not.":
-            square_of_one},
+            square_of_one,
+        EPS_IN_ANOTHER_PLACE:
+            lambda y, x, eps, right: not eps_counts(x, eps) or equals(y, right)},
     "1.5": {
         "With 0 blocks there is no norm either: return the mean and the variance that you were "
         "given.":
             start_without_blocks,
         "The output of RMSNorm has mean square 1. In yours mean^2 + variance is not 1.":
             lambda y, blocks: blocks == 0 or near(y[0] ** 2 + y[1], 1),
-        "Write down mean and variance after the first norm. The second block is given these.":
+        "One block is wrong already, though mean^2 + variance is right. Does the loop run once, "
+        "and are mean and variance before the norm those of 1.1?":
+            lambda y, blocks, right: blocks != 1 or near(y[0], right[0]) and near(y[1], right[1]),
+        "Write down mean and variance after the first norm. Is the second block given these, and "
+        "does it treat them as a block of 1.1 does?":
             never},
     "1.7": {
-        "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not: look "
-        "at the term that comes from the mean, and at its sign.":
-            lambda y: near(of_largest(y).sum(-1), 0),
+        "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not. Look at "
+        "the term from the mean (its factor, sign and 1/s). Do the rows of the last term sum to 0?":
+            lambda y, x: is_tiny(x) or near(of_largest(y).sum(-1), 0),
         "J is symmetric; yours is not.":
-            lambda y: near(of_largest(y), of_largest(y).T),
+            lambda y, x: is_tiny(x) or near(of_largest(y), of_largest(y).T),
         "Stretching x around its mean changes nothing, apart from eps, so J times (x - mean) "
-        "should be 0. Yours is not: look at the term that contains y twice, its factors and its "
-        "sign.":
+        "should be 0. Yours is not. Look at the factors and the sign of the term that contains y "
+        "twice. Does s divide the other terms as often?":
             lambda y, x, eps: x.var() < 1000 * eps or near(y @ (x - x.mean()), 0),
-        "Compare two things: the diagonal, entry by entry, and whether s divides every term.":
+        "Compare the diagonal, entry by entry. Does s divide every term once, and is it the root "
+        "that LayerNorm divides by?":
+            lambda y, x, eps, right: x.var() < 1000 * eps or equals(y, right),
+        "Where the variance is far larger than eps, yours is right. Is eps under the root wherever "
+        "s is used (in y, too), and is no x treated as a special case?":
+            lambda y, x, right: is_tiny(x) or equals(y, right),
+        "Yours is wrong only where the entries are tiny: does it use steps or limits that are not "
+        "small against them?":
             never},
     "1.8": {
+        "dx should have the shape of x. Yours has another: do you keep the result of every row?":
+            lambda y, x: y[0].shape == x.shape,
         "dweight and dbias should have shape (n,). One of yours has two axes: is a keepdim=True "
         "too much?":
             lambda y, x, weight: not has_an_axis_too_many(y, x, weight),
-        "dweight and dbias have one entry per channel: along which axis do you sum over the rows?":
+        "dweight and dbias have one entry per channel: do you sum over the rows, and along which "
+        "axis is that?":
             lambda y, weight: y[1].shape == y[2].shape == weight.shape,
         "dx: adding a constant to a row of x changes nothing, so each row of dx sums to 0. Yours "
-        "do not: is g multiplied by weight in the plain row mean, is its sign right, and has what "
-        "you multiply the other mean by a mean of 0?":
+        "do not: do you subtract from g times weight its own row mean, and has what you multiply "
+        "the other mean by a row mean of 0? Is every term divided by s as often?":
             lambda y: near(y[0].sum(-1), 0),
         "dx: stretching a row around its mean changes nothing, apart from eps, so dx times (x - "
-        "mean) sums to 0. Yours does not: look at the term that contains y twice. Is it y, is g "
-        "multiplied by weight in it, and is its sign right?":
+        "mean) sums to 0. Yours does not. In the term that contains y twice, look at y, g times "
+        "weight, the mean, the factor and the sign. Is every term divided by the row's s as often?":
             lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centred(x)).mean(-1), 0, 0.01),
-        "dx: its rows have the right direction but the wrong length: how often do you divide by s?":
+        "dx: its rows have the right direction but the wrong length: how often do you divide by s, "
+        "and is s LayerNorm's root?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
-        "dx: is g multiplied by weight before the two row means are taken?":
+        "dx: is g multiplied by weight, and only once, before the two row means are taken? Is eps "
+        "under the root in s?":
             lambda y, right: near(y[0], right[0]),
         "dbias: the bias is added to each row, after the gain. What does each row contribute?":
             lambda y, g: near(y[2], g.sum(0)),
         "dweight: with one row, dweight / dbias is what the gain multiplies, and that has mean 0. "
         "Yours does not.":
-            lambda y, x: len(x) > 1 or near((y[1] / y[2]).mean(), 0)},
+            lambda y, x: len(x) > 1 or near((y[1] / y[2]).mean(), 0),
+        "dweight: each row contributes g times what the gain multiplies in that row. What is that?":
+            lambda y, right: near(y[1], right[1])},
     "1.9": {
         "With a branch that returns zeros, Pre-LN leaves h as it is. Yours does not.":
             lambda y, h, branch: branch(h).any() or near(y[0], h),
@@ -909,17 +970,21 @@ PROPERTIES = {
             lambda y, norm: near(norm(y[1]), y[1]),
         "Pre-LN: subtract h from yours. The rest should be the branch of a normalized h, and is "
         "not.":
-            lambda y, h, branch, norm: near(y[0] - h, branch(norm(h)))},
+            lambda y, h, branch, norm: near(y[0] - h, branch(norm(h))),
+        "Post-LN: your result comes out of a norm, as it should. What is normalized there, and "
+        "what is the branch given?":
+            lambda y, right: equals(y[1], right[1])},
     "1.10": {
         "A single contribution has length 1 under both rules.":
             lambda y, count: count != 1 or near(y[0], 1) and near(y[1], 1),
-        "Two contributions of length 1 at right angles: by Pythagoras both rules give the same. "
-        "Yours give something else.":
+        "Two contributions of length 1 at right angles: by Pythagoras both rules give the same "
+        "length. At least one of yours is another.":
             lambda y, count: count != 2 or near(y[0], math.sqrt(2)) and near(y[1], math.sqrt(2)),
         "Rule a: the square of the length grows by 1 with each contribution.":
             lambda y, count: near(y[0] ** 2, count),
-        "Rule b: what does the third contribution do to the squared length?":
-            lambda y, count: count != 3 or near(y[1] ** 2, 4)},
+        "Rule b: what does the third contribution do to the squared length, and what does each "
+        "later one?":
+            lambda y, count: near(y[1] ** 2, 2 ** (count - 1))},
     "1.11": {
         "Branches of length 0 leave the gradient as it is. In yours they do not.":
             lambda y, r: r.any() or near(y, 1),
@@ -935,14 +1000,17 @@ PROPERTIES = {
         "something else.":
             lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)},
     "1.12": {
-        "What wte, wpe, w_o and w_down write to h should have mean 0. Yours does not "
-        "everywhere: along which axis is a vector that is written?":
+        "What wte, wpe, w_o and w_down write to h should have mean 0. Yours does not everywhere: "
+        "do you subtract a mean in all four, and along which axis is a vector that is written?":
             writes_mean_0,
         "wte, wpe, w_o and w_down should lose their means and nothing else. In yours something "
         "else changes, too.":
             loses_only_the_mean,
         "Norms without gain have gains of 1.":
-            lambda y, name: "norm" not in name or near(y, 1)},
+            lambda y, name: "norm" not in name or near(y, 1),
+        "A matrix behind a norm takes in its gain, and nothing else changes in it. In yours the "
+        "gain is missing or enters in another way, or something else changes.":
+            lambda y, gain, right: gain is None or equals(y, right)},
 }
 
 

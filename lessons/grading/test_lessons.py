@@ -1265,12 +1265,59 @@ def no_search(baseline, other, built_in):
     return lead, lead
 
 
+def mean_subtracted_twice(x, eps):
+    mean = x.mean(-1, keepdim=True)
+    x = x - mean
+    return x / ((x - mean).square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def divided_by_the_root_twice(x, eps):
+    root = (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    return x / root / root
+
+
+def layer_norm_after_each_block(blocks, shift, scale, mean, variance):
+    return (0.0, 1.0) if blocks else (mean, variance)
+
+
+def norm_of_a_shift_only(blocks, shift, scale, mean, variance):
+    return EXERCISES["1.5"].reference(blocks, shift, 1.0, mean, variance)
+
+
+def first_terms_not_divided_by_s(x, eps):
+    s = (x.var(correction=0) + eps).sqrt()
+    y = (x - x.mean()) / s
+    return torch.eye(len(x)) - 1 / len(x) - torch.outer(y, y) / (len(x) * s)
+
+
+def product_of_the_means(g, x, weight, eps):
+    _, dweight, dbias = EXERCISES["1.8"].reference(g, x, weight, eps)
+    centred, u = x - x.mean(-1, keepdim=True), g * weight
+    s = (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    mean = u.mean(-1, keepdim=True)
+    from_s = centred / s * mean * (centred / s).mean(-1, keepdim=True)
+    return (u - mean - from_s) / s, dweight, dbias
+
+
 @pytest.mark.parametrize(
     "number, answer, said, unsaid",
     [
         ("4.11", mlp_with_another_scale, "look at the MLP", "With one token"),
         ("4.11", attention_with_another_scale, "With one token yours is right", "look at the MLP"),
         ("3.11", both_read_the_stream_scaled, "With w_o of zeros", "Each of the two branches"),
+        ("1.2", mean_subtracted_twice, "do you subtract the mean twice", "is the mean of x^2."),
+        (
+            "1.3",
+            lambda n: math.sqrt(n) - 1 / math.sqrt(n),
+            "without the mean subtracted",
+            "You used",
+        ),
+        ("1.4", divided_by_the_root_twice, "or by its root twice", "divides by its root."),
+        ("1.5", layer_norm_after_each_block, "is what LayerNorm gives", "root of the variance"),
+        ("1.5", norm_of_a_shift_only, "One block is wrong already", "second block"),
+        ("1.7", first_terms_not_divided_by_s, "the other terms as often", "and its sign."),
+        ("1.8", product_of_the_means, "the product of the means", "You treat s"),
+        ("1.10", lambda L: EXERCISES["1.10"].reference(L)[::-1], "exchanged", "have length 1"),
         ("1.7", jacobian_by_differences, "a quotient of differences", "sums to 0"),
         (
             "4.1",
