@@ -473,7 +473,7 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
 def backward_inputs(generator):
     def case(x):
         g = randn64(generator, *x.shape)
-        weight = 1 + 0.5 * randn64(generator, x.shape[1])
+        weight = 0.5 + randn64(generator, x.shape[1])
         return g, x, weight, 1e-3
 
     rows = 3 * randn64(generator, 4, 5) + 1
