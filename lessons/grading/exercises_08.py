@@ -139,7 +139,7 @@ MATCHING = Exercise(
     "The mean of the factors is asked for. You have one over the mean standard deviation, "
     "which is smaller.":
         partial(matching_alpha, mean=of_mean_deviation),
-    "You average the variances and turn the result into one factor. Compute each token's factor "
+    "Yours is a single factor, from the mean variance of all tokens. Compute each token's factor "
     "first, then average the factors.":
         partial(matching_alpha, mean=of_mean_variance),
     "That is RMSNorm's factor. LayerNorm measures the spread around the token's mean.":
@@ -148,12 +148,12 @@ MATCHING = Exercise(
         lambda x: (torch.nn.functional.layer_norm(x, x.shape[-1:]) / x).mean(),
     "Your variance divides by n - 1, which is torch's default; LayerNorm divides by n.":
         partial(matching_alpha, less=1),
-    "Right for inputs of ordinary size. For small inputs, such as untrained embeddings, epsilon "
-    "matters.":
+    "For small inputs, such as untrained embeddings, epsilon matters. Is yours 1e-5, and do you "
+    "add it to the variance?":
         partial(matching_alpha, eps=0),
     "Your epsilon is 1e-6; the exercise asks for 1e-5.":
         partial(matching_alpha, eps=1e-6),
-    "Epsilon is added to the variance, before the root is taken.":
+    "LayerNorm adds epsilon to the variance, before the root is taken. You add it to the root.":
         partial(matching_alpha, eps=0, eps_behind_root=1e-5),
 })
 
@@ -191,16 +191,18 @@ SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, misconceptions=
         lambda h, norm, branch, layer: h / math.sqrt(layer) + branch(norm(h)),
     "You scale the branch's output. The paper scales its input, and a branch is not linear.":
         lambda h, norm, branch, layer: h + branch(norm(h)) / math.sqrt(layer),
-    "In every layer your step is a plain Pre-LN step. Either the factor is missing, or it stands "
-    "in front of the norm, which undoes it.":
+    "In every layer your step is a plain Pre-LN step. Is the factor missing, is it always 1, or "
+    "does it stand in front of the norm, which undoes it?":
         lambda h, norm, branch, layer: h + branch(norm(h / math.sqrt(layer))),
     "From layer 2 on your factor is too small: look again at the power of the layer's number.":
         lambda h, norm, branch, layer: h + branch(norm(h) / layer),
-    "In Python x ** 1/2 is (x ** 1) / 2, because a power is taken before a division. Write "
-    "x ** 0.5.":
+    "Your factor is 1 / (2 layer). If you meant a root: in Python x ** 1/2 is (x ** 1) / 2, "
+    "because a power is taken before a division. Write x ** 0.5.":
         lambda h, norm, branch, layer: h + branch(norm(h) / layer ** 1 / 2),
     "Layers count from 1 here, and the first layer is not scaled.":
         lambda h, norm, branch, layer: scaled_step(h, norm, branch, layer + 1),
+    "Layers count from 1 here, so that layer - 1 is 0 in the first one.":
+        lambda h, norm, branch, layer: scaled_step(h, norm, branch, layer - 1),
     "The residual is h itself, whatever the branch is given.":
         lambda h, norm, layer, right: right - h + norm(h) / math.sqrt(layer),
     "The residual is missing.":
@@ -231,8 +233,7 @@ GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, m
     "You add the lengths, as if all contributions pointed the same way. What adds up for "
     "independent vectors?":
         lambda layers: harmonic(layers, 0.5),
-    "You take a root at the end, but under it you add the lengths themselves. They are not "
-    "squared yet.":
+    "Under your root is the sum of the lengths 1/sqrt(l) themselves. They are not squared yet.":
         lambda layers: math.sqrt(harmonic(layers, 0.5)),
     "Under your root is the sum of 1/l^2. The length of contribution l is 1/sqrt(l): what is its "
     "square?":
@@ -241,7 +242,7 @@ GROWTH = Exercise(reference=stream_after, inputs=depth_inputs, tolerance=1e-4, m
         lambda layers: math.sqrt(math.log(layers)),
     "A good approximation for many layers, but not for few. Add up the terms themselves.":
         lambda layers: math.sqrt(math.log(layers) + 0.5772156649),
-    "The last layer is missing: range(1, layers) stops before `layers`.":
+    "The last layer is missing. Does your loop stop before `layers`, as range(1, layers) does?":
         lambda layers: stream_after(layers - 1),
 })
 
@@ -339,13 +340,20 @@ def ahead(x):
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
-def leak_in(sequence, channel, size=0.1):
+def leak_in(sequence, channel, size=0.1, tokens=slice(None)):
     """Return a function in which tokens of one sequence see one channel of the next token."""
     def mix(x):
         y = x.clone()
-        y[sequence, :, channel] += size * ahead(x)[sequence, :, channel]
+        y[sequence, tokens, channel] += size * ahead(x)[sequence, tokens, channel]
         return y
     return mix
+
+
+def first_to_next_sequence(x):
+    """Add a tenth of each sequence's first token to all tokens of the next sequence."""
+    y = x.clone()
+    y[1:] += 0.1 * x[:-1, :1]
+    return y
 
 
 def ahead_through_layer_norm(x):
@@ -369,14 +377,15 @@ MIXERS = [
      "You accept a norm that divides by the mean square of the whole batch."),
     ("the same, detached as in PowerNorm", by_batch_detached,
      "You accept statistics of the whole batch where they are detached, as in PowerNorm. Gradients "
-     "do not see those: change the numbers themselves."),
+     "do not see those, and a mean square does not see a change of sign."),
     ("the mean square of each sequence", by_sequence,
      "You accept a norm over all tokens of a sequence, later ones included."),
     ("a tenth of the next token's LayerNorm", ahead_through_layer_norm,
      "You accept a leak from the next token that passes through a LayerNorm. A LayerNorm does not "
      "see a longer token, nor a number added to all channels, and its outputs sum to 0."),
-    ("a leak, in the last sequence only", leak_in(-1, 0),
-     "You accept a leak from the next token that happens in the last sequence only."),
+    ("a leak, in the last sequence only", leak_in(-1, 0, tokens=0),
+     "You accept a leak of the second token's first channel into the first token that happens in "
+     "the last sequence only."),
     ("a leak of the last channel, in the first sequence only", leak_in(0, -1),
      "You accept a leak of the next token's last channel that happens in the first sequence "
      "only."),
@@ -384,17 +393,17 @@ MIXERS = [
      "You accept a faint leak, a thousandth of one channel of the next token, that happens in the "
      "first sequence only."),
     ("a mean over the sequences, position by position", lambda x: x - x.mean(0),
-     "You accept a mean over the sequences of the batch: look at the other sequences, too, and at "
-     "the same position."),
-    ("the neighbour's first token", lambda x: x + 0.1 * x.roll(1, 0)[:, :1],
-     "You accept a leak from the first token of another sequence."),
+     "You accept a mean over the sequences of the batch. Do you look at the other sequences, too, "
+     "at the same position, and at changes of both signs?"),
+    ("the neighbour's first token", first_to_next_sequence,
+     "You accept a leak from the first token of each sequence into the next sequence."),
     ("the neighbour's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
      "You accept a leak from the last token of another sequence."),
     ("a division by the number of tokens", lambda x: x / x.shape[1],
      "You reject a division by T. It depends on the number of tokens, but not on their values."),
     ("a division and a multiplication by the same number", there_and_back,
-     "You reject a function that divides by a number and multiplies by it again: only rounding "
-     "errors change."),
+     "You reject a function that divides by a number and multiplies by it again: with finite "
+     "numbers only rounding errors change."),
 ]
 
 
@@ -434,9 +443,10 @@ def last_token_to_first_place(f, x):
     return not changed[:, 0].any()
 
 
-def return_in_loop(f, x):
-    changed = moved(f, x, 0, 0)
-    return not changed[1:].any()
+def by_one_token(f, x, b, t):
+    changed = moved(f, x, b, t)
+    changed[b, t:] = False
+    return not changed.any()
 
 
 def cutting(f, x):
@@ -448,8 +458,8 @@ def cutting(f, x):
 
 CAUSAL_ABOUT = {label: sentence for label, _, sentence in MIXERS}
 CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, misconceptions={
-    "You accept all of them. Change something in x, by much more than 1e-6, and look at which "
-    "outputs change.":
+    "You accept all of them. Is something changed in a copy of x, by a finite number far above "
+    "1e-6, and do you look at the outputs that may not change?":
         lambda f, x: f(x).shape == x.shape,
     "You see leaks to earlier positions, but not those from one sequence to another at the same or "
     "a later position. In the other sequences nothing may change, at any position.":
@@ -460,11 +470,15 @@ CAUSAL = Exercise(reference=is_causal, inputs=mixer_inputs, about=CAUSAL_ABOUT, 
     "and look at all earlier outputs.":
         last_token_to_first_place,
     "You seem to judge by one token, the first. Is there a return inside your loop?":
-        return_in_loop,
-    "Cutting tokens off also changes T, so you reject a function that only depends on T; and leaks "
-    "between sequences stay unseen.":
+        partial(by_one_token, b=0, t=0),
+    "You seem to judge by one token, the last one of the last sequence. Is an earlier result "
+    "overwritten?":
+        partial(by_one_token, b=-1, t=-1),
+    "Cutting tokens off, or adding some, also changes T, so you reject a function that only "
+    "depends on T; and leaks between sequences stay unseen.":
         cutting,
-    "You reject all of them. The output of the changed token may change, and so may later ones.":
+    "You reject all of them. The output of the changed token may change, and so may later ones. "
+    "Does every try begin with a new copy of x, so that nothing else is changed?":
         lambda: False,
 })
 
@@ -583,8 +597,8 @@ FAULTS = {
         "allow, do you take its absolute value, and do you look at the largest one of every "
         "sequence?",
     "one output too small":
-        "You accept one in which a single output is 2e-4 too small. Do you take the absolute value "
-        "of the differences?",
+        "You accept one in which a single output is 2e-4 too small. Do you allow too large a "
+        "difference, or do you not take its absolute value?",
 }
 
 
@@ -644,23 +658,25 @@ def state_never_reset(full, step, x):
 
 CACHE_ABOUT = {f"implementation {i}": words for i, words in enumerate(FAULTS.values(), start=1)}
 CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOUT, misconceptions={
-    "You give all tokens in one chunk, which never reads the cache.":
+    "A filled cache has no influence on your result. Are all tokens in one chunk, is the state "
+    "always None, or does a return end your loop after its first way of cutting?":
         partial(agrees, sizes=[6]),
-    "One token at a time passes where several at once fail. A prompt can come in chunks of several "
-    "tokens.":
+    "One token at a time passes where several at once fail. If you try chunks of several tokens, "
+    "too, is there a return inside the loop, or is an earlier result overwritten?":
         partial(agrees, sizes=1),
     "A long chunk and a single token read the cache once. A third chunk would show whether it was "
     "filled correctly then.":
         partial(agrees, sizes=[5, 1]),
     "Two chunks read the cache once. Only a third one shows whether reading also extends it.":
         partial(agrees, sizes=[2, 4]),
-    "You try one token at a time and all at once. Try a chunk of several tokens behind a filled "
-    "cache, too.":
+    "One token at a time and all at once are not enough. Try a chunk of several tokens behind a "
+    "filled cache, too.":
         lambda full, step, x: agrees(full, step, x, 1) and agrees(full, step, x, 6),
-    "You accept all of them. Compare the outputs of the chunks with full(x), number by number.":
+    "You accept all of them. Do you compare the outputs of the chunks with full(x), number by "
+    "number, and how large a difference do you allow?":
         lambda full, step, x: step(x, None)[0].shape == full(x).shape,
-    "One way of cutting, such as 2 + 3 + 1, has no long chunk, and none after a single token. Try "
-    "several ways.":
+    "The cuts that decide your result, such as 2 + 3 + 1, have no long chunk, and none after a "
+    "single token. Try other ways, too. If you do, is an earlier result overwritten?":
         partial(agrees, sizes=[2, 3, 1]),
     "You accept an implementation if one way of cutting agrees. All of them must.":
         one_way_is_enough,
@@ -669,9 +685,9 @@ CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOU
         without_absolute_value,
     "You reject the right one, too. Does every way of cutting begin with the state None?":
         state_never_reset,
-    "You reject the right one, too. Do you allow for rounding, 1e-5? Does each step get the state "
-    "that the previous one returned (None at first), and are its outputs compared with the same "
-    "positions of full(x)?":
+    "You reject the right one, too. Do you allow for rounding, 1e-5? Does each step get the next "
+    "tokens and the state that the previous one returned (None at first), and are its outputs "
+    "compared with the same positions of full(x)?":
         equals,
 })
 
@@ -708,12 +724,13 @@ FOLDING = Exercise(
         lambda matrix, beta: (matrix, matrix @ beta),
     "beta has one number per input of the matrix; the new bias needs one per output.":
         lambda matrix, beta: (matrix, beta),
-    "w @ gamma sums over the inputs. W' is a matrix: gamma multiplies the columns of w.":
+    "Yours is summed over the inputs, as w @ gamma is. W' is a matrix: gamma multiplies the "
+    "columns of w.":
         lambda w, gamma, bias: (w @ gamma, bias),
     "If the matrix is square, you scale its rows. The gain belongs to the inputs.":
         rows_if_square,
-    "gamma[:, None] multiplies the rows of w, and rows are outputs. Along which axis do the inputs "
-    "lie?":
+    "You multiply the rows of w by gamma, as gamma[:, None] * w does, and rows are outputs. Along "
+    "which axis do the inputs lie?":
         lambda w, gamma, bias: (w * gamma[:, None], bias),
     "You divide by the gain, but the folded matrix has to multiply by it.":
         lambda w, gamma, bias: (w / gamma, bias),
@@ -789,21 +806,21 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
     "You subtract two standard deviations. The standard deviation of the differences is another "
     "number.":
         spreads_subtracted,
-    "You divide the standard deviation by sqrt(n - 1). The n - 1 is in the standard deviation "
-    "already, and the error of a mean is that over sqrt(n).":
+    "Your error has n - 1 in it twice. It is in the standard deviation already, and the error of a "
+    "mean is that over sqrt(n).":
         partial(compare, error=over_root_of_n_minus_1),
     "That is the standard deviation of a single difference. The mean of n of them is known "
     "better.":
         partial(compare, error=spread),
-    "You divide the standard deviation by n, but the error of a mean shrinks more slowly.":
+    "Your error is the standard deviation over n, but the error of a mean shrinks more slowly.":
         partial(compare, error=lambda differences: spread(differences) / len(differences)),
     "Your variance divides by n, so that one seed has an error of 0 and two have too small a one. "
     "Divide by n - 1.":
         partial(compare, error=by_n),
     "Right for one seed. For more, your variance divides by n, which is NumPy's default.":
         partial(compare, error=by_n_but_for_one),
-    "You treat the two as independent. A seed may be easy or hard for both, so take the differences "
-    "first.":
+    "You treat the two as independent. A seed may be easy or hard for both, so take the "
+    "differences first.":
         as_if_independent,
     "With one seed only the error is infinite. The mean is that of the one difference.":
         lambda mine, right: (right[0] if len(mine) > 1 else math.inf, right[1]),
@@ -813,6 +830,10 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
 
 
 # Properties of every right answer; a sentence is said where no known mistake fits -----------------
+
+def reaches_gamma(y, x, alpha, gamma):
+    far_out = (alpha * x).abs() > 100
+    return near(torch.where(far_out, y.abs(), gamma.abs()), gamma.abs(), 0.01)
 
 
 PROPERTIES = {
@@ -825,10 +846,11 @@ PROPERTIES = {
             lambda y, x: x.any() or near(y, 0),
         "Each output should have the sign of alpha * gamma * x. Some of yours have the other sign.":
             lambda y, x, alpha, gamma: (y * x * alpha * gamma >= -1e-6).all(),
-        "For very large x each output should reach its channel's gamma in size. Yours do not.":
-            lambda y, x, gamma: x.abs().max() < 100 or near(y.abs().amax(0), gamma.abs(), 0.01),
-        "Yours is right at 0 and for very large x. How steep is the curve at 0, and how does it "
-        "bend from there on?":
+        "For very large x each output should reach its channel's gamma in size. Some of yours do "
+        "not.":
+            reaches_gamma,
+        "Yours is right at 0, and nearly so for very large x. How steep is the curve at 0, and how "
+        "does it bend from there on?":
             never},
     "8.2": {
         "A Jacobian is a matrix (n, n): a row for each output, a column for each input.":
@@ -836,11 +858,12 @@ PROPERTIES = {
         "Output i depends on x_i alone, so every entry off the diagonal is 0. Some of yours are "
         "not.":
             lambda y: near(y - torch.diag(y.diag()), 0),
-        "At x = 0 a tanh has slope 1, so only the gain and the inner factor are left there. Yours "
-        "has another slope.":
+        "At x = 0 a tanh has slope 1, so only the gain and the inner factor are left there. Not "
+        "all of your slopes are that.":
             lambda y, x, alpha, gamma: x.any() or near(y.diag(), gamma * alpha, 0.01),
-        "Yours is right at x = 0, or nearly so. How does the slope of a tanh fall on both sides? "
-        "(A quotient of differences depends on how far apart its two points are.)":
+        "Yours is right at x = 0, or nearly so. How does a tanh's slope fall on both sides, at "
+        "which point do you take it, and what multiplies it? (A quotient of differences depends on "
+        "how far apart its two points are.)":
             never},
     "8.3": {
         "One number is asked for, the mean over all tokens.":
@@ -848,15 +871,15 @@ PROPERTIES = {
         "Yours is off even for a single token, where there is one factor and nothing to average. "
         "Which number does LayerNorm multiply x - mean by? Look at the variance over the "
         "channels, at eps and at the root.":
-            lambda y, right, x: x[..., 0].numel() > 1 or near(y, right),
-        "Yours is right for a single token. Over which axis is a token's variance taken, and what "
-        "is averaged last?":
+            lambda y, right, x: x[..., 0].numel() > 1 or near(y, right, 1e-4),
+        "Yours is right for a single large token. Over which axes do you take a token's mean and "
+        "its variance, is epsilon 1e-5, and what is averaged last, over which tokens?":
             never},
     "8.4": {
         "Yours is off even in layer 1, where nothing is scaled and the step is plain Pre-LN.":
             lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
-        "Yours is right in layer 1. In the other layers, what is divided, and by which power of "
-        "the layer's number?":
+        "Yours is right in layer 1. In the other layers, what is divided, by which power of the "
+        "layer's number, and does one call still take one step?":
             never},
     "8.5": {
         "After one contribution, which has length 1, the stream has length 1.":
@@ -864,14 +887,15 @@ PROPERTIES = {
         "Two contributions have the lengths 1 and 1/sqrt(2), and the squares of these add up. The "
         "square of your result is another number.":
             lambda y, layers: layers != 2 or near(y * y, 1.5),
-        "Yours is right for two contributions. How long is the third?":
+        "Yours is right for two contributions. What does the third one add to the squared length, "
+        "and when is the root taken?":
             never},
     "8.6": {
         "Yours is off even with one branch. The right order there: the branch, then the sum of its "
         "output and h, then the first of the norms, and nothing else.":
             lambda y, right, branches: len(branches) > 1 or near(y, right),
-        "Yours is right with one branch. What is the second branch given, and which norm follows "
-        "it?":
+        "Yours is right with one branch. Does the second branch run, what is it given, and which "
+        "norm follows it?":
             never},
     "8.9": {
         "Check the bias: for an x of zeros tanh is 0, and both forms must give the same y. Yours "

@@ -1008,6 +1008,15 @@ def sums_in_pieces(full, step, x):
     return True
 
 
+def of_last_tokens_and_first_outputs(f, x):
+    other = x.clone()
+    other[:, -1] += torch.randn(x.shape[-1])
+    leaks = (f(other) - f(x))[:, :-1].abs().max() > 1e-6
+    other = x.clone()
+    other[1:] += torch.randn(x[1:].shape)
+    return not leaks and not (f(other) - f(x))[0].abs().max() > 1e-6
+
+
 def of_longer_tokens(f, x):
     before = f(x)
     for b in range(x.shape[0]):
@@ -1025,6 +1034,7 @@ def of_longer_tokens(f, x):
     "number, answer",
     [
         ("4.1", guarded_in_a_only),
+        ("8.7", of_last_tokens_and_first_outputs),
         ("8.7", of_longer_tokens),
         ("8.8", sums_in_pieces),
         ("1.2", norm_by_squares),
@@ -1214,6 +1224,35 @@ def width_of_the_first_input(*given):
 
 def one_norm1(activation, qk_norm):
     return [True, *EXERCISES["3.4"].reference(activation, qk_norm)[1:]]
+
+
+def causal_test(copied_once=False, flipped=False, absolute=True):
+    """An answer to 8.7 with a fault, or, by default, none."""
+
+    def is_causal(f, x):
+        y, other = f(x), x.clone()
+        for b in range(x.shape[0]):
+            for t in range(x.shape[1]):
+                if not copied_once:
+                    other = x.clone()
+                other[b, t] = -other[b, t] if flipped else other[b, t] + torch.rand(x.shape[-1])
+                difference = f(other) - y
+                moved = (difference.abs() if absolute else difference).amax(-1) > 1e-6
+                moved[b, t:] = False
+                if moved.any():
+                    return False
+        return True
+
+    return is_causal
+
+
+def first_way_only(full, step, x):
+    for sizes in ([1] * 6, [6], [2, 3, 1]):
+        return one_split(sizes)(full, step, x)
+
+
+def beginnings_without_a_state(full, step, x):
+    return all(torch.allclose(step(x[:, :t], None)[0], full(x)[:, :t]) for t in range(1, 7))
 
 
 def fails_for_all_heads(q, gain, cos, sin, before_rope):
@@ -1434,6 +1473,24 @@ def product_of_the_means(g, x, weight, eps):
             "a norm, and nothing else",
         ),
         ("8.7", lambda f, x: False, "You reject all", "the last sequence only"),
+        ("8.3", lambda x: (1 / x.std(-1)).mean(), "divides by n - 1", "Right for"),
+        (
+            "8.3",
+            lambda x: (x.var(-1, correction=0) + 1e-3).rsqrt().mean(),
+            "is epsilon 1e-5",
+            "even for a single token",
+        ),
+        (
+            "8.4",
+            lambda h, norm, branch, layer: h + branch(norm(h) * layer ** -(1 // 2)),
+            "is it always 1",
+            "Either the factor",
+        ),
+        ("8.7", causal_test(copied_once=True), "a new copy of x", "more to find"),
+        ("8.7", causal_test(absolute=False), "of both signs", "more to find"),
+        ("8.7", causal_test(flipped=True), "a change of sign", "change the numbers themselves"),
+        ("8.8", first_way_only, "a return inside the loop", "A prompt can come"),
+        ("8.8", beginnings_without_a_state, "is the state always None", "You give all tokens"),
         (
             "8.8",
             lambda full, step, x: step(x, (x[:, :0], 99, 0)),
