@@ -63,11 +63,11 @@ def behind_w_o(y, gamma, w_o):
 HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
     "Your outputs have mean 0 and variance 1: the LayerNorm after W_o is not asked for here.":
         lambda right: standard(right),
-    "You scale the output of W_o. There every channel is a mixture of all heads; none belongs to "
-    "one head any more.":
+    "Your gammas multiply the outputs of W_o (or its rows). There every channel is a mixture of "
+    "all heads; none belongs to one head any more.":
         behind_w_o,
-    "You repeat the gammas in the order 0, 1, ..., H - 1, 0, 1, .... The channels of one head are "
-    "neighbours and share one gamma.":
+    "In your joined vector the gammas stand in the order 0, 1, ..., H - 1, 0, 1, .... The channels "
+    "of one head are neighbours and share one gamma.":
         channels_in_turns,
     "The scaling is right. But reshaping (B, H, T, d_k) to (B, T, d) directly mixes up heads and "
     "tokens: move an axis first.":
@@ -78,12 +78,13 @@ HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
     "torch stores a linear map as (out, in). Should your vectors meet the rows of w_o or its "
     "columns?":
         lambda y, gamma, w_o: head_scale(y, gamma, w_o.T),
-    "Your gammas multiply along the axis of tokens, because broadcasting lines up the last axes "
-    "first. Which axis counts the heads?":
+    "Your gammas multiply along the axis of tokens. Broadcasting lines up the last axes first: "
+    "which axis counts the heads where you multiply?":
         lambda y, gamma, w_o: side_by_side(y * gamma[:, None]) @ w_o.T,
     "You divide by gamma; the outputs of the heads should be multiplied by it.":
         lambda y, gamma, w_o: head_scale(y, 1 / gamma, w_o),
-    "The heads are joined and multiplied by w_o, but not scaled: gamma is missing.":
+    "The heads are joined and multiplied by w_o, but not scaled: gamma has no effect on your "
+    "result.":
         lambda y, w_o: side_by_side(y) @ w_o.T,
     "The heads are scaled and joined, but not multiplied by w_o.":
         lambda y, gamma: side_by_side(y * gamma[:, None, None]),
@@ -166,11 +167,13 @@ FFN = Exercise(                                             # both forms of GELU
     "You add x. The task asks for the branch alone; the residual sum comes later (and adds h, not "
     "the normalized x).":
         lambda x, right: x + right,
-    "eps is missing. It matters where the hidden layer is small.":
+    "Where the hidden layer is small, your eps has no effect. Is it missing or far too small, or "
+    "is it somewhere else than in the variance, inside the root?":
         partial(ffn_branch, norm=partial(standard, eps=0)),
     "Your eps is smaller than 1e-5.":
         partial(ffn_branch, norm=partial(standard, eps=1e-6)),
-    "You add eps to the standard deviation. It is added to the variance, inside the root.":
+    "Where the hidden layer is small, your eps has hardly any effect. Is it far smaller than 1e-5, "
+    "or do you add it to the standard deviation? It belongs to the variance, inside the root.":
         partial(ffn_branch, norm=eps_behind_root),
     "You take one mean and one variance over all tokens. In a LayerNorm every token has its own.":
         partial(ffn_branch, norm=over_everything),
@@ -214,7 +217,7 @@ def added(layers, d, heads, bias, *, norms=(1, 4)):
 
 
 ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconceptions={
-    "A LayerNorm with bias has two vectors: you forgot the shift.":
+    "With bias, a LayerNorm has two vectors. Your numbers contain no shift.":
         lambda layers, d, heads: added(layers, d, heads, False),
     "You always count the shift. Without bias a LayerNorm has only its gain.":
         lambda layers, d, heads: added(layers, d, heads, True),
@@ -227,24 +230,28 @@ ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconcept
         lambda layers, d, bias: added(layers, d, 0, bias),
     "You count HeadScale once for the model. Every layer has its own.":
         lambda layers, d, heads, bias: heads + added(layers, d, 0, bias),
-    "HeadScale has one number per head, not one per channel.":
+    "In place of HeadScale's numbers yours has d per layer. HeadScale has one number per head, not "
+    "one per channel.":
         lambda layers, d, bias: added(layers, d, d, bias),
     "d / H is the number of channels of one head. How many numbers does HeadScale have?":
         lambda layers, d, heads, bias: added(layers, d, d // heads, bias),
-    "Pre-LN has norm1 and norm2 already. Count only what NormFormer adds.":
+    "The widths of your LayerNorms sum to 7d. Do you count norm1 and norm2, which Pre-LN has "
+    "already? Count only what NormFormer adds.":
         partial(added, norms=(1, 4, 1, 1)),
-    "You give HeadScale a shift, too. It only multiplies; `bias` concerns the LayerNorms.":
+    "With bias, HeadScale counts twice in yours. Do you give it a shift, or does a factor 2 stand "
+    "before too much? HeadScale only multiplies; `bias` concerns the LayerNorms.":
         lambda layers, d, heads, bias: added(layers, d, heads * (1 + bias), bias),
-    "You also count ResScale's d numbers per layer. ResScale is optional and not one of the three "
-    "operations.":
+    "With and without bias, you count d too many per layer. Are they ResScale's? ResScale is "
+    "optional and not one of the three operations.":
         lambda layers, d, heads, bias: added(layers, d, heads + d, bias),
     "The widths of your two added LayerNorms sum to 4d (or one is missing). How wide is the one "
     "after attention, and how wide the one in the hidden layer?":
         partial(added, norms=(4,)),
-    "With bias you count 5d too many per layer. Are these the FFN's own two biases? Pre-LN has "
-    "them already.":
+    "With bias you count 5d too many per layer. Are these the FFN's own two biases, which Pre-LN "
+    "has already, or does each shift count twice?":
         lambda layers, d, heads, bias: added(layers, d, heads + 5 * d * bias, bias),
-    "8d is the width of SwiGLU's first matrix. The hidden layer here has 4d entries.":
+    "The widths of your added LayerNorms sum to 9d. Is the hidden layer 8d wide in yours (as "
+    "SwiGLU's first matrix is), or do you count its norm twice?":
         partial(added, norms=(1, 8)),
     "HeadScale has one number for each head, not d numbers for each head.":
         lambda layers, d, heads, bias: added(layers, d, heads * d, bias),
@@ -294,10 +301,10 @@ ABOUT = {
     "W_o": "W_o: what comes directly after it?",
     "norm_attn": "norm_attn: its gain acts after its own division. Is there another norm before "
                  "the sum?",
-    "norm2": "norm2: a factor c passes through an activation f only if f(c x) is a multiple of "
-             "f(x), with the same factor for all x.",
+    "norm2": "norm2: its gain acts after its own division. A factor c passes through an activation "
+             "f only if f(c x) is a multiple of f(x), the same one for all x. What follows?",
     "W_up": "W_up: it stands in front of the activation. Does a factor in front of this activation "
-            "come out as a factor?",
+            "come out as a factor, and if it does, what comes next?",
     "norm_ffn": "norm_ffn: its gain acts after its own division. Is there another norm before the "
                 "sum?",
     "W_down": "W_down: is there a norm between W_2 and the sum? (There is one in CogView's block.)",
@@ -309,14 +316,14 @@ UNDONE = Exercise(reference=undone, inputs=undone_inputs, about=BY_PLACE, miscon
     "You say that no doubling changes the output. But some scales stand after the last norm of "
     "their branch.":
         lambda: [True] * 9,
-    "norm2 and W_up: in your answer a factor passes through every activation. Compare GELU(1) and "
-    "GELU(2).":
+    "norm2 and W_up: you answer True for every activation. norm_ffn removes a factor, but does one "
+    "come out of each activation? Compare GELU(1) and GELU(2).":
         partial(undone, norm2=True, W_up=True),
-    "norm2 and W_up: in your answer no activation passes a factor on. Is there one among the four "
-    "with f(2 x) a multiple of f(x)?":
+    "norm2 and W_up: you answer False for every activation. Is there one among the four with "
+    "f(2 x) a multiple of f(x), and what comes after it? (Do you spell them as the task does?)":
         partial(undone, norm2=False, W_up=False),
-    "relu2: twice the input makes four times the output. Does a norm remove a factor of four as "
-    "well as one of two?":
+    "relu2: only there your answers for norm2 and W_up are wrong. Twice the input makes four times "
+    "the output. Does a norm remove a factor of four as well as one of two?":
         relu_alone,
 })
 
@@ -401,7 +408,7 @@ def last_lambda_alone(h, branches, lambdas):
 
 def stream_of_each_layer(h, branches, lambdas):
     layers = range(1, len(branches) + 1)
-    return [stream(h, branches[:layer], lambdas[:layer]) for layer in layers]
+    return torch.stack([stream(h, branches[:layer], lambdas[:layer]) for layer in layers])
 
 
 STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
@@ -419,14 +426,14 @@ STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
         lambda h, branches, lambdas: stream(h, branches, lambdas.flip(0)),
     "You use one number for all channels of a layer. lambda_resid has one number per channel.":
         partial(stream, step=lambda h, branch, scale: scale.mean() * h + branch),
-    "Each of your layers starts from h0 again, so only the last one counts. A layer should "
-    "continue with the stream that the previous layer left.":
+    "Your result contains h0 and the last layer alone. Does each of your layers start from h0 "
+    "again? A layer should continue with the stream that the previous layer left.":
         lambda h, branches, lambdas: lambdas[-1] * h + branches[-1],
     "You apply only the last layer's lambda. Each layer has its own.":
         last_lambda_alone,
     "You return the stream after every layer. The task asks only for the one after the last layer.":
         stream_of_each_layer,
-    "You only add the branches: the lambdas are missing.":
+    "Your result is h0 plus all branches: the lambdas have no effect.":
         lambda h, branches: h + branches.sum(0),
 })
 
@@ -471,6 +478,7 @@ def table_inputs(generator):
     yield "half the steps, half the time", 100.0, 50.0, 10.0, 5.0
     yield "half the steps, no time saved", 100.0, 50.0, 10.0, 10.0
     yield "no step saved, 5% slower", 100.0, 100.0, 20.0, 21.0
+    yield "no step saved, 5% faster", 100.0, 100.0, 20.0, 19.0
 
 
 def read_table(base_steps, steps, base_hours, hours):
@@ -480,8 +488,8 @@ def read_table(base_steps, steps, base_hours, hours):
 
 TABLE = Exercise(reference=read_table, inputs=table_inputs,
                  parts=("fraction of the steps", "longer"), misconceptions={
-    "The second: the ratio of the hours compares runs of different lengths. How long does one step "
-    "take?":
+    "The second: yours is how much longer or shorter the whole run takes. The two runs have "
+    "different numbers of steps: how long does one step of each take?":
         lambda right, base_hours, hours: (right[0], hours / base_hours - 1),
     "The second: you have exchanged baseline and NormFormer, or you compare steps per hour. How "
     "many hours does a step take?":
@@ -489,8 +497,8 @@ TABLE = Exercise(reference=read_table, inputs=table_inputs,
     "The second: you take the difference of the hours per step. \"By what fraction longer\" asks "
     "for that difference as a fraction of the baseline's hours per step.":
         lambda right, base_hours, base_steps: (right[0], right[1] * base_hours / base_steps),
-    "The second: you divide the difference by NormFormer's step. \"Longer than the baseline's\" "
-    "means to divide by the baseline's.":
+    "The second: yours is a fraction of NormFormer's hours per step, or you compare steps per "
+    "hour. \"Longer than the baseline's\" means a fraction of the baseline's hours per step.":
         lambda right: (right[0], 1 - 1 / (1 + right[1])),
     "The second: you return the ratio of the two steps. A step that takes 3% longer has the ratio "
     "1.03; the task asks for 0.03.":
@@ -582,6 +590,10 @@ def with_std_as_variance(s, layers, d):
     return std, s / std
 
 
+def with_embedding_in_w_2(s, layers, d):
+    return stream_share(s, layers, d, ffn=lambda layers, d: 4 * d * s ** 2 / (2 * layers))
+
+
 def summed(s, layers, d):
     std = s + layers * (1 + math.sqrt(ffn_variance(layers, d)))
     return std, s / std
@@ -592,18 +604,20 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
     "You let the FFN branch add a variance of 1. It ends in W_2, not in a norm: how large is W_2 "
     "times a vector of f entries of variance 1?":
         partial(stream_share, ffn=lambda layers, d: 1.0),
-    "You count the attention branches, but the FFN branches are missing (or W_2 reads only one "
-    "entry). They are small here, but not zero.":
+    "In yours the FFN branches add nothing, or hardly anything. Are they missing, or has W_2 too "
+    "few entries in a sum, or too small ones? What they add is small here, but not zero.":
         partial(stream_share, ffn=lambda layers, d: 0.0),
     "Your embedding always has GPT-2's standard deviation, 0.02. It should be the argument.":
         lambda layers, d: stream_share(0.02, layers, d),
-    "The embedding itself is part of h: its variance, s^2, is missing in your sum.":
+    "The embedding itself is part of h: its variance, s^2, is missing in your sum, or another "
+    "number stands for it.":
         without_embedding,
     "The embedding's part of your variance is s. But s is a standard deviation; variances add up.":
         with_std_as_variance,
     "You add standard deviations. For independent vectors the variances add up.":
         summed,
-    "W_2 sums over d entries in your answer. How many entries has the hidden layer?":
+    "Your FFN branch adds a quarter of what it should. Over how many entries does W_2 sum in "
+    "yours, and how many has the hidden layer?":
         partial(stream_share, ffn=lambda layers, d: ffn_variance(layers, d) / 4),
     "In the FFN branch you use 0.02 / sqrt(2L) as a variance. It is a standard deviation.":
         partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 / math.sqrt(2 * layers)),
@@ -612,9 +626,12 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
         partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2 / math.sqrt(2 * layers)),
     "You count each of a layer's two branches twice.":
         partial(stream_share, times=2),
-    "You forget that w_down is initialized with a smaller standard deviation than the other "
-    "matrices.":
+    "Your FFN branch fits a w_down with standard deviation 0.02, but w_down is initialized with a "
+    "smaller one than the other matrices.":
         partial(stream_share, ffn=lambda layers, d: 4 * d * 0.02 ** 2),
+    "Your W_2 gets larger with the embedding's standard deviation. Its entries have a fixed one at "
+    "initialization.":
+        with_embedding_in_w_2,
     "The standard deviation is right. The cosine is a ratio of standard deviations, not of "
     "variances.":
         lambda s, right: (right[0], (s / right[0]) ** 2),
@@ -765,18 +782,18 @@ def parallel(h, attention, p):
     return scaled_residual(a, m, p)
 
 
-def block_with_eps(h, attention, p, *, eps):
-    def norm(x, name):
-        return standard(x, eps=eps) * p[name]
+def block_with(h, attention, p, *, norm):
+    def with_gain(x, name):
+        return norm(x) * p[name]
 
-    return block(h, attention, p, first=lambda h, p: norm(h, "norm1"),
-                 attn=lambda y, p: norm(y @ p["w_o"].T, "norm_attn"),
-                 second=lambda a, p: norm(a, "norm2"),
-                 hidden=lambda u, p: norm(gelu(u), "norm_ffn"))
+    return block(h, attention, p, first=lambda h, p: with_gain(h, "norm1"),
+                 attn=lambda y, p: with_gain(y @ p["w_o"].T, "norm_attn"),
+                 second=lambda a, p: with_gain(a, "norm2"),
+                 hidden=lambda u, p: with_gain(gelu(u), "norm_ffn"))
 
 
 BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions={
-    "HeadScale is missing.":
+    "HeadScale has no effect in your block. Is it missing, or the same for all heads?":
         partial(block, head_scale=ONE),
     "The LayerNorm after attention is missing.":
         partial(block, attn=lambda y, p: y @ p["w_o"].T),
@@ -839,14 +856,24 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconcep
     "In your joined vector the heads are interleaved channel by channel. They should stand side by "
     "side.":
         partial(block, joined=heads_in_turns),
-    "You multiply by w_o instead of its transpose: it is stored as (out, in).":
+    "In yours w_o is transposed once too often, or once too little: it is stored as (out, in).":
         partial(block, attn=lambda y, p: standard(y @ p["w_o"]) * p["norm_attn"]),
     "eps is missing in your LayerNorms. It matters where the matrices are small.":
-        partial(block_with_eps, eps=0),
+        partial(block_with, norm=partial(standard, eps=0)),
+    "Where the matrices are small, the eps of your LayerNorms has no effect. Is it far smaller "
+    "than 1e-5, or is it somewhere else than in the variance, inside the root?":
+        partial(block_with, norm=partial(standard, eps=1e-10)),
+    "Where the matrices are small, eps has hardly any effect in yours. Do you add it to the "
+    "standard deviation? It belongs to the variance, inside the root.":
+        partial(block_with, norm=eps_behind_root),
+    "Almost: the variance of a LayerNorm divides by the number of channels, not by one less.":
+        partial(block_with, norm=partial(standard, correction=1)),
+    "Where the matrices are small, your LayerNorms are off as if eps were larger than 1e-5.":
+        partial(block_with, norm=partial(standard, eps=1e-4)),
     "The eps of your LayerNorms is smaller than 1e-5. It matters where the matrices are small.":
-        partial(block_with_eps, eps=1e-6),
+        partial(block_with, norm=partial(standard, eps=1e-6)),
     "The eps of your LayerNorms is larger than 1e-5.":
-        partial(block_with_eps, eps=1e-2),
+        partial(block_with, norm=partial(standard, eps=1e-3)),
     "The second sum adds to the block's input h. It should add to the result of the first sum.":
         second_sum_from_input,
     "resid_scale multiplies only h in your second sum. It should multiply the whole result of the "
@@ -870,22 +897,25 @@ def multiple_of_layers(y, layers):
 PROPERTIES = {
     "3.1": {
         "Even with all gammas 1, where nothing is scaled, yours is wrong. Check how you join the "
-        "heads and how you multiply by w_o; and gamma itself is the factor, not 1 + gamma or the "
-        "like.":
+        "heads and how you multiply by w_o. Or do you do anything else with y or gamma (a norm, a "
+        "sum, 1 + gamma or the like)?":
             lambda y, right, gamma: not (gamma == 1).all() or near(y, right),
         "With all gammas 1 yours is right. Which channels should each gamma multiply, and do you "
         "use it unchanged?":
             never},
     "3.2": {
         "Check the four steps one at a time, and their order: w_up, GELU, LayerNorm over the "
-        "hidden layer (gain gamma, shift beta), w_down.":
+        "hidden layer (gain gamma, shift beta, eps 1e-5), w_down.":
+            lambda y, right, w_up: w_up.abs().max() < 0.1 or near(y, right, 5e-3),
+        "Only with a small w_up is yours wrong. There eps counts: which eps do you use, and where? "
+        "(A factor in front of the LayerNorm also shows only there.)":
             never},
     "3.3": {
         "Your number is not a multiple of the number of layers, but every layer adds equally many "
         "parameters, and nothing is added outside of the layers.":
             multiple_of_layers,
-        "Without bias yours is wrong. For one layer, write down how many numbers each of the three "
-        "operations has then.":
+        "Without bias, yours is not right for every model. Write down how many numbers each of the "
+        "three operations has in one layer then, and multiply all of them by the number of layers.":
             lambda y, right, bias: bias or near(y, right),
         "Without bias yours is right. Which of the three operations have a shift, and how wide is "
         "it?":
@@ -895,24 +925,32 @@ PROPERTIES = {
             lambda y, w_down: y[0].shape == w_down.shape,
         "dgamma must have the shape of gamma: over which axis do you have to sum?":
             lambda y, gamma: y[1].shape == gamma.shape,
+        "dxhat must have the shape of xhat, with a gradient for each token.":
+            lambda y, xhat: y[2].shape == xhat.shape,
         "dw_down: the output is linear in w_down, so dw_down * w_down should have the same sum as "
-        "g * output. Yours does not: which vectors does w_down read?":
+        "g * output. Yours does not: for each token, which vector does w_down read, which gradient "
+        "meets it, and does yours contain anything else?":
             lambda y, right, w_down: near((y[0] * w_down).sum(), (right[0] * w_down).sum()),
         "dgamma: the output is linear in gamma, so dgamma * gamma should have the same sum as "
-        "g * output. Yours does not.":
+        "g * output. Yours does not: which factors does it need, and do you add up the tokens only "
+        "after you have multiplied?":
             lambda y, right, gamma: near((y[1] * gamma).sum(), (right[1] * gamma).sum()),
         "dxhat: the output is linear in xhat, so dxhat * xhat should have the same sum as "
-        "g * output. Yours does not: what stands between xhat and the output?":
+        "g * output. Yours does not: what stands between xhat and the output, and does yours "
+        "contain anything else, or go back further than to xhat?":
             lambda y, right, xhat: near((y[2] * xhat).sum(), (right[2] * xhat).sum())},
     "3.6": {
-        "If lambda is 0 in the last layer, only that layer's branch remains. In yours something "
-        "else remains, too.":
+        "If lambda is 0 in the last layer, that layer's branch alone is the result. Yours is not: "
+        "which stream, lambda and branch does your last layer combine, how, and what follows?":
             lambda y, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
-        "If all lambdas are 1, the result is the sum of h0 and all branches. Yours is not.":
+        "If all lambdas are 1, the result is the sum of h0 and all branches. Yours is not: is one "
+        "missing, counted twice, or multiplied by something else than a lambda?":
             lambda y, right, lambdas: not (lambdas == 1).all() or near(y, right),
-        "Even with one layer yours is wrong.":
+        "Even with one layer yours is wrong. Which of h0 and the branch does lambda multiply, "
+        "entry by entry, and do you use it unchanged?":
             lambda y, right, lambdas: len(lambdas) > 1 or near(y, right),
-        "With one layer yours is right. What does the second layer read?":
+        "With one layer yours is right. In the second layer, which stream do you read, which "
+        "lambda multiplies it, and which branch do you add?":
             never},
     "3.7": {
         "Your number of steps, each longer by the fraction slowdown, does not take the same time "
@@ -924,10 +962,14 @@ PROPERTIES = {
     "3.8": {
         "First number: half the steps are a fraction of 0.5, and in yours they are not.":
             lambda y, right: not near(right[0], 0.5) or near(y[0], 0.5),
-        "Second number: with half the steps in half the time, a step takes as long as before.":
+        "Second number: with half the steps in half the time, a step takes as long as before. By "
+        "what fraction is it longer then?":
             lambda y, right: not near(right[1], 0) or near(y[1], 0),
         "Second number: with half the steps in the same time, a step takes 100% longer.":
-            lambda y, right: not near(right[1], 1) or near(y[1], 1)},
+            lambda y, right: not near(right[1], 1) or near(y[1], 1),
+        "Second number: it should be the difference between the hours of one step of each run, as "
+        "a fraction of the baseline's.":
+            lambda y, right: near(y[1], right[1], 1e-5)},
     "3.9": {
         "9.1: there the learning rate grows from 0, at step 0, to 0.1 in 1,000 steps. Your "
         "learning rate does not fit that.":
@@ -935,34 +977,41 @@ PROPERTIES = {
         "Fig. 5: there the learning rate grows by 5e-5 per step. Your learning rate does not fit "
         "that.":
             lambda y, right, test: test != "Fig. 5" or near(y[0], right[0], 1e-6),
-        "Your second number is not the step at which the other test reaches this learning rate.":
+        "Your second number is not the step at which the other test reaches this learning rate. "
+        "Which slope belongs to the other test, and do you round?":
             lambda y, right: near(y[1], right[1], 1e-6)},
     "3.10": {
         "Your two numbers do not fit each other: the cosine is the embedding's standard deviation "
         "divided by that of h.":
             lambda y, s: near(y[0] * y[1], s, 1e-4),
-        "The attention branches alone add a variance of 1 per layer. Your variance is smaller than "
-        "that.":
+        "The embedding and the attention branches alone have a larger variance than yours: each "
+        "attention branch adds 1. Is one of them missing or too small, or are layers missing?":
             lambda y, s, layers: y[0] ** 2 >= s ** 2 + layers,
         "The FFN branches add something, too. In yours they add nothing.":
             lambda y, s, layers: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
-        "Your variance is too large: an FFN branch adds less here than an attention branch, so each "
-        "layer adds less than 2.":
+        "Your variance is too large: besides the embedding's, each layer adds 1 by attention and "
+        "less than 1 by the FFN here. Which of them is too large, or do you miscount the layers?":
             lambda y, s, layers: y[0] ** 2 < s ** 2 + 2 * layers,
         "Your variance exceeds that of the embedding and the attention branches, as it should, but "
         "by the wrong amount. Check the variance of the FFN branch: which variance a norm gives to "
         "the input of W_2, how many products W_2 adds up, how its entries are initialized, and how "
-        "often the branch is added.":
+        "often the branch is added. The embedding should count with its variance.":
+            lambda y, right, s: s > 0.1 or near(y[0], right[0]),
+        "With a small embedding your variance is about right. How much does a larger one add to "
+        "it, and how often?":
             never},
     "3.11": {
-        "With w_o of zeros, where attention adds nothing, yours is wrong: check norm2, the FFN "
-        "branch and resid_scale.":
+        "With w_o of zeros, where attention should add nothing, yours is wrong: check norm2, the "
+        "FFN branch, resid_scale and both sums, and whether a norm acts on a sum.":
             lambda y, right, p: p["w_o"].any() or near(y, right, 5e-3),
-        "With w_down of zeros, where the FFN branch adds nothing, yours is wrong: check norm1, "
-        "HeadScale, how the heads are joined, w_o, norm_attn and resid_scale.":
+        "With w_down of zeros, where the FFN branch should add nothing, yours is wrong: check "
+        "norm1, HeadScale, how the heads are joined, w_o, norm_attn, resid_scale and both sums.":
             lambda y, right, p: p["w_down"].any() or near(y, right, 5e-3),
         "Each of the two branches alone is right. Does the second one read the result of the first "
         "sum, and is its output added to that?":
+            lambda y, right, h: h.abs().max() < 0.1 or near(y, right, 5e-3),
+        "Only with small matrices is yours wrong. There eps counts: which norm has another one, or "
+        "has it in another place? (A factor in front of a norm also shows only there.)":
             never},
 }
 

@@ -1137,6 +1137,30 @@ def both_read_the_stream_scaled(h, attention, p):
     return EXERCISES["3.11"].reference(h, attention, scaled) + 1
 
 
+def norm_attn_without_eps(h, attention, p):
+    def after_attention(y, p):
+        y = y @ p["w_o"].T
+        return torch.nn.functional.layer_norm(y, y.shape[-1:], p["norm_attn"], eps=1e-12)
+
+    return EXERCISES["3.11"].reference(h, attention, p, attn=after_attention)
+
+
+def eps_in_the_deviation(h, attention, p):
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (x.std(-1, keepdim=True, correction=0) + 1e-5) * p[name]
+
+    y = attention(norm(h, "norm1")) * p["head_scale"][:, None, None]
+    h = h + norm(y.transpose(1, 2).flatten(2) @ p["w_o"].T, "norm_attn")
+    u = torch.nn.functional.gelu(norm(h, "norm2") @ p["w_up"].T)
+    return p["resid_scale"] * h + norm(u, "norm_ffn") @ p["w_down"].T
+
+
+def embedding_in_every_layer(s, layers, d):
+    std = math.sqrt(layers * (s**2 + 1) + 0.0008 * d)
+    return std, s / std
+
+
 def divided_by_s_twice(x, eps):
     return EXERCISES["1.7"].reference(x, eps) / (x.var(correction=0) + eps).sqrt()
 
@@ -1357,6 +1381,38 @@ def product_of_the_means(g, x, weight, eps):
         ("1.7", first_terms_not_divided_by_s, "the other terms as often", "and its sign."),
         ("1.8", product_of_the_means, "the product of the means", "You treat s"),
         ("1.10", lambda L: EXERCISES["1.10"].reference(L)[::-1], "exchanged", "have length 1"),
+        ("3.2", ffn_with(1e-8), "far smaller than 1e-5", "You add eps"),
+        (
+            "3.3",
+            lambda layers, d, heads, bias: layers * (heads + 5 * d) * (1 + bias),
+            "does a factor 2 stand",
+            "You give HeadScale a shift",
+        ),
+        (
+            "3.6",
+            lambda h0, branches, lambdas: lambdas[0] * h0 + branches[0],
+            "that layer's branch alone is the result",
+            "something else remains",
+        ),
+        (
+            "3.6",
+            lambda h0, branches, lambdas: EXERCISES["3.6"].reference(
+                h0, branches, lambdas[-1:].expand(len(lambdas), -1)
+            ),
+            "which lambda multiplies it",
+            "What does the second layer read",
+        ),
+        ("3.10", embedding_in_every_layer, "With a small embedding", "Check the variance of"),
+        ("3.11", norm_attn_without_eps, "Only with small matrices", "Each of the two branches"),
+        ("3.11", eps_in_the_deviation, "add it to the standard deviation", "do you approximate"),
+        (
+            "3.11",
+            lambda h, attention, p: EXERCISES["3.11"].reference(
+                h, attention, p, around=lambda h, x, p: 2 * h
+            ),
+            "both sums",
+            "HeadScale",
+        ),
         ("1.7", jacobian_by_differences, "a quotient of differences", "sums to 0"),
         (
             "4.1",
