@@ -61,7 +61,7 @@ COSINE = Exercise(                                  # the tolerance lets 1e-12 b
         partial(cosines, length=lambda x: x.norm(dim=0, keepdim=True)),
     "You divide by the norm of the whole matrix. Each row has a norm of its own.":
         partial(cosines, length=torch.norm),
-    "You divide by the squared length. A root is missing.":
+    "You divide by the squared lengths. Is a root missing, or do you divide twice?":
         partial(cosines, length=lambda x: x.square().sum(-1, keepdim=True)),
     "That is the angle. The exercise asks for its cosine, before the arccos.":
         lambda right: right.clamp(-1, 1).acos(),
@@ -109,8 +109,8 @@ MEAN_ABS = Exercise(reference=mean_abs_cosine, inputs=dimension_inputs, misconce
     "Your exponent is d - 3, twice what it should be. Is the / 2 missing, or does it stand outside "
     "of the power, as in (1 - x^2) ** (d - 3) / 2?":
         lambda d: mean_abs_cosine(2 * d - 3),
-    "Your exponent is rounded down to a whole number where d is even: (d - 3) / 2 has a half "
-    "there, which // drops.":
+    "Where d is even yours is the value of d - 1, as if the exponent (d - 3) / 2 were rounded "
+    "down. Do you use // or int()?":
         lambda d: mean_abs_cosine(2 * ((d - 3) // 2) + 3),
 })
 
@@ -211,8 +211,8 @@ def chord_if_any_is_equal(a, b, alpha):
 
 SLERP = Exercise(                                   # the tolerance lets clamped angles pass, too
     reference=slerp, inputs=slerp_inputs, tolerance=1e-3, misconceptions={
-    "Rounding can make a cosine slightly larger than 1, and arccos of that is NaN. Limit the "
-    "cosine first.":
+    "Where b is nearly a, the rounded cosine can be above 1, and its arccos is NaN. If you limit "
+    "it to 1, theta is 0 there although b is not a: do you treat only b = a apart?":
         arccos_of_more_than_1,
     "The division by sin(theta) is missing.":
         partial(eq_6, divisor=torch.ones_like),
@@ -229,8 +229,8 @@ SLERP = Exercise(                                   # the tolerance lets clamped
     "You have one theta for the whole batch. Every pair has its own: sum over the last axis "
     "only.":
         partial(eq_6, theta=one_angle_never_0),
-    "You have one theta for the whole batch, and its cosine is often cut off at 1. Sum over the "
-    "last axis only, so that every pair has its own.":
+    "You have one theta for the whole batch, from a sum over all pairs, which can be above 1. Sum "
+    "over the last axis only, so that every pair has its own.":
         partial(eq_6, theta=one_angle),
     "Yours is right except where b = a, or nearly so: there you return 0, which is not on the "
     "sphere. What should come out between a and a itself?":
@@ -399,8 +399,8 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
         lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** -0.25),
     "s_qk multiplies both q and k, so it enters the product twice.":
         lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k ** 0.5),
-    "d_k ** 1 / 4 is a quarter of d_k, because ** comes before /. The fourth root is "
-    "d_k ** (1 / 4).":
+    "Your third number is a quarter of d_k. Should it be a root? (d_k ** 1 / 4 is a quarter, too, "
+    "because ** comes before /.)":
         lambda d_k: (d_k ** -0.5, d_k ** 0.5, d_k / 4),
     "You divide by the variance. A factor changes the variance by its square, so divide by the "
     "standard deviation.":
@@ -408,8 +408,8 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
     "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of "
     "variance 1/d_k.":
         lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
-    "You leave cosines as they are. The dot product of unit vectors has variance 1/d_k, and the "
-    "factor should bring it to 1.":
+    "A 1 leaves cosines as they are. The dot product of unit vectors has variance 1/d_k, and it "
+    "should be brought to 1.":
         lambda d_k: (d_k ** -0.5, 1.0, 1.0),
     "Your second factor undoes the cosine's variance. It should undo the standard deviation. The "
     "third follows from the second.":
@@ -443,10 +443,10 @@ def unit_matrices(w_qkv, w_o, w_up, w_down, *, axes=(1, 0, 1, 0), power=0.5):
 
 MATRICES = Exercise(reference=unit_matrices, inputs=matrix_inputs,
                     parts=("w_qkv", "w_o", "w_up", "w_down"), misconceptions={
-    "You normalize rows everywhere, as anGPT does. w_o and w_down write into h: which of their "
+    "You normalize rows, as anGPT does. w_o and w_down write into h: which of their "
     "axes is indexed by h's channels?":
         partial(unit_matrices, axes=(1, 1, 1, 1)),
-    "You normalize columns everywhere. w_qkv and w_up read from h: which of their axes is indexed "
+    "You normalize columns. w_qkv and w_up read from h: which of their axes is indexed "
     "by h's channels?":
         partial(unit_matrices, axes=(0, 0, 0, 0)),
     "You took exactly the other axis each time. torch stores a linear map as (out, in), the "
@@ -458,7 +458,7 @@ MATRICES = Exercise(reference=unit_matrices, inputs=matrix_inputs,
     "You divide each matrix by one number. Each vector along the axis should get length 1 by "
     "itself.":
         lambda *weights: tuple(w / w.norm() for w in weights),
-    "You divide by the sum of the squares. A length is the root of that.":
+    "You divide by the squared lengths. Is a root missing, or do you divide twice?":
         partial(unit_matrices, power=1.0),
 })
 
@@ -516,22 +516,26 @@ UPDATES = Exercise(
     misconceptions={
     "You round your steps to bfloat16. Round only the copy.":
         steps_rounded,
-    "You return the rounded copy as the master, too. Return the float32 master, and round only the "
-    "copy.":
+    "Your master is the bfloat16 copy. Return the float32 master, and round only the copy.":
         lambda copy: (copy, copy),
+    "Your copy is the master itself, not rounded. Make it bfloat16.":
+        lambda master: (master, master),
+    "Your copy is float16. Make it bfloat16.":
+        lambda master: (master, master.half()),
     "Your master is rounded to bfloat16 at the end. Return the float32 master, and round only the "
     "copy.":
         lambda copy: (copy.float(), copy),
     "Your master is rounded to bfloat16 and then normalized once more. Return the float32 master, "
     "and round only the copy.":
         lambda copy: (unit_rows(copy.float()), copy),
-    "You normalize only the copy. The master keeps the length that the step gave it, and the next "
-    "step starts from there.":
+    "Your master keeps the length that each step gives it, and the next step starts from there. "
+    "It is not enough to normalize the copy.":
         partial(sphere_steps, after=same, view=unit_rows),
     "Your master passes through bfloat16, so steps below its resolution are lost. Round only the "
     "copy.":
         partial(sphere_steps, after=rows_through_bfloat16),
-    "You normalize before each step, so after the last step the rows are off the sphere.":
+    "After the last step your rows are off the sphere. Do you normalize before each step instead "
+    "of after it, or return w from before its norm?":
         partial(sphere_steps, before=unit_rows, after=same),
     "You normalize once, at the end. Every step has to start on the sphere.":
         one_norm_at_the_end,
@@ -683,7 +687,7 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
         context_before_the_first,
     "You average over all positions of the window. Only the last `last` of them count.":
         lambda model, tokens, context: late_loss(model, tokens, context, context),
-    "cross_entropy takes logits and computes the softmax itself. You give it probabilities.":
+    "You take the softmax twice: cross_entropy and log_softmax take logits, not probabilities.":
         partial(late_loss, of=lambda logits, y: log_loss(logits.softmax(-1), y)),
     "Those are probabilities. The loss is the mean of -log p.":
         partial(late_loss, of=lambda logits, y: -logits.softmax(-1).gather(2, y[..., None])),
@@ -807,7 +811,7 @@ def rope_last(x, s, cos, sin):
 BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misconceptions={
     "Your softmax factor is the Transformer's. Here q and k are unit vectors: see exercise 4.6.":
         partial(ngpt_block, power=-0.5),
-    "A token attends to later ones: the mask is missing.":
+    "In yours a token attends to all later ones. Is there a mask, and do you use its result?":
         partial(ngpt_block, hidden_from=NO_TOKEN),
     "Your mask hides each token from itself, too. A token sees itself and those before it.":
         partial(ngpt_block, hidden_from=0, nan=0.0),
@@ -820,7 +824,7 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
         partial(ngpt_block, prepared=not_normed),
     "You apply s_qk before the norm (or before rope). It comes last.":
         partial(ngpt_block, prepared=scaled_first),
-    "You multiply only q by s_qk. In eq. 16 it multiplies k too.":
+    "You multiply only one of q and k by s_qk. In eq. 15 and 16 it multiplies both.":
         partial(ngpt_block, k_scaled=False),
     "You put the heads' outputs together wrongly. Exchange the axes H and T first, so that the "
     "heads of one token stand side by side.":
@@ -844,7 +848,8 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
         partial(ngpt_block, without="s_u"),
     "s_qk does not enter (eq. 15, 16).":
         partial(ngpt_block, without="s_qk"),
-    "The factor in front of the scores is missing: see exercise 4.6.":
+    "Your scores have no factor, or one that is 1 in all: see exercise 4.6. (By default "
+    "scaled_dot_product_attention divides by sqrt(d_k).)":
         partial(ngpt_block, power=0.0),
     "With a negative alpha your step walks away from the proposal. Take the absolute value.":
         partial(ngpt_block, absolute=False),
@@ -1057,7 +1062,8 @@ GAIN_ABOUT = {
     "2 b c d a b c d, four pairs":
         "2 b c d a b c d: look at the first pair, which turns too.",
     "a b b a a b c d, two pairs":
-        "a b b a: compare channel by channel, 0 with 2 and 1 with 3, not the set of the values.",
+        "a b b a: compare channel by channel, 0 with 2 and 1 with 3. The same values, or the same "
+        "sum, are not enough.",
     "a a b b c c d d, four pairs":
         "a a b b ...: which channel is turned together with channel 0?",
     "a b c d a b c nearly-d, four pairs":
@@ -1105,7 +1111,7 @@ def right_for_long_rows(y, right, a, b):
 
 def exact_in_3(y, d):
     """Does not hold of what is nearly right only."""
-    return d != 3 or near(y, 0.5, 1e-6) or not near(y, 0.5, 0.02)
+    return d != 3 or near(y, 0.5, 1e-5) or not near(y, 0.5, 0.02)
 
 
 def on_the_sphere(there):
@@ -1119,6 +1125,11 @@ def share_of_the_angle(y, a, b, alpha):
     return near(ours, alpha * theta, 0.01)
 
 
+def right_for_large_angles(y, right, a, b):
+    is_large = along(a, b)[..., 0] < 0.9
+    return near(y[is_large], right[is_large])
+
+
 def leads_towards(there, h, y, alpha):
     closer = along(there, y) >= along(h, y) - 1e-3
     return closer.all() or torch.is_tensor(alpha)
@@ -1130,6 +1141,10 @@ def as_far_as_the_tangent_step(there, h, y, alpha):
     squared_tangent = along(there, h) ** -2 - 1         # of the angle between h and y
     squared_sine = 1 - along(h, y) ** 2
     return near(squared_tangent, alpha ** 2 * squared_sine, 1e-4)
+
+
+def same_numbers(y, right):
+    return near(torch.stack(y), torch.stack(right))
 
 
 def is_small(q):
@@ -1149,8 +1164,8 @@ PROPERTIES = {
             lambda y, a: a[-1].any() or near(y[-1], 0),
         "Where the dot product of two rows is below 0, their cosine is below 0 too. Yours is not.":
             lambda y, a, b: (y * (a @ b.T) >= 0).all(),
-        "With one row each yours is right. With several rows, by which two lengths do you divide "
-        "the dot product of row i and row j?":
+        "With one row each yours is right, with several it is not. By which two lengths do you "
+        "divide the dot product of row i and row j? Do you return 0 where neither row is zero?":
             right_for_long_rows,
         "Your guard against 0/0 also changes rows that are merely short. If you add a number to a "
         "length, or allow no length below some minimum, that number is too large: only a row of "
@@ -1164,8 +1179,12 @@ PROPERTIES = {
         "value of such a number? Your function gives another one for d = 3.":
             lambda y, d: d != 3 or near(y, 0.5, 1e-4),
         "For large d a cosine is normal, with standard deviation 1/sqrt(d). What is the mean "
-        "absolute value of such a number? Your function gives another one for d = 1024.":
-            lambda y, d: d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002)},
+        "absolute value of such a number? Your function gives another one for d = 1024. (If you "
+        "integrate, do you divide by the integral of the density itself?)":
+            lambda y, d: d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002),
+        "Yours is right for d = 3, and right or nearly so for d = 1024, but not for every d. Is it "
+        "an approximation, is a grid too coarse, or is something rounded?":
+            never},
     "4.3": {
         "Not all of your points lie on the sphere: some have a length other than 1.":
             on_the_sphere,
@@ -1176,6 +1195,9 @@ PROPERTIES = {
         "The angle from a to your point is not alpha times the angle from a to b.":
             share_of_the_angle,
         "The angle from a is right. Does your point lie between a and b, in their plane?":
+            right_for_large_angles,
+        "Yours is right except where the angle is small. Do you treat small angles apart, or allow "
+        "no sine below some minimum?":
             never},
     "4.4": {
         "Not all of your points lie on the sphere: some have a length other than 1.":
@@ -1197,7 +1219,7 @@ PROPERTIES = {
         "Your step is right. The share should be this step over the value's start, init.":
             lambda y, init: near(y[1], y[0] / init),
         "Step and share are right. To double, a value has to move by its start once: your number "
-        "of steps times your share should be 1.":
+        "of steps, not rounded, times your share should be 1.":
             lambda y: near(y[1] * y[2], 1)},
     "4.6": {
         "The first: a sum of d_k products has variance d_k. Your factor squared, times this "
@@ -1227,57 +1249,64 @@ PROPERTIES = {
             lambda y: near(y[0].norm(dim=-1), 1),
         "Without any step the master should stay as it is.":
             lambda y, w, gradients: len(gradients) or near(y[0], w),
-        "Your first step does not go against the gradient.":
+        "With a single gradient your master does not move against it. Does the loop use every "
+        "gradient, and is the sign right?":
             lambda y, w, gradients: len(gradients) != 1 or ((y[0] - w) * gradients[0]).sum() < 0,
         "Your copy is not your master rounded to bfloat16.":
             lambda y: near(y[0], y[1], 0.01),
         "Even after a single step your master is elsewhere. Is your step lr times the gradient as "
         "it is given, and what is normalized after it?":
-            lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0]),
-        "Your master is nearly right. Is something rounded to bfloat16 on the way to it? Round only "
-        "the copy.":
+            lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0], 0.01),
+        "Your master is nearly right. Is something rounded to bfloat16 on the way to it, or is a "
+        "small number added somewhere? Round only the copy.":
             lambda y, right: near(y[0], right[0], 1e-4) or not near(y[0], right[0], 0.01),
-        "A single large step of yours is right. With many, does each step start where the previous "
-        "one ended, and with the same lr?":
+        "A single large step of yours is right. With many, does each step take the next gradient, "
+        "start where the previous one ended, and use the same lr?":
             never},
     "4.9": {
         "Three numbers are asked for: one for q, one for k and one for v.":
             lambda y: len(y) == 3,
         "The largest singular value over the smallest is at least 1. Some of yours are smaller.":
             lambda y: min(y) >= 0.999,
-        "Even with one head, where nothing is split and no median is taken, yours is off. Compare "
-        "with torch.linalg.cond of one matrix.":
-            lambda y, right, n_head: n_head > 1 or near(torch.stack(y), torch.stack(right)),
-        "With one head yours is right. Look at how the heads are cut, and at what you take over "
-        "them.":
+        "With one head q is right, but k or v is not: which rows of w_qkv are theirs?":
+            lambda y, right, n_head: n_head > 1 or same_numbers(y, right)
+            or not near(y[0], right[0]),
+        "Even with one head yours is off. There W_q, W_k and W_v are one head each: do you take "
+        "all of its rows, and no others? Is its number that of torch.linalg.cond?":
+            lambda y, right, n_head: n_head > 1 or same_numbers(y, right),
+        "With one head yours is right. Look at how the heads are cut, at what you compute for each "
+        "(it has d_k singular values), and at what you take over the heads.":
             never},
     "4.10": {
         "Even where all positions of the context count, yours is off. Which tokens go in? Which "
-        "are their targets? What becomes of the logits?":
+        "are their targets? What becomes of the logits? Do you average over all positions of all "
+        "rows?":
             lambda y, right, context, last: last != context or near(y, right),
         "Where all positions count yours is right. Where only some count: is the window still the "
-        "`context` tokens before the last token, and do you keep the last positions of both the "
-        "logits and the targets?":
+        "`context` tokens before the last token, and do you keep, and average over, the last "
+        "positions of both the logits and the targets?":
             never},
     "4.11": {
         "What leaves the block should lie on the sphere: length 1. Yours does not.":
             on_the_sphere,
-        "With alpha_a of 0, where attention's step should leave h where it is, yours is off: look "
-        "at the MLP, that is at u and z with their scales, SiLU, w_down, its Norm and its step.":
+        "With alpha_a of 0, where attention's step should leave h as it is, yours is off. If your "
+        "step leaves h so, look at the MLP: what it reads, u and z with their scales, SiLU, "
+        "w_down, its Norm and its step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
-        "With alpha_a of 0 yours is right. With one token, where attention gives v itself, yours "
-        "is off: look at v, w_o, attention's Norm and step, and check that the MLP comes after "
-        "attention and uses the h that it left.":
+        "With alpha_a of 0 yours is right. With one token, where the softmax gives 1 and so "
+        "attention gives v, yours is off: look at the softmax, v, how the heads are joined, w_o, "
+        "attention's Norm and step, and at whether the MLP uses the h that attention left.":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
         "With one token yours is right. Look at what matters only with several tokens: which rows "
-        "are q's and k's, how the heads are split, rope, the norms and s_qk in each head, the scores "
-        "with their factors, the mask, and the softmax's axis.":
+        "are q's and k's, how the heads are split, rope, the norms and s_qk in each head, the "
+        "scores with their factors, the mask, and the softmax's axis.":
             never},
     "4.12": {
-        "Even at the first token, which rope does not turn, yours is off. Look at the mean, the "
-        "root, the gain and, if you join the heads, at how you cut them apart again.":
+        "Even at the first token, which rope does not turn (cos is 1, sin 0), yours is off. Look "
+        "at the mean, the root, the gain, how often the norm acts, the order of rope's arguments "
+        "and, if you join the heads, at how you join them and cut them apart.":
             lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
-        "For a small q yours is off. How large is eps, and does it stand inside the root?":
+        "For a small q yours is off. How large is eps, and do you add it inside the root?":
             lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "The first token, which rope does not turn, is right. For the others: how do you call "
         "rope, and what comes first?":

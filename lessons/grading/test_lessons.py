@@ -1362,6 +1362,38 @@ def product_of_the_means(g, x, weight, eps):
     return (u - mean - from_s) / s, dweight, dbias
 
 
+def slerp_of_unequal(a, b, alpha):
+    theta = (a * b).sum(-1, keepdim=True).clamp(-1, 1).arccos()
+    arc = ((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b
+    return torch.where((a == b).all(-1, keepdim=True), a, arc / theta.sin())
+
+
+def slerp_of_large_angles(a, b, alpha):
+    is_small = (a * b).sum(-1, keepdim=True) > 0.9995
+    return torch.where(is_small, a, EXERCISES["4.3"].reference(a, b, alpha))
+
+
+def master_twice(w, gradients, lr):
+    master, _ = EXERCISES["4.8"].reference(w, gradients, lr)
+    return master, master
+
+
+def first_gradient_skipped(w, gradients, lr):
+    return EXERCISES["4.8"].reference(w, gradients[1:], lr)
+
+
+def alpha_m_twice(h, p, n_head, cos, sin):
+    return EXERCISES["4.11"].reference(h, {**p, "alpha_a": p["alpha_m"]}, n_head, cos, sin)
+
+
+def one_factor_s_qk(h, p, n_head, cos, sin):
+    return EXERCISES["4.11"].reference(h, p, n_head, cos, sin, k_scaled=False)
+
+
+def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
+    return EXERCISES["4.12"].reference(q, gain, sin, cos, before_rope)
+
+
 @pytest.mark.parametrize(
     "number, answer, said, unsaid",
     [
@@ -1430,6 +1462,19 @@ def product_of_the_means(g, x, weight, eps):
         ),
         ("4.3", slerp_guarded, "where b = a", "division by sin"),
         ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 for every"),
+        ("4.3", slerp_of_unequal, "theta is 0 there", "Limit the cosine first"),
+        ("4.3", slerp_of_large_angles, "except where the angle is small", "The angle from a"),
+        ("4.8", master_twice, "Make it bfloat16", "Nearly right"),
+        ("4.8", first_gradient_skipped, "Does the loop use every", "first step"),
+        (
+            "4.9",
+            lambda w_qkv, n_head: EXERCISES["4.9"].reference(w_qkv, n_head)[:1].expand(3),
+            "k or v is not",
+            "torch.linalg.cond",
+        ),
+        ("4.11", alpha_m_twice, "If your step leaves h so", "yours is off: look at the MLP"),
+        ("4.11", one_factor_s_qk, "only one of q and k", "only q by"),
+        ("4.12", cos_and_sin_exchanged, "the order of rope's arguments", "In this order"),
         ("1.6", inverted("1.6"), "the opposite of the right one", "wte gives"),
         ("8.7", inverted("8.7"), "the opposite of the right one", "You reject"),
         (
