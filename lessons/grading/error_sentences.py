@@ -153,6 +153,11 @@ def wrong_shape(words, names):
         return PRODUCT
     if "layer_norm(): argument 'normalized_shape'" in words and "not Tensor" in words:
         return "F.layer_norm takes a shape, such as x.shape[-1:], before the gain and the bias."
+    if "view size is not compatible" in words:
+        return ("After a transpose the numbers do not lie in the order that .view needs. "
+                ".reshape(...) copies them if necessary.")
+    if re.search(r"shape '.*' is invalid for input of size", words):
+        return "The new shape has another number of entries than the tensor."
     if "stack expects each tensor to be equal size" in words:
         return "torch.stack needs tensors of one shape: write down the shape of each."
     if re.search(r"[Dd]imension out of range", words):

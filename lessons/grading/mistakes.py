@@ -231,7 +231,7 @@ def value_sentences(function, found, expected, pairs, exercise, broken):
         return unused + over_all
     rest = over_all or approximated(pairs) or broken
     rest = rest or relations(pairs, count, exercise, over_one_input)
-    return rest or nearly_right(pairs)
+    return rest or not_a_number(pairs) or nearly_right(pairs)
 
 
 def relations(pairs, count, exercise, describe):
@@ -906,6 +906,15 @@ def relative_gap(a, b):
         return 0.0
     largest = b.abs().max().clamp(min=1e-12)
     return ((a - b).abs().max() / largest).item()
+
+
+def not_a_number(pairs):
+    """Say what gives NaN, if some is NaN that should not be."""
+    for label, parts in pairs.items():
+        if any((a.isnan() & ~b.isnan()).any() for a, b in parts):
+            return [f"With {label}, some of yours is NaN. 0/0 and inf - inf give NaN, and so do a "
+                    "root or a logarithm of a negative number, and a softmax over nothing but -inf."]
+    return []
 
 
 def nearly_right(pairs):

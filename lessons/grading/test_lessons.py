@@ -1763,6 +1763,8 @@ def without_flatten(x):
         (lambda x: [y for y in x.sum()], "A single number stands where several are needed"),
         (lambda x: x[::-1], "x.flip(0) reverses"),
         (lambda x: x[9], "the last of n entries"),
+        (lambda x: x[None].expand(3, -1, -1).mT.view(-1), ".reshape(...) copies them"),
+        (lambda x: x.reshape(5, -1), "another number of entries"),
         (lambda x: x.squre(), "A tensor has no .squre; did you mean .square?"),
         (lambda x: torch.max(1.0, 2.0), "its first argument is a Python number"),
         (lambda x: undefined_name, "That name is not defined"),  # noqa: F821
@@ -1773,6 +1775,7 @@ def without_flatten(x):
         (lambda x: f"{x.sum()}", "returns text"),
         (lambda x: {1.0, 2.0}, "in braces"),
         (lambda x: {"y": 1.0}, "in braces"),
+        (lambda x: (x - 9).log(), "a logarithm of a negative number"),
     ],
 )
 def test_common_errors_get_a_sentence(answer, words, monkeypatch, capsys):
