@@ -62,6 +62,7 @@ def reach_inputs(generator):
     yield "below all of them", 1.3, tokens, losses
     yield "above all of them", 2.4, tokens, losses
     yield "two runs", 3.0, numbers(5e9, 7e10), numbers(3.2, 2.8)
+    yield "a curve that flattens", 2.5, numbers(1e6, 1e7, 1e8), numbers(4.0, 2.0, 1.9)
 
 
 def tokens_for(target, tokens, losses, *, x=math.log, y=math.log, back=math.exp):
@@ -823,6 +824,7 @@ def exponent_inputs(generator):
     yield "no difference measured", 0.2, 0.2, 1e-4, 1e-5, 0.005
     yield "clearly lower, and not close", 0.21, 0.18, 1e-6, 4e-6, 0.01
     yield "lower, perhaps close", 0.21, 0.207, 1.2e-6, 8e-7, 0.005
+    yield "higher, perhaps close", 0.2, 0.203, 5e-7, 5e-7, 0.0048
 
 
 def root_of_sum(v, w):

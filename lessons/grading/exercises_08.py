@@ -894,8 +894,8 @@ PROPERTIES = {
         "Yours is off even with one branch. The right order there: the branch, then the sum of its "
         "output and h, then the first of the norms, and nothing else.":
             lambda y, right, branches: len(branches) > 1 or near(y, right),
-        "Yours is right with one branch. Does the second branch run, what is it given, and which "
-        "norm follows it?":
+        "Yours is right with one branch. Does the second branch run, what is it given, what is its "
+        "output added to, and which norm follows?":
             never},
     "8.9": {
         "Check the bias: for an x of zeros tanh is 0, and both forms must give the same y. Yours "
