@@ -42,17 +42,19 @@ FLOP_PARTS = ("the matrices'", "attention's", "the norms'", "the share")
 FLOPS = Exercise(reference=count_flops, inputs=flop_inputs, parts=FLOP_PARTS, misconceptions={
     "The model has one output head, not one per layer.":
         partial(count_flops, heads=lambda n_layer: n_layer),
-    "You count the MLP of GPT-2. SwiGLU's w_up has twice as many rows, one half for u and one for "
-    "z.":
+    "A layer has four d x d squares more than you count. Is one of its matrices missing, or do you "
+    "take the w_up of GPT-2, which is half as tall because it makes u alone?":
         partial(count_flops, squares=12),
     "Under the causal mask the first position sees one key and the last all of them: "
     "take the average.":
         partial(count_flops, keys=lambda T: T),
-    "The position itself is among the keys that it sees: average 1, 2, ..., T.":
+    "Your attention is that of T/2 keys per token. Is the position itself among the keys that it "
+    "sees? (If you take T keys: do you count keys and values, and two FLOPs for each entry?)":
         partial(count_flops, keys=lambda T: T / 2),
     "The output head is missing. It is a product with a d x V matrix too.":
         partial(count_flops, heads=lambda n_layer: 0),
-    "You count the token embedding. Looking up a row multiplies nothing.":
+    "Your head costs twice what it should. Do you count the token embedding, where looking up a "
+    "row multiplies nothing, or is there a factor of two too many?":
         partial(count_flops, heads=lambda n_layer: 2),
     "A norm does several operations on each channel. Count all that the text lists.":
         partial(count_flops, each_channel=1),
@@ -76,14 +78,15 @@ def rmsnorm_traffic(n, d, size, *, arrays_in_steps=7, arrays_in_pass=2):
 TRAFFIC_PARTS = ("four steps", "one pass", "FLOPs per byte")
 TRAFFIC = Exercise(
     reference=rmsnorm_traffic, inputs=traffic_inputs, parts=TRAFFIC_PARTS, misconceptions={
-    "You count only what is read. What is written is moved too.":
-        partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
-    "You count only what is written. What is read is moved too.":
-        partial(rmsnorm_traffic, arrays_in_steps=3, arrays_in_pass=1),
-    "The single pass also has a result to write.":
+    "Your single pass moves one array. What does it read, and what does it write?":
         partial(rmsnorm_traffic, arrays_in_pass=1),
-    "You read x twice in the single pass. A row is small, so it is still in the nearest cache when "
-    "its mean is known.":
+    "Do you count only what is read, or one array per step? All that a step reads and all that it "
+    "writes is moved.":
+        partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
+    "Do you count only what is written? What is read is moved too.":
+        partial(rmsnorm_traffic, arrays_in_steps=3, arrays_in_pass=1),
+    "In the single pass you are one array too many. Do you read x twice, although a row is still "
+    "in the nearest cache when its mean is known? Or do you count the gain, which is small?":
         partial(rmsnorm_traffic, arrays_in_pass=3),
     "In the four steps you are one array too many. Does a step read an array twice (x^2 needs x "
     "once), or does the mean write a whole array where it writes one number per row? Or do you "
@@ -94,7 +97,8 @@ TRAFFIC = Exercise(
         partial(rmsnorm_traffic, arrays_in_steps=6),
     "Your intensity is rounded to a whole number. Divide with /, and do not round.":
         lambda right: (right[0], right[1], right[2] // 1),
-    "The intensity divides by all bytes that are moved, those read and those written.":
+    "Your intensity is twice what it should be. Do you divide by all bytes that the single pass "
+    "moves, those read and those written?":
         lambda right: (right[0], right[1], 2 * right[2]),
 })
 
@@ -131,25 +135,26 @@ ROOF = Exercise(
         partial(roofline, time=lambda arithmetic, memory: arithmetic + memory),
     "You take the shorter of the two times, which breaks one of the limits.":
         partial(roofline, time=min),
-    "You leave out the memory. The data has to be moved, too.":
+    "Your time is always that of the arithmetic. The data has to be moved, too.":
         partial(roofline, time=lambda arithmetic, memory: arithmetic),
-    "You leave out the arithmetic. A large product takes longer to compute than to move.":
+    "Your time is always that of the memory. A large product takes longer to compute than to move.":
         partial(roofline, time=lambda arithmetic, memory: memory),
     "The percentage is right, but your time leaves out the arithmetic. A large product takes "
     "longer to compute than to move.":
         lambda right, moved, bandwidth: (1e6 * moved / bandwidth, right[1]),
-    "You compare the intensity with a fixed number. Where the two limits meet depends on peak and "
-    "bandwidth.":
+    "On the laptop your product takes the memory's time, but its arithmetic takes longer. Do you "
+    "compare with a fixed number? Where the two limits meet depends on peak and bandwidth.":
         lambda flops, moved, peak, bandwidth: roofline(
             flops, moved, peak, bandwidth,
             time=lambda arithmetic, memory: arithmetic if flops >= 200 * moved else memory),
     "The time is right. Your second number says how busy the memory is. It should say how busy the "
     "arithmetic is.":
         lambda right, moved, bandwidth: (right[0], 1e8 * moved / bandwidth / right[0]),
-    "Your percentage is always 100, because you divide by what can be reached at this intensity. "
-    "Divide by peak. And with 0 FLOPs you divide by 0.":
+    "Your percentage is always 100. Do you divide by what can be reached at this intensity, or by "
+    "the time of the arithmetic alone? And with 0 FLOPs you divide by 0.":
         relative_to_the_roof,
-    "The time is right, but your percentage divides by microseconds as if they were seconds.":
+    "The time is right, and your percentage is a millionth of the right one. Do you divide by "
+    "microseconds as if they were seconds?":
         lambda right: (right[0], 1e-6 * right[1]),
     "The percentage is right. The time is asked for in microseconds, and yours is in seconds.":
         lambda right: (1e-6 * right[0], right[1]),
@@ -172,24 +177,26 @@ def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
 
 
 MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
-    "2N counts only the forward pass. The backward pass makes two products for each product of the "
-    "forward pass.":
+    "You count 2 FLOPs per parameter, as many as the forward pass alone has. The backward pass "
+    "makes two products for each product of the forward pass.":
         partial(mfu, flops_each=2),
     "You count 4 FLOPs per parameter. The backward pass alone has that many, because it computes a "
     "gradient for the input and one for the weight. The forward pass adds 2.":
         partial(mfu, flops_each=4),
-    "You count three products, which is right, but each of them multiplies and adds: two FLOPs per "
-    "parameter.":
+    "You count 3 FLOPs per parameter. The backward pass makes two products for each one of the "
+    "forward pass, and each product multiplies and adds.":
         partial(mfu, flops_each=3),
-    "You count 8 FLOPs per parameter. That is what is spent if the forward pass is computed twice, "
-    "to save memory. MFU counts what the model needs: one forward and one backward pass.":
+    "You count 8 FLOPs per parameter. Is your backward pass more than twice the forward pass? Or "
+    "do you count two forward passes, as some runs do to save memory? MFU counts each pass once.":
         partial(mfu, flops_each=8),
     "In yours the number of GPUs has no effect. tokens_per_s is that of all GPUs together, and "
     "peak is that of one, so gpus belongs to the peak alone.":
         lambda right, gpus: gpus * right,
-    "In x / gpus * peak only gpus divides: put gpus * peak in brackets.":
+    "You multiply by peak where you should divide. In x / gpus * peak, for example, only gpus "
+    "divides. Are there brackets missing?":
         lambda right, peak: right * peak * peak,
-    "You multiply by the number of GPUs. More of them could compute more, so divide by it.":
+    "In yours more GPUs give a higher MFU. They could compute more together, so should the same "
+    "tokens be a larger or a smaller part of that?":
         lambda right, gpus: right * gpus * gpus,
 })
 
@@ -211,12 +218,14 @@ def slower(before, after):
 
 SLOWER = Exercise(
     reference=slower, inputs=slower_inputs, parts=("fewer tokens", "more time"), misconceptions={
-    "Your two percentages are equal. The second is relative to the time before: at half the speed, "
-    "how much longer do the same tokens take?":
+    "Your two percentages are equal, and only the first is right. The second should be relative to "
+    "the time before: at half the speed, how much longer do the same tokens take?":
         lambda right: (right[0], right[0]),
-    "Both of yours are relative to `after`. For fewer tokens than before, what is 100%?":
+    "Your second number is right, and your first is the same one, relative to `after`. For fewer "
+    "tokens than before, what is 100%?":
         lambda right: (right[1], right[1]),
-    "Your two numbers are exchanged. At half the speed there are 50% fewer tokens.":
+    "Each of your numbers would be right in the place of the other. Are they exchanged, or is each "
+    "relative to the wrong one of the two speeds? At half the speed there are 50% fewer tokens.":
         lambda right: (right[1], right[0]),
     "You return the new amounts in percent of the old ones. Return how much less and how much more "
     "that is.":
@@ -241,12 +250,12 @@ def from_table2(gpt_plus, angpt, ngpt, n_layer):
 
 TABLE2 = Exercise(
     reference=from_table2, inputs=table2_inputs, parts=("the scalings", "a norm"), misconceptions={
+    "Your time of a norm comes from nGPT and GPT+, which differ by norms and by scalings. Which "
+    "other model has scalings?":
+        lambda right, gpt_plus, ngpt, n_layer: (right[0], 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
     "You take the scalings to be free. anGPT has as many norms per layer as GPT+, and yet it is "
     "slower.":
         lambda gpt_plus, ngpt, n_layer: (0.0, 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
-    "You compare nGPT with GPT+, which differ by norms and by scalings. Which other model has "
-    "scalings?":
-        lambda right, gpt_plus, ngpt, n_layer: (right[0], 1e3 * (ngpt - gpt_plus) / (2 * n_layer)),
     "The scalings are right. For a norm you subtract them once more, but anGPT's time contains "
     "them already.":
         lambda right, gpt_plus, angpt, ngpt, n_layer: (
@@ -300,8 +309,8 @@ TABLE6 = Exercise(reference=from_table6, inputs=table6_inputs, parts=TABLE6_PART
         lambda right: (2 * right[0], right[1], 2 * right[2]),
     "nGPT's step is GPT's step times 1.8. To go back, divide by 1.8; do not subtract 80%.":
         partial(from_table6, subtracted=True),
-    "You count four norms, as many as nGPT has more than GPT. GPT's own two are fused and count as "
-    "free, so all six of nGPT's count.":
+    "Your first two numbers are right. Your share is that of four norms per layer, as many as nGPT "
+    "has more than GPT. GPT's own two are fused and count as free, so all six of nGPT's count.":
         lambda right: (right[0], right[1], right[2] * 4 / 6),
     "Your share is relative to GPT's step. Divide by nGPT's extra time instead.":
         lambda right, overhead: (right[0], right[1], overhead * right[2]),
@@ -314,7 +323,7 @@ def vocabulary_inputs(generator):
     yield "GPT-2's 50,257, in 128s", 50257, 128
     yield "50,257, in 64s", 50257, 64
     yield "257 bytes, in 128s", 257, 128
-    yield "a multiple already", 32000, 64
+    yield "a multiple already", 49152, 64
     yield "300, in 128s", 300, 128
     yield "13, in 5s", 13, 5
 
@@ -373,8 +382,8 @@ def paired(a, b):
 
 PAIRS = Exercise(
     reference=paired, inputs=pair_inputs, parts=("the median", "10%", "90%"), misconceptions={
-    "Your first number is a ratio of means, and one hiccup moves a mean as far as it likes. See "
-    "the input in which one round took 500.":
+    "Your first number is a ratio of means or sums, and one hiccup moves these as far as it likes. "
+    "See the input in which one round took 500.":
         lambda a, b, right: (b.mean() / a.mean(), *right[1:]),
     "You divide two medians, which may come from different rounds. Divide within each round "
     "first.":
@@ -386,8 +395,8 @@ PAIRS = Exercise(
         lambda a, b: [x / y for x, y in zip(median_and_range(b), median_and_range(a))],
     "Your ratios are right, but you take their mean, which a single hiccup can move.":
         lambda a, b, right: ((b / a).mean(), *right[1:]),
-    "torch's median is the lower of the two middle values. With an even number of rounds, "
-    "interpolate between the two, as torch.quantile does.":
+    "With an even number of rounds yours is the lower of the two middle values, as torch's median "
+    "is. Interpolate between the two, as torch.quantile does.":
         lambda a, b, right: ((b / a).median(), *right[1:]),
     "You return how much longer b takes. Return how many times as long it takes.":
         lambda right: [ratio - 1 for ratio in right],
@@ -428,10 +437,10 @@ def divided(w_up, w_down, gain, f_u, f_z, c):
 
 
 FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), misconceptions={
-    "You moved z's factors into w_down, but SiLU(f z) is not f SiLU(z). They have to be applied "
-    "before the nonlinearity.":
+    "The gain and c are right, but you moved z's factors into w_down. SiLU(f z) is not f SiLU(z): "
+    "they have to be applied before the nonlinearity.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_z * w_down, gain, f_u, 1 + 0 * f_z, c),
-    "You have the two halves of w_up exchanged. The first 4d rows make u.":
+    "You multiply u's rows of w_up by f_z and z's rows by f_u. The first 4d rows make u.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_z, f_u, c),
     "You divide by the factors. The new matrices should do what the factors did, not undo it.":
         divided,
@@ -441,10 +450,10 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("w_up", "w_down"), mi
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, 1 + gain, f_u, f_z, c),
     "c is in the right place, but you divide by it.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, w_down, gain, f_u, f_z, 1 / c),
-    "c is missing from w_down. In z's rows of w_up it would change SiLU's argument, and a number "
-    "that is applied after the nonlinearity goes into w_down.":
+    "c belongs in w_down and nowhere else. It is applied after the nonlinearity, and in z's rows "
+    "of w_up it would change SiLU's argument.":
         lambda right, w_down, c: (c * right[0], w_down),
-    "You moved f_u into w_down. The model's output would be the same, but put the factors of both "
+    "You moved f_u into w_down. The model's output would be right, but put the factors of both "
     "halves into w_up.":
         lambda w_up, w_down, gain, f_u, f_z, c: fold(w_up, f_u * w_down, gain, 1 + 0 * f_u, f_z, c),
     "w_up is right and has f_u in it, but you multiplied w_down by f_u a second time.":
@@ -476,7 +485,8 @@ def through_softmax(p, dp, mean):
 def attention_backward(q, k, v, p, y, g, *, score_gradient=through_softmax):
     """score_gradient(p, dp, mean) -> dS; mean: each query's mean of dP, weighted with P."""
     dp = g @ v.mT
-    mean = (g * y).sum(-1, keepdim=True)
+    # This is also (g * y).sum(-1). Without y here, nobody is told to use y, which is not needed.
+    mean = (p * dp).sum(-1, keepdim=True)
     ds = score_gradient(p, dp, mean)
     return ds @ k, ds.mT @ q, p.mT @ g
 
@@ -516,15 +526,16 @@ ATTENTION = Exercise(
     "The probabilities of a row sum to 1, so raising one score lowers the other probabilities. The "
     "term for this is missing.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp),
-    "You use only the diagonal of the softmax's Jacobian: how a score changes its own probability, "
-    "but not how it changes the others.":
+    "Your dS is P (1 - P) dP, the diagonal of the softmax's Jacobian alone. A score changes the "
+    "other probabilities, too: is a sum over the keys missing?":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * (1 - p) * dp),
     "You use the gradient of the probabilities as the gradient of the scores. It has to go back "
     "through the softmax first.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: dp),
     "The factor P in front is missing. A key that got no weight should get no gradient.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: dp - mean),
-    "Check the brackets. In yours a key that got no weight still gets the sum.":
+    "In yours a key that got no weight still gets the sum. Is the sum multiplied by P, too, or are "
+    "brackets missing?":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * dp - mean),
     "A sign is wrong: subtract the weighted sum from dP.":
         partial(attention_backward, score_gradient=lambda p, dp, mean: p * (dp + mean)),
@@ -564,13 +575,15 @@ def optimizer_share(params, tokens, peak, bandwidth, *, adamw_arrays=7, project_
 OPTIMIZER_PARTS = ("forward and backward", "AdamW", "project_", "the share")
 OPTIMIZER = Exercise(
     reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions={
-    "One of AdamW's arrays is missing. Did you count the gradient, which it reads?":
+    "In AdamW you are one array short. Besides the weights and the two moments, what does it read, "
+    "and which of all these does it write again?":
         partial(optimizer_share, adamw_arrays=6),
-    "project_ reads each weight twice: once for the norm, and again to divide it.":
+    "In project_ you are one array short. How often does it read each weight, for the norm and to "
+    "divide it, and what does it write?":
         partial(optimizer_share, project_arrays=2),
-    "Weights, gradients and moments are float32 here, which takes four bytes per number.":
+    "Weights, gradients and moments are float32 here. Do you count four bytes for each number?":
         partial(optimizer_share, bytes_of_number=2),
-    "You count numbers instead of bytes. Each number has four bytes.":
+    "Do you count numbers instead of bytes? Each number has four bytes.":
         partial(optimizer_share, bytes_of_number=1),
     "The times are right. Your share is project_'s share of the optimizer. It should be its share "
     "of the whole step, including forward and backward.":
@@ -611,8 +624,8 @@ PROPERTIES = {
     "7.3": {
         "Your percentage is above 100. Nothing works faster than its peak.":
             lambda y: y[1] < 100.1,
-        "For one of the inputs your time is shorter than one of the two limits allows. (Is it in "
-        "microseconds, and which argument is which?)":
+        "At least once your time is shorter than one of the two limits allows. (Are both in "
+        "microseconds, which argument is which, and which of the two times do you take?)":
             lambda y, right: y[0] >= 0.999 * right[0],
         "Your time is longer than the longer of the two limits.":
             lambda y, right: y[0] <= 1.001 * right[0],
@@ -634,17 +647,20 @@ PROPERTIES = {
             lambda y, before: before != 100 or near(y[0], 50),
         "At half the speed the same tokens take 100% more time.":
             lambda y, before: before != 100 or near(y[1], 100),
-        "If `after` is faster, both numbers should be negative. Yours are not.":
+        "If `after` is faster, both numbers should be negative. At least one of yours is not.":
             lambda y, before, after: after <= before or y[0] < 0 and y[1] < 0,
-        "At half the speed yours is right. Relative to which of the two speeds is each number?":
+        "At half the speed, 100 and 50, yours is right. Which of the two speeds is each of your "
+        "numbers divided by, and does that change if `after` is faster?":
             never},
     "7.6": {
-        "The scalings: which two of the three models differ by them alone?":
+        "The scalings: which two of the three models differ by them alone, and is yours the whole "
+        "difference?":
             lambda y, right: near(y[0], right[0]),
         "Even with one layer the time of a norm is off. Which two models differ by norms alone, "
         "and by how many per layer?":
             lambda y, right, n_layer: n_layer > 1 or near(y[1], right[1]),
-        "With one layer yours is right. How many extra norms are there in L layers?":
+        "With one layer yours is right. How many extra norms are there in L layers? (Or do you "
+        "round?)":
             never},
     "7.7": {
         "A norm: multiply yours by the number of norms that were removed in all layers. The time "
@@ -664,6 +680,8 @@ PROPERTIES = {
             lambda y, n, multiple: y[0] - n < multiple,
         "The power of two times the odd rest should be the padded size. In yours it is not.":
             lambda y: y[1] * y[2] == y[0],
+        "Your rest is not a whole number, so your power of two does not divide the padded size.":
+            lambda y: y[2] % 1 == 0,
         "Your rest can still be divided by 2, so your power of two is not the largest.":
             lambda y: y[2] % 2 == 1},
     "7.9": {
@@ -679,13 +697,14 @@ PROPERTIES = {
         "at each end, and 20% together?":
             never},
     "7.10": {
-        "w_down: which of the factors is applied after the nonlinearity?":
+        "w_down: which factor is applied after the nonlinearity and is a number? It should be "
+        "there once, and no other factor with it.":
             lambda y, right: near(y[1], right[1]),
-        "w_up: even with the gain alone yours is off. Which axis of w_up meets the channels of x? "
-        "The gain belongs to all rows, and only once.":
+        "w_up: even with the gain alone yours is off. Is the gain in all rows, once, along the "
+        "axis that meets x? Do u's rows come first, and do factors of 1 change nothing?":
             lambda y, right, f_u, f_z: (f_u != 1).any() or (f_z != 1).any() or near(y[0], right[0]),
-        "w_up: with the gain alone yours is right. Which rows make u, which make z, and has a "
-        "factor come in that belongs in w_down?":
+        "w_up: with the gain alone yours is right. Are f_u and f_z each multiplied into their own "
+        "rows, once, and has a factor come in that belongs in w_down?":
             never},
     "7.11": {
         "dv: y is linear in v, so the entries of v * dv should have the same sum as those of g * "
@@ -706,16 +725,18 @@ PROPERTIES = {
         "queries.":
             lambda y, right: not near(y[1], right[1], 1e-3) or near(y[0], right[0], 1e-3),
         "Check dS first. Each of its rows should sum to 0, because a softmax does not notice a "
-        "number that is added to all scores of a query. If they do, by what do you multiply dS?":
+        "number that is added to all scores of a query. If they do: does entry (i, j) of dP "
+        "belong to query i and key j, as that of P does, and by what do you multiply dS?":
             never},
     "7.12": {
         "Forward and backward: take 6 N FLOPs per token, for all tokens of a step, at `peak`, in "
         "milliseconds.":
             lambda y, right: near(y[0], right[0], 1e-6),
-        "AdamW: how many arrays of N float32 numbers does it read, and how many does it write?":
+        "AdamW: how many arrays of N numbers does it read, and how many does it write? How many "
+        "bytes has a float32 number?":
             lambda y, right: near(y[1], right[1], 1e-6),
-        "project_: how many arrays of N float32 numbers does it read, and how many "
-        "does it write?":
+        "project_: how many arrays of N numbers does it read, and how many does it write? How many "
+        "bytes has a float32 number?":
             lambda y, right: near(y[2], right[2], 1e-6),
         "The share does not fit your three times. It is project_'s time divided by all three "
         "together, in percent.":

@@ -1120,6 +1120,33 @@ def scalings_of_a_layer(gpt_plus, angpt, ngpt, n_layer):
     return 1e3 * (angpt - gpt_plus) / n_layer, 1e3 * (ngpt - angpt) / (2 * n_layer)
 
 
+def project_reads_twice_and_never_writes(params, tokens, peak, bandwidth):
+    compute, adamw, project, _ = EXERCISES["7.12"].reference(params, tokens, peak, bandwidth)
+    project *= 2 / 3
+    return compute, adamw, project, 100 * project / (compute + adamw + project)
+
+
+def mean_of_dp_without_weights(q, k, v, p, y, g):
+    dp = g @ v.mT
+    ds = p * (dp - dp.mean(-1, keepdim=True))
+    return ds @ k, ds.mT @ q, p.mT @ g
+
+
+def largest_power_below(n, multiple):
+    size = math.ceil(n / multiple) * multiple
+    power = 2 ** int(math.log2(size))
+    return size, power, size / power
+
+
+def removed_three_norms(step, without_qk, overhead, n_layer):
+    _, gpt, share = EXERCISES["7.7"].reference(step, without_qk, overhead, n_layer)
+    return (step - without_qk) / (3 * n_layer), gpt, share * 2 / 3
+
+
+def f_u_and_c_forgotten(w_up, w_down, gain, f_u, f_z, c):
+    return torch.cat((0 * f_u + 1, f_z))[:, None] * w_up * gain, w_down
+
+
 def blind_to_itself(h, p, n_head, cos, sin):
     return EXERCISES["4.11"].reference(h, p, n_head, cos, sin, hidden_from=0, nan=0.0)
 
@@ -1607,6 +1634,23 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
             "there is an error: ZeroDivisionError",
             "right: the time",
         ),
+        (
+            "7.2",
+            lambda n, d, size: (7 * n * d * size, 3 * n * d * size, 4 / (3 * size)),
+            "count the gain, which is small?",
+            "You read x twice",
+        ),
+        (
+            "7.5",
+            lambda before, after: (100 * (before / after - 1), 100 * (before / after - 1)),
+            "Your second number is right",
+            "Both of yours",
+        ),
+        ("7.7", removed_three_norms, "The time that was saved should come out", "four norms"),
+        ("7.8", largest_power_below, "not a whole number", "can still be divided by 2"),
+        ("7.10", f_u_and_c_forgotten, "c belongs in w_down", "You moved f_u"),
+        ("7.11", mean_of_dp_without_weights, "the first query sees one key", "never uses y"),
+        ("7.12", project_reads_twice_and_never_writes, "what does it write?", "reads each weight"),
         (
             "5.2",
             lambda *given: [1 / x for x in EXERCISES["5.2"].reference(*given)],
