@@ -562,11 +562,16 @@ def unused_arguments(function, exercise):
 
 
 def argument_matters(position, exercise, part=None):
-    """Return True if the right answer to the first input depends on an argument.
+    """Return True if the right answer to any input depends on an argument.
 
     `part` limits that to one value of the answer.
     """
-    inputs = next(iter(arguments(exercise).values()))
+    return any(changes_the_answer(position, inputs, exercise, part)
+               for inputs in arguments(exercise).values())
+
+
+def changes_the_answer(position, inputs, exercise, part):
+    """Return True if the right answer to one input changes with an argument."""
     if position >= len(inputs):
         return False
     others = copy(inputs)

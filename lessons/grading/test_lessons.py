@@ -1371,7 +1371,7 @@ def layer_norm_after_each_block(blocks, shift, scale, mean, variance):
 
 
 def norm_of_a_shift_only(blocks, shift, scale, mean, variance):
-    return EXERCISES["1.5"].reference(blocks, shift, 1.0, mean, variance)
+    return EXERCISES["1.5"].reference(blocks, shift, scale - scale + 1, mean, variance)
 
 
 def first_terms_not_divided_by_s(x, eps):
@@ -1436,6 +1436,13 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ),
         ("1.4", divided_by_the_root_twice, "or by its root twice", "divides by its root."),
         ("1.5", layer_norm_after_each_block, "is what LayerNorm gives", "root of the variance"),
+        (
+            "1.5",
+            lambda blocks, shift, scale, mean, variance: EXERCISES["1.5"].reference(
+                blocks, shift, 1.0, mean, variance),
+            "never uses scale",
+            "second block",
+        ),
         ("1.5", norm_of_a_shift_only, "One block is wrong already", "second block"),
         ("1.7", first_terms_not_divided_by_s, "the other terms as often", "and its sign."),
         ("1.8", product_of_the_means, "the product of the means", "You treat s"),
