@@ -313,9 +313,10 @@ REACH_ABOUT = {
         "the ratios of its channels change, and compare all outputs with norm(x), to many digits?",
     "the batch's own mean square":
         "The batch's mean square: every token contributes to it, and so reaches all outputs, "
-        "earlier ones, too.",
+        "earlier ones, too. Can you see it, or is your change small and your tolerance large?",
     "the same, detached":
-        "`detach` changes gradients only. The numbers are the same as without it.",
+        "`detach` changes gradients only. The outputs are the same as without it, and your answer "
+        "should be, too.",
     "a fixed psi":
         "A fixed psi: no token contributes to the number that another one is divided by.",
     "the mean square of all tokens so far":
