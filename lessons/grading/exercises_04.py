@@ -1243,7 +1243,10 @@ PROPERTIES = {
             lambda y: near(y[2].norm(dim=1), 1),
         "w_down writes into h: each vector along the axis of h's channels should get length 1. "
         "Yours do not.":
-            lambda y: near(y[3].norm(dim=0), 1)},
+            lambda y: near(y[3].norm(dim=0), 1),
+        "Your vectors have length 1, but some of them have another direction than the given ones. "
+        "Is each matrix normalized only once, and along one axis?":
+            never},
     "4.8": {
         "The rows of your master do not have length 1, each by itself.":
             lambda y: near(y[0].norm(dim=-1), 1),

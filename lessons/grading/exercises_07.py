@@ -112,6 +112,7 @@ def roof_inputs(generator):
     its_bytes = 2 * (2 * n * d + d * d)
     yield "a matrix product on an A100", product, its_bytes, peak, bandwidth
     yield "RMSNorm there", 4 * n * d, 2 * 2 * n * d, peak, bandwidth
+    yield "a longer pass over the same array", 20 * n * d, 2 * 2 * n * d, peak, bandwidth
     yield "where the two lines meet", 4e9, 2e8, 1e11, 5e9
     yield "a copy, on a laptop", 0.0, 6.4e7, 1e11, 1e10
     yield "a matrix product on a laptop", 2 * 256 ** 3, 3 * 4 * 256 ** 2, 1e11, 1e10
