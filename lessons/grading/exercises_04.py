@@ -1076,8 +1076,8 @@ GAIN_ABOUT = {
 }
 
 COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
-    "Rope keeps the length, so the order does not matter for the division. It matters for the "
-    "gain, which stretches the two axes of a plane.":
+    "You always answer True. Rope keeps the length, so the order does not matter for the division. "
+    "But a gain may stretch the two axes of a plane differently, and only position 0 is not turned.":
         lambda: True,
     "You ask for the same gain in all channels. That is sufficient but not necessary: every pair "
     "turns in a plane of its own.":
@@ -1101,6 +1101,10 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
 
 
 # What holds of every right answer: said where none of the known mistakes fits ---------------------
+
+
+def has_a_zero_row(a, b):
+    return not (a.any(dim=-1).all() and b.any(dim=-1).all())
 
 
 def right_for_long_rows(y, right, a, b):
@@ -1166,6 +1170,9 @@ PROPERTIES = {
             lambda y, a, b: (y * (a @ b.T) >= 0).all(),
         "With one row each yours is right, with several it is not. By which two lengths do you "
         "divide the dot product of row i and row j? Do you return 0 where neither row is zero?":
+            lambda y, right, a, b: has_a_zero_row(a, b) or right_for_long_rows(y, right, a, b),
+        "Without a row of zeros yours is right. With one, the cosines of the other rows should be "
+        "what they are without it.":
             right_for_long_rows,
         "Your guard against 0/0 also changes rows that are merely short. If you add a number to a "
         "length, or allow no length below some minimum, that number is too large: only a row of "
