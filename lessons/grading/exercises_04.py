@@ -1077,7 +1077,8 @@ GAIN_ABOUT = {
 
 COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, misconceptions={
     "You always answer True. Rope keeps the length, so the order does not matter for the division. "
-    "But a gain may stretch the two axes of a plane differently, and only position 0 is not turned.":
+    "But a gain may stretch the two axes of a plane differently. Do you try more than position 0, "
+    "which is not turned?":
         lambda: True,
     "You ask for the same gain in all channels. That is sufficient but not necessary: every pair "
     "turns in a plane of its own.":
