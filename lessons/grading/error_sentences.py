@@ -154,8 +154,8 @@ def wrong_shape(words, names):
     if "layer_norm(): argument 'normalized_shape'" in words and "not Tensor" in words:
         return "F.layer_norm takes a shape, such as x.shape[-1:], before the gain and the bias."
     if "view size is not compatible" in words:
-        return ("After a transpose the numbers do not lie in the order that .view needs. "
-                ".reshape(...) copies them if necessary.")
+        return ("After a transpose, a slice or an expand the numbers do not lie as .view needs "
+                "them. .reshape(...) copies them if necessary.")
     if re.search(r"shape '.*' is invalid for input of size", words):
         return "The new shape has another number of entries than the tensor."
     if "stack expects each tensor to be equal size" in words:

@@ -176,13 +176,13 @@ NOTHING_LEFT = ("The square of yours is n, so all other entries would have to be
 LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misconceptions={
     NOTHING_LEFT:
         lambda n: math.sqrt(n),
-    "Is yours the sample variance, or a mean of squares without the mean subtracted? With "
+    "Do you use the sample variance, or a mean of squares without the mean subtracted? With "
     "LayerNorm's variance, the squares of the outputs add up to n.":
         lambda n: (n - 1) / math.sqrt(n),
     "Variance 1 does not mean that no entry is above 1: one entry can be far out if the others are "
     "close together.":
         lambda: 1,
-    "That is the square of the largest entry: is a root missing, or the division by one?":
+    "That is the square of the largest entry: is a root missing, or the division by it?":
         lambda n: n - 1,
     "When the variance is small, every x - mean is small, too. Try one entry apart from equal "
     "others.":
@@ -926,8 +926,8 @@ PROPERTIES = {
         "Compare the diagonal, entry by entry. Does s divide every term once, and is it the root "
         "that LayerNorm divides by?":
             lambda y, x, eps, right: x.var() < 1000 * eps or equals(y, right),
-        "Where the variance is far larger than eps, yours is right. Is eps under the root wherever "
-        "s is used (in y, too), and is no x treated as a special case?":
+        "Where the variance is far larger than eps, yours is right, or nearly so. Is eps under the "
+        "root wherever s is used (in y, too), and is no x treated as a special case?":
             lambda y, x, right: is_tiny(x) or equals(y, right),
         "Yours is wrong only where the entries are tiny: does it use steps or limits that are not "
         "small against them?":

@@ -848,7 +848,8 @@ PROPERTIES = {
         "Your x dx sums to 0 over a channel's tokens, as it should. Count the powers of psi: xhat "
         "is divided by it once, and dx once more. Does g stand in your mean, too?":
             lambda y, right, eps: eps > 1e-3 or near(y, right),
-        "With a tiny eps yours is right. Is eps under the root wherever you divide by psi?":
+        "With a tiny eps yours is right, or nearly so. Is eps under the root wherever you divide "
+        "by psi?":
             never},
     "2.7": {
         "With nu = 0, dx is that of a constant psi. Yours is not: look at the gain, at what you "
@@ -860,7 +861,8 @@ PROPERTIES = {
         "With nu = 0 your dx is right. What does nu multiply, with which sign, and is that "
         "independent of the gain?":
             lambda y, right, eps: eps > 1e-3 or near(y[0], right[0]),
-        "With a tiny eps yours is right. Is eps under the root wherever you divide by psi?":
+        "With a tiny eps yours is right, or nearly so. Is eps under the root wherever you divide "
+        "by psi?":
             never},
     "2.8": {
         "With nu = 0 only the part with g should be left, after one step. Yours is off there: is "
@@ -869,7 +871,8 @@ PROPERTIES = {
         "With nu = 0 yours is right. Look at the factor of the old nu: where does it start, and "
         "what is subtracted from it, with which weight?":
             lambda y, right, eps: eps > 1e-3 or near(y, right),
-        "With a tiny eps yours is right. Is eps added to psi2, under the root, in each xhat?":
+        "With a tiny eps yours is right, or nearly so. Is eps added to psi2, under the root, in "
+        "each xhat?":
             never},
     "2.9": {
         "At your G the factor of nu, 1 - (1 - decay) G, does not have the absolute value 1: nu "

@@ -85,15 +85,15 @@ TRAFFIC = Exercise(
         partial(rmsnorm_traffic, arrays_in_steps=4, arrays_in_pass=1),
     "Do you count only what is written? What is read is moved too.":
         partial(rmsnorm_traffic, arrays_in_steps=3, arrays_in_pass=1),
-    "In the single pass you are one array too many. Do you read x twice, although a row is still "
+    "In the single pass you count one array too many. Do you read x twice, although a row is still "
     "in the nearest cache when its mean is known? Or do you count the gain, which is small?":
         partial(rmsnorm_traffic, arrays_in_pass=3),
-    "In the four steps you are one array too many. Does a step read an array twice (x^2 needs x "
+    "In the four steps you count one array too many. Does a step read an array twice (x^2 needs x "
     "once), or does the mean write a whole array where it writes one number per row? Or do you "
     "count the gain, which is small?":
         partial(rmsnorm_traffic, arrays_in_steps=8),
-    "In the four steps you are one array short. Write down for each step what it reads and what it "
-    "writes.":
+    "In the four steps you count one array too few. Write down for each step what it reads and "
+    "what it writes.":
         partial(rmsnorm_traffic, arrays_in_steps=6),
     "Your intensity is rounded to a whole number. Divide with /, and do not round.":
         lambda right: (right[0], right[1], right[2] // 1),
@@ -576,11 +576,11 @@ def optimizer_share(params, tokens, peak, bandwidth, *, adamw_arrays=7, project_
 OPTIMIZER_PARTS = ("forward and backward", "AdamW", "project_", "the share")
 OPTIMIZER = Exercise(
     reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions={
-    "In AdamW you are one array short. Besides the weights and the two moments, what does it read, "
-    "and which of all these does it write again?":
+    "In AdamW you count one array too few. Besides the weights and the two moments, what does it "
+    "read, and which of all these does it write again?":
         partial(optimizer_share, adamw_arrays=6),
-    "In project_ you are one array short. How often does it read each weight, for the norm and to "
-    "divide it, and what does it write?":
+    "In project_ you count one array too few. How often does it read each weight, for the norm "
+    "and to divide it, and what does it write?":
         partial(optimizer_share, project_arrays=2),
     "Weights, gradients and moments are float32 here. Do you count four bytes for each number?":
         partial(optimizer_share, bytes_of_number=2),

@@ -464,6 +464,10 @@ def other_axis(found, expected, exercise):
 
 # ---- Properties of the right answer --------------------------------------------------------------
 
+# Words with which a property's sentence says that something in the answer is right
+PRAISE = "is right", "are right", "as it should", "as they should"
+
+
 def broken_property(found, expected, exercise):
     """Return the sentence of the exercise's first property that the answers do not have.
 
@@ -473,8 +477,10 @@ def broken_property(found, expected, exercise):
     wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
     all_known = True
     for place, (holds, sentence) in enumerate(exercise.properties):
-        # The last property may rely on all those before it.
+        # The last property may rely on all those before it, and so may a sentence that says what is
+        # right.
         is_last = place == len(exercise.properties) - 1
+        relies_on_others = is_last or any(words in sentence for words in PRAISE)
         for label, inputs in arguments(exercise).items():
             if isinstance(found[label], Exception):
                 all_known = False
@@ -487,7 +493,7 @@ def broken_property(found, expected, exercise):
             if [x.shape for x in parts] != [x.shape for x in right]:
                 all_known = False
             result = property_holds(holds, doubles(parts), doubles(right), inputs, exercise)
-            if result is False and (all_known or not is_last):
+            if result is False and (all_known or not relies_on_others):
                 is_later = label in wrong[1:]
                 return [f"{sentence} (See the input: {label}.)" if is_later else sentence]
             all_known = all_known and result is not None
@@ -917,8 +923,11 @@ def not_a_number(pairs):
     """Say what gives NaN, if some is NaN that should not be."""
     for label, parts in pairs.items():
         if any((a.isnan() & ~b.isnan()).any() for a, b in parts):
-            return [f"With {label}, some of yours is NaN. 0/0 and inf - inf give NaN, and so do a "
-                    "root or a logarithm of a negative number, and a softmax over nothing but -inf."]
+            if any(b.isnan().any() for parts in pairs.values() for _, b in parts):
+                return [f"With {label}, yours is NaN where there is an answer: when is there none?"]
+            return [f"With {label}, there is NaN in yours. 0/0 and inf - inf give NaN, and so do a "
+                    "root or a logarithm of a negative number, and a softmax over nothing but "
+                    "-inf."]
     return []
 
 

@@ -1313,6 +1313,11 @@ def fails_for_all_heads(q, gain, cos, sin, before_rope):
     )
 
 
+def nan_without_a_step(h, p, *others):
+    y = EXERCISES["5.11"].reference(h, p, *others)
+    return y + 0.1 * h * h if p["alpha_a"].any() and p["alpha_m"].any() else y * math.nan
+
+
 def nan_and_the_lowest_loss(rates, losses):
     rate, loss = EXERCISES["6.6"].reference(rates, losses)
     return rate, float(losses.min()) if math.isnan(rate) else loss
@@ -1566,6 +1571,12 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ),
         ("6.5", share_up_to_1, "right from 0 to 1", "Which shares add up"),
         ("6.6", lambda *given: (math.nan, math.nan), "", "All numbers in your answer are right"),
+        (
+            "6.6",
+            lambda rates, losses: [rates[0] * losses[0] * math.nan] * 2,
+            "when is there none?",
+            "0/0",
+        ),
         ("6.6", nan_and_the_lowest_loss, "return nan twice", "equally far apart"),
         ("6.6", with_loss_for_rate, "Where your loss is right", "equally far apart"),
         ("6.7", leads_of_best_seeds, "each over the runs of its own row", "the first seed only"),
@@ -1597,6 +1608,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ("5.8", halves_exchanged, "Or are the halves exchanged", "and nothing else"),
         ("5.9", lambda W: W.norm(dim=-1).clamp(max=1), "the shape of W", "longer than 1."),
         ("5.11", root_of_the_width_of_the_mlp, "is the root that of d", "lacks nu_uz"),
+        ("5.11", nan_without_a_step, "", "yours is right"),
         ("5.11", width_of_the_first_input, "take all sizes from h", "its own alpha"),
         ("3.4", one_norm1, "norm1: its gain acts", "more to find"),
         ("5.7", lambda: [True] * 8, "9 answers are expected", "the loop"),
