@@ -483,7 +483,7 @@ def curves(options, folders):
         last_apart = key.startswith("val") and last_tokens[0] != last_tokens[-1]
         points = [(record["tokens"], record[key]) for record in shown]
         draw_curve(axes, points, last_apart, marker="o", ms=3, label=folder)
-        any_apart |= last_apart
+        any_apart = any_apart or last_apart
 
         seeds = usual.get(Path(folder).name, {})
         if options.usual and not seeds:

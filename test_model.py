@@ -2234,6 +2234,23 @@ def test_memory_extrapolated_from_small_models_is_the_large_ones():
     assert kept <= fixed < kept + 2 * one_block
 
 
+def test_a_compiled_graph_keeps_what_products_and_later_kernels_read():
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(x, weight):
+        kept = x.exp() + 1                         # x.exp() exists in a kernel only
+        return (kept.sin() @ weight + kept,)
+
+    x, weight = torch.ones(64, 64), torch.ones(64, 64)
+    run = bench.make_fused_runner(make_fx(function)(x, weight), (x, weight))
+    with MemTracker() as tracker:
+        results = run([x, weight])
+    peak = tracker.get_tracker_snapshot("peak")[x.device]["Total"]
+    assert peak == 4 * x.nbytes                    # kept, its sine, the product and the result
+    assert [y.shape for y in results] == [x.shape]
+
+
 def test_memory_of_a_compiled_loss_is_bfloat16_logits_and_their_gradient():
     options = dict(arch="ngpt", dtype="bfloat16", compile="true", vocab_size=50304, block_size=256)
     config = resolve(TrainConfig(**TINY_RUN | options | dict(total_batch_size=1024)))
