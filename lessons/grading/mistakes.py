@@ -477,8 +477,8 @@ def broken_property(found, expected, exercise):
     wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
     all_known = True
     for place, (holds, sentence) in enumerate(exercise.properties):
-        # The last property may rely on all those before it, and so may a sentence that says what is
-        # right.
+        # The last property may rely on all those before it. A sentence that says what is right may
+        # do so, too. Neither is printed if some answer could not be checked.
         is_last = place == len(exercise.properties) - 1
         relies_on_others = is_last or any(words in sentence for words in PRAISE)
         for label, inputs in arguments(exercise).items():
@@ -920,10 +920,11 @@ def relative_gap(a, b):
 
 
 def not_a_number(pairs):
-    """Say what gives NaN, if some is NaN that should not be."""
+    """Say what gives NaN, if some value is NaN that should be a number."""
+    nan_is_an_answer = any(b.isnan().any() for parts in pairs.values() for _, b in parts)
     for label, parts in pairs.items():
         if any((a.isnan() & ~b.isnan()).any() for a, b in parts):
-            if any(b.isnan().any() for parts in pairs.values() for _, b in parts):
+            if nan_is_an_answer:
                 return [f"With {label}, yours is NaN where there is an answer: when is there none?"]
             return [f"With {label}, there is NaN in yours. 0/0 and inf - inf give NaN, and so do a "
                     "root or a logarithm of a negative number, and a softmax over nothing but "
