@@ -338,7 +338,8 @@ WRITERS_ABOUT = {
     "blocks.5.w_down.weight":
         "blocks.5.w_down is the last map of an MLP. What happens to its output in each block?",
     "blocks.11.w_down.bias":
-        "blocks.11.w_down.bias is part of w_down's output. What happens to that in each block?",
+        "blocks.11.w_down.bias is part of w_down's output. What happens to that in each block? "
+        "(If you take other biases for writers: do you read a block's number of two digits?)",
     "norm_f.weight":
         "norm_f comes after the last block. What reads its output?",
     "lm_head.weight":
@@ -853,6 +854,10 @@ def is_tiny(x):
     return x.abs().max() < 1e-4
 
 
+def without_diagonal(matrix):
+    return matrix - torch.diag(matrix.diagonal())
+
+
 def of_largest(x):
     """Divide large numbers by the largest of them, so that their rounding stays small."""
     return x / x.abs().max().clamp(min=1)
@@ -914,6 +919,9 @@ PROPERTIES = {
         "does it treat them as a block of 1.1 does?":
             never},
     "1.7": {
+        "At least once only your diagonal is wrong. Does every term act there, too?":
+            lambda y, x, right: is_tiny(x) or len(x) == 1 or equals(y, right)
+            or not equals(without_diagonal(y), without_diagonal(right)),
         "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not. Look at "
         "the term from the mean (its factor, sign and 1/s). Do the rows of the last term sum to 0?":
             lambda y, x: is_tiny(x) or near(of_largest(y).sum(-1), 0),
@@ -952,8 +960,8 @@ PROPERTIES = {
         "dx: its rows have the right direction but the wrong length: how often do you divide by s, "
         "and is s LayerNorm's root?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
-        "dx: is g multiplied by weight, and only once, before the two row means are taken? Is eps "
-        "under the root in s?":
+        "dx: is g multiplied by weight, and only once, before the two row means are taken? Is the "
+        "second a mean over n, not divided by the sum of y^2? Is eps under the root in s?":
             lambda y, right: near(y[0], right[0]),
         "dbias: the bias is added to each row, after the gain. What does each row contribute?":
             lambda y, g: near(y[2], g.sum(0)),
@@ -1000,8 +1008,9 @@ PROPERTIES = {
         "something else.":
             lambda y, r: len(r) < 2 or near((y[1] / y[0]) ** 2 - 1, r[0] ** 2, 0.01)},
     "1.12": {
-        "What wte, wpe, w_o and w_down write to h should have mean 0. Yours does not everywhere: "
-        "do you subtract a mean in all four, and along which axis is a vector that is written?":
+        "What wte, wpe, w_o and w_down write to h, with their biases, should have mean 0. Yours "
+        "does not everywhere: do you subtract a mean in all of them, and along which axis is a "
+        "vector that is written?":
             writes_mean_0,
         "wte, wpe, w_o and w_down should lose their means and nothing else. In yours something "
         "else changes, too.":

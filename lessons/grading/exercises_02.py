@@ -380,6 +380,8 @@ def derivative(norm, x):
 REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, misconceptions={
     "Transposed: the row is the output's position, the column the token's.":
         lambda right: right.T,
+    "All your entries on the diagonal are False. A token reaches its own output, too.":
+        lambda right: right & ~torch.eye(len(right), dtype=torch.bool),
     "You look at derivatives. A detached statistic has none, and is still made of all tokens: "
     "change a token and compare the outputs.":
         derivative,
@@ -803,7 +805,7 @@ PROPERTIES = {
         "Divide your output by the input: all tokens of a channel should leave the same number. In "
         "yours it differs from token to token.":
             one_number_a_channel,
-        "Divide your output by input and gain: each channel should leave one number, "
+        "Divide your output by x and by weight: each channel should leave one number, "
         "1/sqrt(psi2 + eps).":
             lambda y, right: near(y, right),
         "Nearly right. Is eps added to psi2 itself, under the root?":
@@ -849,14 +851,14 @@ PROPERTIES = {
         "is divided by it once, and dx once more. Does g stand in your mean, too?":
             lambda y, right, eps: eps > 1e-3 or near(y, right),
         "With a tiny eps yours is right, or nearly so. Is eps under the root wherever you divide "
-        "by psi?":
+        "by psi? Do you divide by the mean of xhat^2, which is not quite 1?":
             never},
     "2.7": {
         "With nu = 0, dx is that of a constant psi. Yours is not: look at the gain, at what you "
         "divide by, and how often. Or is something still subtracted there?":
             lambda y, right, nu: nu.any() or near(y[0], right[0]),
         "Lambda: do you multiply g (not dy, and before nu's term is subtracted) by xhat (x / psi), "
-        "and return the mean over each channel's tokens?":
+        "and return the mean over each channel's tokens, divided by nothing else?":
             lambda y, right, eps: y[1].dim() == 1 and (eps > 1e-3 or near(y[1], right[1])),
         "With nu = 0 your dx is right. What does nu multiply, with which sign, and is that "
         "independent of the gain?":

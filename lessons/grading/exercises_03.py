@@ -125,6 +125,11 @@ def norm_before_gelu(x, w_up, w_down, gamma, beta):
     return gelu(z) @ w_down.T
 
 
+def gain_and_shift_first(x, w_up, w_down, gamma, beta):
+    hidden = gelu(x @ w_up.T)
+    return standard(gamma * hidden + beta) @ w_down.T
+
+
 def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
@@ -157,6 +162,8 @@ FFN = Exercise(                                             # both forms of GELU
     "Your shift is multiplied by gamma, too. gamma multiplies the normalized values only, and beta "
     "is added after that.":
         lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, gamma, gamma * beta),
+    "Your gamma and beta act before the division by the standard deviation. They come after it.":
+        gain_and_shift_first,
     "You do not subtract the mean: that is RMSNorm. After GELU the mean is far from 0.":
         partial(ffn_branch, norm=rms),
     "Almost: the variance of a LayerNorm divides by f, not by f - 1.":
@@ -552,8 +559,8 @@ DEATH = Exercise(reference=death, inputs=rate_inputs, tolerance=1e-6,
     "Your learning rate is the step divided by the slope. It grows by the slope at each step, so "
     "multiply.":
         lambda test, step: (step / SLOPES[test], step / SLOPES[test] * SLOPES[OTHER[test]]),
-    "You count the steps from 1. The learning rate is 0 at step 0, so at step n it has grown n "
-    "times.":
+    "Your learning rate is that of the step before. Do you count the steps from 1 (it is 0 at step "
+    "0), or return the last one that the model survives? That of `step` itself is asked for.":
         partial(death, first=1),
     "Your second number is a learning rate. The task asks for a step of the other test.":
         lambda right: (right[0], right[0]),

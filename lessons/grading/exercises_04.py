@@ -41,6 +41,7 @@ def cosine_inputs(generator):
     yield "a row of zeros", torch.cat((a, zeros)), a
     yield "a row of zeros in b", a, torch.cat((a[:1], zeros))
     yield "rows shorter than 0.00000001", 5e-9 * directions(generator, 3, 5), a
+    yield "rows with one entry of 0", randn(generator, 3, 5) * (1 - torch.eye(5)[:3]), a
 
 
 def length_of_rows(x):
@@ -65,6 +66,10 @@ COSINE = Exercise(                                  # the tolerance lets 1e-12 b
         partial(cosines, length=lambda x: x.square().sum(-1, keepdim=True)),
     "That is the angle. The exercise asks for its cosine, before the arccos.":
         lambda right: right.clamp(-1, 1).acos(),
+    "You subtract each row's mean, which turns a cosine into a correlation.":
+        lambda a, b: cosines(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)),
+    "You return 0 where a row has one entry of 0. Only a row of zeros has no direction.":
+        lambda right, a, b: right * (a != 0).all(1)[:, None] * (b != 0).all(1),
 }, without=("cosine_similarity", "CosineSimilarity"))
 
 
@@ -1241,22 +1246,22 @@ PROPERTIES = {
             lambda y: near(y[2] ** 2, y[1])},
     "4.7": {
         "w_qkv reads h: each vector along the axis of h's channels should get length 1. "
-        "Yours do not.":
+        "Not all of yours do.":
             lambda y: near(y[0].norm(dim=1), 1),
         "w_o writes into h: each vector along the axis of h's channels should get length 1. "
-        "Yours do not.":
+        "Not all of yours do.":
             lambda y: near(y[1].norm(dim=0), 1),
         "w_up reads h: each vector along the axis of h's channels should get length 1. "
-        "Yours do not.":
+        "Not all of yours do.":
             lambda y: near(y[2].norm(dim=1), 1),
         "w_down writes into h: each vector along the axis of h's channels should get length 1. "
-        "Yours do not.":
+        "Not all of yours do.":
             lambda y: near(y[3].norm(dim=0), 1),
         "Your vectors have length 1, but some of them have another direction than the given ones. "
         "Is each matrix normalized only once, and along one axis?":
             never},
     "4.8": {
-        "The rows of your master do not have length 1, each by itself.":
+        "Not every row of your master has length 1, to many digits.":
             lambda y: near(y[0].norm(dim=-1), 1),
         "Without any step the master should stay as it is.":
             lambda y, w, gradients: len(gradients) or near(y[0], w),
@@ -1313,12 +1318,18 @@ PROPERTIES = {
         "scores with their factors, the mask, and the softmax's axis.":
             never},
     "4.12": {
-        "Even at the first token, which rope does not turn (cos is 1, sin 0), yours is off. Look "
-        "at the mean, the root, the gain, how often the norm acts, the order of rope's arguments "
-        "and, if you join the heads, at how you join them and cut them apart.":
-            lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
+        "With a gain for a head's channels yours is off even at the first token, which rope does "
+        "not turn (cos is 1, sin 0). Look at the mean, the root, the gain, how often the norm acts "
+        "and the order of rope's arguments.":
+            lambda y, right, q, gain: gain.dim() == 2 or is_small(q)
+            or near(y[:, :, 0], right[:, :, 0]),
         "For a small q yours is off. How large is eps, and do you add it inside the root?":
             lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),
+        "With a gain for all heads' channels yours is off even at the first token, which rope does "
+        "not turn. There one mean is taken over the channels of all heads of a token. Over which "
+        "axes is yours, and by how many do you divide? If you join the heads, how do you join them "
+        "and cut them apart, and is the gain cut in the same way?":
+            lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "The first token, which rope does not turn, is right. For the others: how do you call "
         "rope, and what comes first?":
             never},

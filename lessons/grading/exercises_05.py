@@ -467,7 +467,7 @@ def compared_before_division(printed, digit, counted, layers):
 
 EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
-    "Rounding changes a number by at most half a unit of its last digit, not by a whole one.":
+    "Rounding changes a number by at most half a unit of its last digit, up or down.":
         lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
     "You use the last digit of the first model for all of them. Each model has its own.":
         lambda printed, digit, counted, layers: extra_per_layer(printed, digit[0], counted, layers),
@@ -733,13 +733,13 @@ PROPERTIES = {
         "Where the weights differ: of which vectors do the squared lengths add up?":
             never},
     "5.8": {
-        "w_qkv: which norms follow q, k and v? Look at what 5.7 says about them.":
+        "w_qkv: you change rows of q, k or v. What does 5.7 say about a factor on each of these?":
             lambda y, w_qkv: near(y[0], w_qkv),
         "The first half of w_up's rows belongs to u. In yours these rows are changed: does a "
         "factor on u matter in 5.7? Or are the halves exchanged, or cut in another place?":
             lambda y, w_up: near(y[1].chunk(2)[0], w_up.chunk(2)[0]),
-        "Every row of z takes over everything that multiplies z in SiLU's argument, and nothing "
-        "else.":
+        "Every row of z takes over everything that multiplies z in SiLU's argument, each factor "
+        "once, and nothing else.":
             never},
     "5.9": {
         "The answer has the shape of W, with all of its rows.":

@@ -445,7 +445,7 @@ SHARE = Exercise(
     "one.":
         lambda worth, share: (worth, abs(share)),
     "You keep the share between 0 and 1. It is above 1 if the architecture is behind the strong "
-    "baseline.":
+    "baseline, and below 0 if the strong baseline is behind the weak one.":
         lambda worth, share: (worth, min(1.0, max(0.0, share))),
 })
 
@@ -703,8 +703,8 @@ LEADS = Exercise(
             right[0], leads(baseline, other, 0, of=lambda row: row[1:].nanmean())[1]),
     "nan stands for a run that was not made: average over the others.":
         partial(leads, of=torch.mean),
-    "You subtract seed by seed, so a seed that only one of the two ran with is left out. Average "
-    "each side over its own seeds, and subtract the means, in both numbers.":
+    "You leave out seeds that only one of the two sides ran with. Average each side over all of "
+    "its own seeds that ran, in both numbers, and subtract these means.":
         seed_by_seed,
     "You choose the setting by means, some over one seed and some over three. Choose by the first "
     "seed, which ran at every setting.":
@@ -1115,7 +1115,10 @@ PROPERTIES = {
             lambda y, target: target != 1.3 or y > 8.001e6,
         "A loss above those of all runs needs fewer tokens than all of them. Yours does not.":
             lambda y, target: target != 2.4 or y < 0.999e6,
-        "Which axes are logarithmic, and between which two runs is your line?":
+        "Between two runs yours is off. Are both axes logarithmic, and is your line between those "
+        "two runs?":
+            lambda y, target, right: target != 1.6 or near(y, right, 1e-6),
+        "Your axes are right, but not everywhere your line. Between which two runs is it?":
             never},
     "6.3": {
         "A ratio of tokens is positive. Yours is not.":
@@ -1140,8 +1143,8 @@ PROPERTIES = {
             lambda y, strong: strong != 1 or near(y[1], 1),
         "Where both baselines are equally good, the share is 0. Yours is not.":
             lambda y, weak, strong: weak != strong or near(y[1], 0),
-        "Between 0 and 1 your share is not the right one. The factors of successive steps "
-        "multiply. Which shares add up to 1, into however many steps you divide the way?":
+        "Some of your shares between 0 and 1 are wrong. The factors of successive steps multiply. "
+        "Which shares add up to 1, into however many steps you divide the way?":
             lambda y, weak, strong, right: not 1 < strong < weak or near(y[1], right[1], 1e-5),
         "Your share is right from 0 to 1, but not everywhere below 0 and above 1. Why should the "
         "formula be another one there?":
@@ -1188,7 +1191,7 @@ PROPERTIES = {
             lambda y: y[1] > 0,
         "Even without noise, your exponent is wrong.":
             lambda y, c: not without_noise(c) or near(y[1], 0.2, 1e-5),
-        "Even without noise, your A, the law's loss at C = 1, is wrong.":
+        "A is the law's loss at C = 1. Even without noise, yours is another number.":
             lambda y, c: not without_noise(c) or near(y[0], 20.0, 1e-5),
         "Your exponent is right, and so is A without noise. With noise, does your line go through "
         "one of the runs? The line of least squares need not.":
@@ -1220,7 +1223,8 @@ PROPERTIES = {
             lambda y, a, b: near((y[2] + y[3]) / 2, b - a, 1e-6),
         "Your interval is not 1.96 standard errors wide to each side.":
             lambda y, right: near(y[3] - y[2], right[3] - right[2], 1e-6),
-        "Your last number is wrong. Does the whole interval lie from -margin to margin?":
+        "Your last number is wrong. Does the whole interval from your low to your high lie between "
+        "-margin and margin?":
             never},
     "6.11": {
         "Return one factor for each draw. Yours has another number of them.":

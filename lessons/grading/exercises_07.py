@@ -599,6 +599,10 @@ def third_of_all(y):
     return near(y[3], 100 * y[2] / (y[0] + y[1] + y[2]), 1e-6)
 
 
+def same_ends(y, right):
+    return near(y[1], right[1], 1e-5) and near(y[2], right[2], 1e-5)
+
+
 PROPERTIES = {
     "7.1": {
         "The matrices: count how many d x d squares a layer has, add the head, and take two FLOPs "
@@ -657,8 +661,8 @@ PROPERTIES = {
         "The scalings: which two of the three models differ by them alone, and is yours the whole "
         "difference?":
             lambda y, right: near(y[0], right[0]),
-        "Even with one layer the time of a norm is off. Which two models differ by norms alone, "
-        "and by how many per layer?":
+        "Even with one layer the time of a norm is off. Which two models differ by norms alone, by "
+        "how many per layer, and do you count one outside of the layers?":
             lambda y, right, n_layer: n_layer > 1 or near(y[1], right[1]),
         "With one layer yours is right. How many extra norms are there in L layers? (Or do you "
         "round?)":
@@ -693,6 +697,9 @@ PROPERTIES = {
         "The median lies between the 10% and the 90% quantile. Yours does not, or you return the "
         "three in another order.":
             lambda y: y[1] <= y[0] <= y[2],
+        "There your 10% and 90% are right, but your first number is not the median of the same "
+        "ratios. Is it a mean, or a ratio of two medians or means?":
+            lambda y, right: near(y[0], right[0], 1e-5) or not same_ends(y, right),
         "Compute one ratio per round, b over a, and then three quantiles of these ratios, "
         "interpolated where one falls between two of them. Do the outer two leave out equally much "
         "at each end, and 20% together?":

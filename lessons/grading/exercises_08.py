@@ -377,7 +377,7 @@ MIXERS = [
      "You accept a norm that divides by the mean square of the whole batch."),
     ("the same, detached as in PowerNorm", by_batch_detached,
      "You accept statistics of the whole batch where they are detached, as in PowerNorm. Gradients "
-     "do not see those, and a mean square does not see a change of sign."),
+     "do not see those, and a mean square sees neither a change of sign nor another order."),
     ("the mean square of each sequence", by_sequence,
      "You accept a norm over all tokens of a sequence, later ones included."),
     ("a tenth of the next token's LayerNorm", ahead_through_layer_norm,
@@ -909,7 +909,8 @@ PROPERTIES = {
             lambda y, right: near(y[0], right[0]),
         "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
-        "With two seeds the error is half the distance between the two differences. Yours is not.":
+        "With two seeds the error is half the distance between the two differences. Yours is not. "
+        "Do you compute it from the differences themselves?":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
         "Yours is right with two seeds. For n differences, what is divided by n - 1, and what by "
         "the root of n?":

@@ -783,7 +783,7 @@ def is_multiple(a, factor, b):
     """Return True if a is factor * b up to rounding, relative to a's largest entry."""
     if not a.isfinite().all():
         return False
-    least = 1e-9 * a.abs().max().item() if a.numel() else 0.0
+    least = 1e-6 * a.abs().max().item() if a.numel() else 0.0
     return torch.allclose(a, factor * b, rtol=1e-4, atol=least)
 
 
@@ -843,8 +843,8 @@ def named_factor(pairs, function, exercise):
     factors, used_inputs = [], []
     inputs = arguments(exercise)
     for label, (a, b) in pairs.items():
-        if not a.any() and not b.any():
-            # Any factor makes 0 of 0.
+        if a.abs().max() < 1e-6 and b.abs().max() < 1e-6:
+            # Any factor makes 0 of 0. (One of the zeros may have been rounded.)
             continue
         factor = (a * b).sum() / (b * b).sum()
         if not is_multiple(a, factor, b) or not b.any():

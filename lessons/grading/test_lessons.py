@@ -1126,6 +1126,32 @@ def project_reads_twice_and_never_writes(params, tokens, peak, bandwidth):
     return compute, adamw, project, 100 * project / (compute + adamw + project)
 
 
+def trimmed_mean_first(a, b):
+    ratio = b / a
+    low = ratio.quantile(0.1)
+    high = ratio.quantile(0.9)
+    return ratio[(ratio >= low) & (ratio <= high)].mean(), low, high
+
+
+def scaled_twice(q, k, v, p, y, g):
+    dq, dk, dv = EXERCISES["7.11"].reference(q, k, v, p, y, g)
+    scale = q.shape[-1] ** -0.5
+    return scale * dq, scale * dk, dv
+
+
+def ones_on_the_diagonal(x, eps):
+    jacobian = EXERCISES["1.7"].reference(x, eps)
+    s = (x.var(correction=0) + eps).sqrt()
+    return jacobian - torch.diag(jacobian.diagonal()) + torch.eye(len(x), dtype=x.dtype) / s
+
+
+def summed_over_heads(q, gain, cos, sin, before_rope):
+    """The heads' mean squares are added, not averaged, if one norm is taken over all heads."""
+    if gain.dim() == 2:
+        gain = gain / math.sqrt(q.shape[1])
+    return EXERCISES["4.12"].reference(q, gain, cos, sin, before_rope)
+
+
 def mean_of_dp_without_weights(q, k, v, p, y, g):
     dp = g @ v.mT
     ds = p * (dp - dp.mean(-1, keepdim=True))
@@ -1485,6 +1511,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
             "HeadScale",
         ),
         ("1.7", jacobian_by_differences, "a quotient of differences", "sums to 0"),
+        ("1.7", ones_on_the_diagonal, "only your diagonal is wrong", "sums to 0"),
         (
             "4.1",
             lambda a, b: EXERCISES["4.1"].reference(a, b).abs(),
@@ -1492,6 +1519,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
             "ten times as long",
         ),
         ("4.11", blind_to_itself, "hides each token from itself", "Even with one token"),
+        ("4.12", summed_over_heads, "over the channels of all heads", "a head's channels yours is"),
         ("7.6", scalings_of_a_layer, "1/n_layer times", "which two of the three models"),
         (
             "8.5",
@@ -1560,7 +1588,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         (
             "6.5",
             lambda weak, strong: (weak / strong, 2 * math.log(weak / strong) / math.log(strong)),
-            "Between 0 and 1 your share is not",
+            "Some of your shares between 0 and 1 are wrong",
             "right from 0 to 1",
         ),
         (
@@ -1668,7 +1696,9 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ("7.7", removed_three_norms, "The time that was saved should come out", "four norms"),
         ("7.8", largest_power_below, "not a whole number", "can still be divided by 2"),
         ("7.10", f_u_and_c_forgotten, "c belongs in w_down", "You moved f_u"),
+        ("7.9", trimmed_mean_first, "your 10% and 90% are right", "the outer two"),
         ("7.11", mean_of_dp_without_weights, "the first query sees one key", "never uses y"),
+        ("7.11", scaled_twice, "1/sqrt(q.shape[-1]) times", "Check dS first"),
         ("7.12", project_reads_twice_and_never_writes, "what does it write?", "reads each weight"),
         (
             "5.2",
