@@ -915,8 +915,8 @@ PROPERTIES = {
         "One block is wrong already, though mean^2 + variance is right. Does the loop run once, "
         "and are mean and variance before the norm those of 1.1?":
             lambda y, blocks, right: blocks != 1 or near(y[0], right[0]) and near(y[1], right[1]),
-        "Write down mean and variance after the first norm. Is the second block given these, and "
-        "does it treat them as a block of 1.1 does?":
+        "Take two blocks by hand, from mean 2 and variance 3. Does your first block do to these "
+        "what one of 1.1 does, and normalize only then? Is the second given the result?":
             never},
     "1.7": {
         "At least once only your diagonal is wrong. Does every term act there, too?":

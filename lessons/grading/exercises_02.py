@@ -385,8 +385,9 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "You look at derivatives. A detached statistic has none, and is still made of all tokens: "
     "change a token and compare the outputs.":
         derivative,
-    "Your change leaves the mean of the squares as it is: a changed sign does that, and so do "
-    "tokens exchanged between the sequences. Change the numbers in another way.":
+    "In yours no token reaches another one through the batch's mean square. Do you compare with "
+    "norm(x), and does your change alter that mean? (A changed sign does not, and neither do tokens "
+    "exchanged between the sequences.)":
         partial(reach, change=turned_round),
     "RMSNorm does not notice your change: it makes a token longer or shorter without turning it, "
     "or sets it to 0 (then RMSNorm gives NaN, which is not larger than anything). Change it in "
@@ -884,7 +885,8 @@ PROPERTIES = {
             lambda y: y > 0.001},
     "2.10": {
         "The mean square of each group of a token should come out as 1 (but for eps). Yours does "
-        "not: do you divide each group by the root of its own mean square?":
+        "not: do you divide each group by the root of its own mean square, and is each channel "
+        "still in its place?":
             groups_of_size_one,
         "The scaled x: with a tiny eps each group has the mean square 1, as it should. Is eps "
         "under the root, added to the mean square, and are the channels in their old order?":

@@ -134,6 +134,10 @@ def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
+def centred_over_rms(a):
+    return (a - a.mean(-1, keepdim=True)) / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
 def over_everything(a):
     variance = a.var(correction=0)
     return (a - a.mean()) / (variance + 1e-5).sqrt()
@@ -164,6 +168,9 @@ FFN = Exercise(                                             # both forms of GELU
         lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, gamma, gamma * beta),
     "Your gamma and beta act before the division by the standard deviation. They come after it.":
         gain_and_shift_first,
+    "You subtract the mean, but divide by the root of a mean of squares from which it is not "
+    "subtracted. The variance is the mean of (a - mean)^2.":
+        partial(ffn_branch, norm=centred_over_rms),
     "You do not subtract the mean: that is RMSNorm. After GELU the mean is far from 0.":
         partial(ffn_branch, norm=rms),
     "Almost: the variance of a LayerNorm divides by f, not by f - 1.":
@@ -391,6 +398,7 @@ def stream_inputs(generator):
     yield "three layers", *case(3)
     yield "one layer", *case(1)
     yield "six layers", *case(6)
+    yield "two layers", *case(2)
     h = randn(generator, 2, 2, 3)
     yield "lambda 1: Pre-LN's sum", h, randn(generator, 4, 2, 2, 3), torch.ones(4, 3)
     h = randn(generator, 2, 3, 2)
@@ -958,6 +966,9 @@ PROPERTIES = {
             lambda y, right, lambdas: len(lambdas) > 1 or near(y, right),
         "With one layer yours is right. In the second layer, which stream do you read, which "
         "lambda multiplies it, and which branch do you add?":
+            lambda y, right, lambdas: len(lambdas) != 2 or near(y, right),
+        "With two layers yours is right. By which lambdas is the first branch multiplied in your "
+        "result of three? Every later layer scales the whole stream.":
             never},
     "3.7": {
         "Your number of steps, each longer by the fraction slowdown, does not take the same time "

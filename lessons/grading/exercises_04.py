@@ -41,7 +41,8 @@ def cosine_inputs(generator):
     yield "a row of zeros", torch.cat((a, zeros)), a
     yield "a row of zeros in b", a, torch.cat((a[:1], zeros))
     yield "rows shorter than 0.00000001", 5e-9 * directions(generator, 3, 5), a
-    yield "rows with one entry of 0", randn(generator, 3, 5) * (1 - torch.eye(5)[:3]), a
+    unusual = torch.tensor([[0.0, 1, 2, 3, -4.5], [1, -1, 2, 1, -3], [-1, -2, 0, -3, -4]])
+    yield "rows with an entry of 0 or a sum of 0", unusual, torch.cat((a, unusual))
 
 
 def length_of_rows(x):
@@ -70,6 +71,8 @@ COSINE = Exercise(                                  # the tolerance lets 1e-12 b
         lambda a, b: cosines(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)),
     "You return 0 where a row has one entry of 0. Only a row of zeros has no direction.":
         lambda right, a, b: right * (a != 0).all(1)[:, None] * (b != 0).all(1),
+    "You return 0 where the entries of a row add up to 0. Only a row of zeros has no direction.":
+        lambda right, a, b: right * (a.sum(1) != 0)[:, None] * (b.sum(1) != 0),
 }, without=("cosine_similarity", "CosineSimilarity"))
 
 
@@ -1288,7 +1291,8 @@ PROPERTIES = {
             lambda y, right, n_head: n_head > 1 or same_numbers(y, right)
             or not near(y[0], right[0]),
         "Even with one head yours is off. There W_q, W_k and W_v are one head each: do you take "
-        "all of its rows, and no others? Is its number that of torch.linalg.cond?":
+        "all of its rows, no others, and as they are given? Is its number what torch.linalg.cond "
+        "gives for them?":
             lambda y, right, n_head: n_head > 1 or same_numbers(y, right),
         "With one head yours is right. Look at how the heads are cut, at what you compute for each "
         "(it has d_k singular values), and at what you take over the heads.":
@@ -1327,7 +1331,7 @@ PROPERTIES = {
             lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "With a gain for all heads' channels yours is off even at the first token, which rope does "
         "not turn. There one mean is taken over the channels of all heads of a token. Over which "
-        "axes is yours, and by how many do you divide? If you join the heads, how do you join them "
+        "axes is yours, by how many do you divide, and when do you take the root? If you join the heads, how do you join them "
         "and cut them apart, and is the gain cut in the same way?":
             lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "The first token, which rope does not turn, is right. For the others: how do you call "

@@ -642,9 +642,10 @@ def short_rows_stay(y, W):
 
 
 def root_of_equal(y, A):
-    last = A[..., -1, :]
-    is_equal = near(last.std(correction=0), 0)
-    return not is_equal or near(y[..., -1], A.shape[-1] ** -0.5)
+    """Return True if y is right in the rows of A whose weights are 0 or all the same."""
+    count = (A > 0).sum(-1)
+    is_equal = (A.amax(-1) * count - 1).abs() < 1e-5
+    return near(y[is_equal], count[is_equal] ** -0.5)
 
 
 PROPERTIES = {
@@ -682,7 +683,8 @@ PROPERTIES = {
             lambda y, alpha, right: y.shape == alpha.shape and (
                 near(right, right[0]) or not near(y, y[0])),
         "With no step, or one that goes the whole way, h is already a unit vector, so nu is 1. "
-        "Yours is not: is each sign right, and are there parentheses where you need them?":
+        "Yours is not at both ends. Does the squared length have all its terms, with their signs and "
+        "parentheses, not only to first order, and has each channel only its own alpha in it?":
             lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":

@@ -190,6 +190,7 @@ def rows_inputs(generator):
     ]
     yield "two budgets against four", log_rows(generator, unlike)
     yield "longer runs of architecture 1", log_rows(generator, [*one, (1, 2000, 2000, 100)])
+    yield "a longer run of the baseline", log_rows(generator, [*one, (0, 1000, 1000, 50)])
     yield "lowest losses before the end", log_rows(generator, one, early=True)
     yield "a slower architecture 1", log_rows(generator, one, gain=0.97)
 
@@ -1124,8 +1125,8 @@ PROPERTIES = {
         "A ratio of tokens is positive. Yours is not.":
             lambda y: y > 0,
         "Take the ends of each architecture's complete runs. Average over seeds for each budget, "
-        "and sort the budgets. Then take the baseline's longest budget and its loss, and call "
-        "tokens_for once.":
+        "and sort the budgets. Then take the baseline's longest budget, even if the other has none "
+        "as long, and its loss, and call tokens_for once.":
             never},
     "6.4": {
         "Where a step takes equally long, the factor in time is that in tokens. Yours is not.":

@@ -185,7 +185,7 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
     "gradient for the input and one for the weight. The forward pass adds 2.":
         partial(mfu, flops_each=4),
     "You count 3 FLOPs per parameter. The backward pass makes two products for each one of the "
-    "forward pass, and each product multiplies and adds.":
+    "forward pass, each product multiplies and adds, and both passes are added up.":
         partial(mfu, flops_each=3),
     "You count 8 FLOPs per parameter. Is your backward pass more than twice the forward pass? Or "
     "do you count two forward passes, as some runs do to save memory? MFU counts each pass once.":
@@ -658,8 +658,8 @@ PROPERTIES = {
         "numbers divided by, and does that change if `after` is faster?":
             never},
     "7.6": {
-        "The scalings: which two of the three models differ by them alone, and is yours the whole "
-        "difference?":
+        "The scalings: which two of the three models differ by them alone, and is yours exactly "
+        "that difference?":
             lambda y, right: near(y[0], right[0]),
         "Even with one layer the time of a norm is off. Which two models differ by norms alone, by "
         "how many per layer, and do you count one outside of the layers?":
@@ -668,8 +668,8 @@ PROPERTIES = {
         "round?)":
             never},
     "7.7": {
-        "A norm: multiply yours by the number of norms that were removed in all layers. The time "
-        "that was saved should come out, and it does not.":
+        "A norm: multiply yours by the number of norms that were removed, those of q and k in each "
+        "layer. The time that was saved should come out, and it does not.":
             lambda y, right: near(y[0], right[0]),
         "GPT's step: yours plus the overhead on it should be nGPT's step. It is not.":
             lambda y, right: near(y[1], right[1]),

@@ -340,11 +340,14 @@ def ahead(x):
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
-def leak_in(sequence, channel, size=0.1, tokens=slice(None)):
-    """Return a function in which tokens of one sequence see one channel of the next token."""
+def leak_in(sequence, channel, size=0.1, tokens=slice(None), by=1):
+    """Return a function in which tokens of a sequence see a channel of the token `by` ahead."""
     def mix(x):
+        seen = x
+        for _ in range(by):
+            seen = ahead(seen)
         y = x.clone()
-        y[sequence, tokens, channel] += size * ahead(x)[sequence, tokens, channel]
+        y[sequence, tokens, channel] += size * seen[sequence, tokens, channel]
         return y
     return mix
 
@@ -386,9 +389,10 @@ MIXERS = [
     ("a leak, in the last sequence only", leak_in(-1, 0, tokens=0),
      "You accept a leak of the second token's first channel into the first token that happens in "
      "the last sequence only."),
-    ("a leak of the last channel, in the first sequence only", leak_in(0, -1),
-     "You accept a leak of the next token's last channel that happens in the first sequence "
-     "only."),
+    ("a leak of the last channel, two tokens ahead, in the first sequence only",
+     leak_in(0, -1, by=2),
+     "You accept a leak of a token's last channel to the token two places earlier that happens in "
+     "the first sequence only. Do you look at all earlier places?"),
     ("a faint leak, in the first sequence only", leak_in(0, 0, size=0.001),
      "You accept a faint leak, a thousandth of one channel of the next token, that happens in the "
      "first sequence only."),
@@ -746,6 +750,7 @@ def seed_inputs(generator):
     some = 2 + 0.05 * randn(generator, 3)
     yield "three seeds, no difference but noise", some, 2 + 0.05 * randn(generator, 3)
     yield "one seed", torch.tensor([2.2]), torch.tensor([2.4])
+    yield "two seeds, equal differences", torch.tensor([2.0, 2.5]), torch.tensor([2.25, 2.75])
 
 
 def spread(x, less=1):
@@ -781,6 +786,18 @@ def over_root_of_n_minus_1(differences):
     return spread(differences) / (len(differences) - 1) ** 0.5
 
 
+def unknown_without_scatter(differences):
+    error = error_of_mean(differences)
+    return math.inf if error == 0 else error
+
+
+def from_0(differences):
+    if len(differences) == 1:
+        return math.inf
+    squares = differences.square().sum() / (len(differences) - 1)
+    return (squares / len(differences)) ** 0.5
+
+
 def spreads_subtracted(mine, other, mean, error):
     if len(mine) > 1:
         error = (spread(mine) - spread(other)).abs() / len(mine) ** 0.5
@@ -806,6 +823,11 @@ COMPARE = Exercise(reference=compare, inputs=seed_inputs, parts=("mean", "error"
     "You subtract two standard deviations. The standard deviation of the differences is another "
     "number.":
         spreads_subtracted,
+    "You return infinity wherever the differences are equal. If there are several, their error is "
+    "0; it is unknown only with one seed.":
+        partial(compare, error=unknown_without_scatter),
+    "You take the differences' distance from 0. Their scatter is the distance from their own mean.":
+        partial(compare, error=from_0),
     "Your error has n - 1 in it twice. It is in the standard deviation already, and the error of a "
     "mean is that over sqrt(n).":
         partial(compare, error=over_root_of_n_minus_1),
@@ -869,8 +891,8 @@ PROPERTIES = {
         "One number is asked for, the mean over all tokens.":
             lambda y: y.numel() == 1,
         "Yours is off even for a single token, where there is one factor and nothing to average. "
-        "Which number does LayerNorm multiply x - mean by? Look at the variance over the "
-        "channels, at eps and at the root.":
+        "Which number does LayerNorm multiply x - mean by? Which variance, eps and root are in it, "
+        "and is anything else in yours?":
             lambda y, right, x: x[..., 0].numel() > 1 or near(y, right, 1e-4),
         "Yours is right for a single large token. Over which axes do you take a token's mean and "
         "its variance, is epsilon 1e-5, and what is averaged last, over which tokens?":
@@ -910,7 +932,7 @@ PROPERTIES = {
         "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half the distance between the two differences. Yours is not. "
-        "Do you compute it from the differences themselves?":
+        "It comes from the standard deviation of the differences about their own mean.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
         "Yours is right with two seeds. For n differences, what is divided by n - 1, and what by "
         "the root of n?":

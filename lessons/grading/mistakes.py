@@ -229,9 +229,9 @@ def value_sentences(function, found, expected, pairs, exercise, broken):
     # An argument that is never used is cause enough. A lack of a property would follow from it.
     if unused := unused_arguments(function, exercise):
         return unused + over_all
-    rest = over_all or approximated(pairs) or broken
+    rest = over_all or approximated(pairs) or broken or not_a_number(pairs)
     rest = rest or relations(pairs, count, exercise, over_one_input)
-    return rest or not_a_number(pairs) or nearly_right(pairs)
+    return rest or nearly_right(pairs)
 
 
 def relations(pairs, count, exercise, describe):

@@ -1017,6 +1017,28 @@ def of_last_tokens_and_first_outputs(f, x):
     return not leaks and not (f(other) - f(x))[0].abs().max() > 1e-6
 
 
+def of_the_next_position_only(f, x):
+    before = f(x)
+    for b in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            other = x.clone()
+            other[b, t] += torch.randn(x.shape[-1])
+            moved = (f(other) - before).abs().amax(-1) > 1e-6
+            others = torch.cat((moved[:b], moved[b + 1 :]))
+            if others.any() or t > 0 and moved[b, t - 1]:
+                return False
+    return True
+
+
+def of_common_budgets(rows):
+    """The runs of the baseline for which architecture 1 has no complete run are left out."""
+    complete = rows[rows[:, 1] == rows[:, 2]]
+    common = set(complete[complete[:, 0] == 0, 1].tolist())
+    common &= set(complete[complete[:, 0] == 1, 1].tolist())
+    kept = [row for row in rows if row[0] == 1 or row[1].item() in common]
+    return EXERCISES["6.3"].reference(torch.stack(kept))
+
+
 def of_longer_tokens(f, x):
     before = f(x)
     for b in range(x.shape[0]):
@@ -1061,8 +1083,10 @@ def of_longer_tokens(f, x):
         ("4.2", lambda d: (2 / math.pi / d) ** 0.5),
         ("4.3", slerp_or_a),
         ("6.3", of_nearly_complete_runs),
+        ("6.3", of_common_budgets),
         ("6.7", of_the_mean_at_any_rate),
         ("8.7", of_first_sequence),
+        ("8.7", of_the_next_position_only),
         *(
             ("8.8", one_split(sizes))
             for sizes in ([1] * 6, [6], [2, 3, 1], [3, 1, 2], [1, 2, 3], [2, 4], [4, 1, 1])
@@ -1143,6 +1167,32 @@ def ones_on_the_diagonal(x, eps):
     jacobian = EXERCISES["1.7"].reference(x, eps)
     s = (x.var(correction=0) + eps).sqrt()
     return jacobian - torch.diag(jacobian.diagonal()) + torch.eye(len(x), dtype=x.dtype) / s
+
+
+def without_eps_in_the_derivative(x, eps):
+    """The derivative of s is taken for s without eps, which gives 0/0 if all entries are equal."""
+    n = len(x)
+    centred = x - x.mean()
+    s = (centred.square().mean() + eps).sqrt()
+    ds = centred / (n * centred.square().mean().sqrt())
+    return (torch.eye(n, dtype=x.dtype) - 1 / n) / s - torch.outer(centred, ds) / s**2
+
+
+def of_an_impulse(norm, x):
+    """All tokens but one are 0, and the outputs that are not 0 count."""
+    columns = []
+    for t in range(x.shape[1]):
+        impulse = torch.zeros_like(x)
+        impulse[:, t] = x[:, t]
+        columns.append(norm(impulse).abs().amax((0, 2)) > 1e-6)
+    return torch.stack(columns, dim=1)
+
+
+def next_lambda_only(h0, branches, lambdas):
+    result = h0 * lambdas.prod(0) + branches[-1]
+    for branch, following in zip(branches, lambdas[1:]):
+        result = result + branch * following
+    return result
 
 
 def summed_over_heads(q, gain, cos, sin, before_rope):
@@ -1512,6 +1562,9 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ),
         ("1.7", jacobian_by_differences, "a quotient of differences", "sums to 0"),
         ("1.7", ones_on_the_diagonal, "only your diagonal is wrong", "sums to 0"),
+        ("1.7", without_eps_in_the_derivative, "there is NaN in yours", "0.5 times"),
+        ("2.5", of_an_impulse, "Do you compare with norm(x)", "Your change leaves"),
+        ("3.6", next_lambda_only, "With two layers yours is right", "In the second layer"),
         (
             "4.1",
             lambda a, b: EXERCISES["4.1"].reference(a, b).abs(),
