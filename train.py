@@ -335,35 +335,24 @@ class Process:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
-    def sum(self, tensor):
-        """Return the sum of a tensor over all ranks."""
+    def gather(self, value):
+        """Return a list of the values that the ranks give, in the order of the ranks."""
+        values = [value]
         if self.world_size > 1:
-            # all_reduce overwrites its tensor, so give it a copy.
-            tensor = tensor.to(self.device, copy=True)
-            dist.all_reduce(tensor)
-        return tensor
-
-    def largest(self, number):
-        """Return the largest of the numbers that the ranks give."""
-        if self.world_size == 1:
-            return number
-        tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor.item()
+            values = [None] * self.world_size
+            dist.all_gather_object(values, value)
+        return values
 
     def barrier(self):
         """Wait until all ranks are here."""
-        # The largest number is known only when every rank has given its own.
-        self.largest(0)
+        # The values are known only when every rank has given its own.
+        self.gather(None)
 
     def check_agreement(self, description):
         """Raise DataError if the ranks describe their files differently."""
-        if self.world_size > 1:
-            answers = [None] * self.world_size
-            dist.all_gather_object(answers, description)
-            check(len(set(answers)) == 1, "the processes see different files: "
-                  f"{' and '.join(sorted(set(answers)))}; several machines need a shared folder "
-                  "for --out_dir and --data")
+        answers = sorted(set(self.gather(description)))
+        check(len(answers) == 1, f"the processes see different files: {' and '.join(answers)}; "
+              "several machines need a shared folder for --out_dir and --data")
 
 
 def set_up_process(config):
@@ -689,7 +678,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     model.train()
 
     sums = [n_batches, n_tokens, n_bytes, total_nats, total_squares]
-    sums = process.sum(torch.tensor(sums, dtype=torch.float64))
+    sums = np.sum(process.gather(sums), axis=0)
     n_batches, n_tokens, n_bytes, total_nats, total_squares = sums.tolist()
     mean = total_nats / n_tokens
     error = None
@@ -1093,7 +1082,7 @@ def read_measurements(measured, step, process):
 
     Raises Diverged if the loss or the gradient norm is not finite.
     """
-    loss = process.sum(measured["loss"]).item()
+    loss = sum(process.gather(measured["loss"].item()))
     # The norm is that of gradients that are summed already, so it is the same on all ranks.
     grad_norm = measured["grad_norm"].item()
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
@@ -1382,7 +1371,7 @@ def run(config, watch, say):
             # largest is 0 if none has.
             stop_signal = 0
             if asking:
-                stop_signal = process.largest(signals[0] if signals else 0)
+                stop_signal = max(process.gather(signals[0] if signals else 0))
             if stop_signal:
                 saving = True
                 # If the loss has not been read above, read it now, so that Diverged is raised
