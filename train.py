@@ -637,59 +637,52 @@ def distribute(model, process):
 # ---- Evaluation ----------------------------------------------------------------------------------
 
 @torch.no_grad()
-def evaluate(model, dataset, config, process, eval_tokens=None):
+def evaluate(model, dataset, config, process, eval_tokens):
     """Return val_loss (nats per token), val_bpb (bits per byte), val_error and val_tokens.
 
-    The windows are spread evenly over the whole validation set, and are the same for every arch and
-    number of ranks. val_error is the standard error of val_loss, estimated from the differences
-    between micro-batches. It is None if there is only one micro-batch.
+    About eval_tokens tokens are used. Their windows are spread evenly over the whole validation
+    set, and are the same for every arch and number of ranks. val_error is the standard error of
+    val_loss, estimated from the differences between micro-batches. It is None if there is only one
+    micro-batch.
     """
     tokens = dataset.val
-    n_windows = (eval_tokens or config.eval_tokens) // config.block_size
-    n_windows = min(max(1, n_windows), tokens.windows)
+    n_windows = min(max(1, eval_tokens // config.block_size), tokens.windows)
     chosen = [i * tokens.windows // n_windows for i in range(n_windows)]
 
-    on_gpu = process.device.type == "cuda"
     # In eval mode a compiled model has to be compiled once more. On a CPU validation is too short
     # for that to pay, so there the stance "force_eager" ignores the compiled code.
-    stance = "default" if on_gpu else "force_eager"
-    n_batches = n_tokens = n_bytes = 0
-    total_nats = total_squares = 0.0
+    stance = "default" if process.device.type == "cuda" else "force_eager"
 
     model.eval()
     size = config.batch_size
+    rows = []  # a row for each of this rank's micro-batches: its tokens, their bytes, its loss
     for start in range(process.rank * size, n_windows, process.world_size * size):
         x, y = tokens.batch(chosen[start:start + size], "cpu")
         batch_tokens = y.numel()
-        n_bytes += int(dataset.token_bytes[y.numpy()].sum())
-        if on_gpu and len(x) < size:
-            # Fill up the last micro-batch, since another shape would have to be compiled. Targets
-            # of -1 do not count.
-            missing = (0, 0, 0, size - len(x))  # no columns, and rows at the end
-            x = torch.nn.functional.pad(x, missing)
-            y = torch.nn.functional.pad(y, missing, value=-1)
+        batch_bytes = dataset.token_bytes[y.numpy()].sum()
+        # Fill up the last micro-batch, since another shape would have to be compiled. Targets of -1
+        # do not count.
+        missing = (0, 0, 0, size - len(x))  # no columns, and rows at the end
+        x = torch.nn.functional.pad(x, missing)
+        y = torch.nn.functional.pad(y, missing, value=-1)
         with process.autocast(), torch.compiler.set_stance(stance):
             _, loss = model(x.to(process.device), y.to(process.device), loss_only=True)
-        loss = loss.item()
-        n_batches += 1
-        n_tokens += batch_tokens
-        total_nats += loss * batch_tokens
-        total_squares += loss ** 2 * batch_tokens
+        rows.append((batch_tokens, batch_bytes, loss.item()))
     model.train()
 
-    sums = [n_batches, n_tokens, n_bytes, total_nats, total_squares]
-    sums = np.sum(process.gather(sums), axis=0)
-    n_batches, n_tokens, n_bytes, total_nats, total_squares = sums.tolist()
-    mean = total_nats / n_tokens
+    rows = sum(process.gather(rows), [])  # the lists of all ranks, joined
+    n_tokens, n_bytes, losses = np.array(rows).T  # (number of micro-batches,) each
+    mean = np.average(losses, weights=n_tokens)
     error = None
-    if n_batches > 1:
-        variance = max(0.0, total_squares / n_tokens - mean ** 2)
+    if len(rows) > 1:
+        variance = np.average((losses - mean) ** 2, weights=n_tokens)
         # The standard error of a mean of n values is their standard deviation over sqrt(n). But on
         # average, `variance` is only (n - 1) / n times the true one, since the mean is estimated
         # from the same n values. Dividing by n - 1 in place of n corrects this.
-        error = math.sqrt(variance / (n_batches - 1))
-    return {"val_loss": mean, "val_error": error, "val_tokens": int(n_tokens),
-            "val_bpb": total_nats / math.log(2) / max(1, n_bytes)}
+        error = math.sqrt(variance / (len(rows) - 1))
+    total_bits = mean * n_tokens.sum() / math.log(2)
+    return {"val_loss": float(mean), "val_error": error, "val_tokens": int(n_tokens.sum()),
+            "val_bpb": float(total_bits / max(1, n_bytes.sum()))}
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
