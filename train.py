@@ -108,17 +108,17 @@ RECIPES = {
 }
 
 
-def recipe(arch, n_embd, tie, init_from):
-    """Return the options that suit an arch of this width, as a dict."""
-    options = dict(RECIPES.get(ARCHS[arch].family, PRE_NORM))
+def recipe(values):
+    """Return the options that suit the arch and the width in a dict of options, as another dict."""
+    options = dict(RECIPES.get(ARCHS[values["arch"]].family, PRE_NORM))
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
     # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
-    # were 0.7 to 3.8 times what it gives (lessons/studies).
-    options["learning_rate"] *= math.sqrt(128 / n_embd)
-    if init_from:
+    # were 0.7 to 3.8 times what it gives (lessons/studies). check_ranges() reports a width of 0.
+    options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
+    if values["init_from"]:
         # Trained weights would be damaged by the learning rate that suits random ones.
         options["learning_rate"] /= 10
-    if tie:
+    if values["tie"]:
         # The embedding is the output head as well, and 0.02 suits the head.
         options["embed_std"] = 0.02
     return options
@@ -176,43 +176,31 @@ class TrainConfig(GPTConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where that is fast
     compile: Literal["auto", "true", "false"] = "auto"  # auto: with cuda, and on CPUs in long runs
 
-    def __init__(self, inherited=None, /, **options):
-        """Set the options. `inherited` is None, or a dict of those that come from a checkpoint."""
-        inherited = inherited or {}
-        options = clean_options(TrainConfig, options)
-        if "arch" in options:
-            options["arch"] = load_arch(options["arch"])
-        # self.options has the options that come from a checkpoint (see with_checkpoint) and those
-        # that are set now. Defaults, preset and recipe are not in it.
-        self.options = {**inherited, **options}
+    def __init__(self, **options):
+        # self.options has only what is set, without defaults, preset and recipe. with_checkpoint()
+        # sets the options that come from a checkpoint, too.
+        self.options = clean_options(TrainConfig, options)
+        if "arch" in self.options:
+            self.options["arch"] = load_arch(self.options["arch"])
 
         defaults = {field.name: field.default for field in fields(TrainConfig)}
-        arch = self.options.get("arch", TrainConfig.arch)
-        size = self.options.get("size", TrainConfig.size)
-        check_choice("arch", arch, ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, and an arch in "
-                                          "a file of your own --arch=FILE.py:NAME")
-        check_choice("size", size, SIZES)
-        preset = SIZES[size]
-        # The recipe depends on n_embd, tie and init_from, so look these up first, without it.
-        without_recipe = {**defaults, **preset, **inherited, **options}
-        width = max(1, without_recipe["n_embd"])  # check_ranges() reports a width of 0
-        arch_recipe = recipe(arch, width, without_recipe["tie"], without_recipe["init_from"])
+        values = {**defaults, **self.options}
+        check_choice("arch", values["arch"], ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, and "
+                     "an arch in a file of your own --arch=FILE.py:NAME")
+        check_choice("size", values["size"], SIZES)
+        preset = SIZES[values["size"]]
+        arch_recipe = recipe({**defaults, **preset, **self.options})
 
         # The order of precedence: each source of options wins over those to its left.
-        values = {**defaults, **preset, **arch_recipe, **inherited, **options}
+        values = {**defaults, **preset, **arch_recipe, **self.options}
         for name, value in values.items():
             setattr(self, name, value)
 
-        if self.out_dir is None:
-            self.out_dir = self.default_folder()
+        self.out_dir = self.out_dir or self.default_folder()
         self.check_ranges()
-        # A run that reads a checkpoint first makes a TrainConfig from the command line alone, to
-        # find the checkpoint. The one that it trains with is made in with_checkpoint(), with the
-        # options inherited from it. The first is only a draft that may lack options of the model,
-        # so do not check them yet. It needs a checkpoint and has inherited nothing.
-        needs_checkpoint = self.uses_own_checkpoint or self.init_from
-        is_draft = needs_checkpoint and not inherited
-        if not is_draft:
+        # If a checkpoint is needed, this is only a draft, from the command line, which may lack
+        # options of the model. with_checkpoint() completes and checks them.
+        if not (self.uses_own_checkpoint or self.init_from):
             self.check_model()
 
     @property
@@ -764,15 +752,6 @@ def load_moments(optimizer, saved):
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def options_set_before(state):
-    """Return the options that were set by the user when the run of a checkpoint was started."""
-    # Checkpoints keep them as "options", older ones as "given". The oldest have neither; for these,
-    # take all options of the run.
-    options = state.get("options", state.get("given", state["config"]))
-    # An older checkpoint may name options that no longer exist.
-    return {name: options[name] for name in options if name in TrainConfig.__dataclass_fields__}
-
-
 def with_checkpoint(config, state, own_checkpoint=False):
     """Return config, completed by the options of a checkpoint.
 
@@ -791,20 +770,16 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # The options of the model must match, except those without effect on loaded weights.
     must_match = inherited.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
     if own_checkpoint:
-        # The size must match, too, since the batch and the length of the run come from it. (Some
-        # older checkpoints do not have it.)
-        must_match |= {"seed", "total_batch_size"}
-        must_match |= {"size"} & saved.keys()
-        # The weights that init_from names are not read again, so refuse others than before.
-        # (Path compares out/a and out/a/ as equal.)
-        if config.init_from:
-            earlier = saved.get("init_from")
-            check(earlier and Path(earlier) == Path(config.init_from),
-                  f"{source}: made with init_from={earlier}, now init_from={config.init_from}; "
-                  "repeat the earlier one, or give another --out_dir")
+        # The size must match, too, since the batch and the length of the run come from it. The
+        # weights that init_from names are not read again, so refuse others than before. (Some older
+        # checkpoints do not have these options.)
+        must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set. The others, such as the
-        # intervals, are derived again, since a longer run has other ones.
-        inherited = {**options_set_before(state), **inherited}
+        # intervals, are derived again, since a longer run has other ones. (Older checkpoints do not
+        # tell which were set, so inherit all of theirs. Some may no longer exist.)
+        set_before = state.get("options", saved)
+        inherited |= {name: set_before[name] for name in set_before
+                      if name in TrainConfig.__dataclass_fields__}
     else:
         # A run that only starts from the weights may choose these.
         must_match -= {"block_size", "pn_warmup"}
@@ -815,28 +790,25 @@ def with_checkpoint(config, state, own_checkpoint=False):
                 check(getattr(config, name) == saved[name], f"{source}: made with {name}="
                       f"{saved[name]}, which is not that of --size={config.size}; leave out --size")
     # Keep the folder of `config`. The default folder of the inherited arch may be another one.
-    completed = TrainConfig(inherited, **{**config.options, "out_dir": config.out_dir})
+    completed = TrainConfig(**{**inherited, **config.options, "out_dir": config.out_dir})
 
     # Compare the options that must match. Only one that is set now can differ: the others are
     # inherited, or come from the same size and the same defaults.
     for name in sorted(must_match):
         value = getattr(completed, name)
         check(value == saved[name], f"{source}: made with {name}={saved[name]}, now {name}={value}"
-              f"; leave out --{name}, or choose another run")
+              f"; repeat the earlier one or leave out --{name}, or choose another run")
+    completed.check_model()
 
-    if own_checkpoint:
-        # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps
-        # would be more steps, so that the run would be in its warmup again.) For example, a run of
-        # 1000 steps has a warmup_ratio of 0.2, so its warmup takes 200 steps. A second command
-        # resumes it with --max_steps=2000, and a third one with --max_steps=4000. The ratio becomes
-        # 0.1 and then 0.05, so the warmup still takes 200 steps. Setting --warmup_ratio changes
-        # nothing if it repeats the ratio that the earlier commands had (0.2), or the one that the
-        # last checkpoint was saved with (0.1, in the third command).
-        ratio_now = config.options.get("warmup_ratio")
-        earlier_ratio = TrainConfig(inherited, out_dir=config.out_dir).warmup_ratio
-        if ratio_now in (None, earlier_ratio, saved["warmup_ratio"]):
-            warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-            completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
+    # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
+    # be more steps, so that the run would be in its warmup again.) For example, a run of 1000 steps
+    # has a warmup_ratio of 0.2, so its warmup takes 200 steps. A second command resumes it with
+    # --max_steps=2000, and a third one with --max_steps=4000. The ratio becomes 0.1 and then 0.05,
+    # so the warmup still takes 200 steps. A command that sets the ratio of the earlier commands
+    # (0.2) again changes nothing.
+    if own_checkpoint and completed.warmup_ratio == TrainConfig(**inherited).warmup_ratio:
+        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+        completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
 
 
