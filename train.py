@@ -113,7 +113,7 @@ def recipe(values):
     options = dict(RECIPES.get(ARCHS[values["arch"]].family, PRE_NORM))
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
     # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
-    # were 0.7 to 3.8 times what it gives (lessons/studies). check_ranges() reports a width of 0.
+    # were 0.7 to 3.8 times what it gives (lessons/studies). check_model() reports a width of 0.
     options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
     if values["init_from"]:
         # Trained weights would be damaged by the learning rate that suits random ones.
@@ -219,9 +219,9 @@ class TrainConfig(GPTConfig):
 
     def check_ranges(self):
         # check_at_least() skips text, and None, the value of an option that is still open.
-        check_at_least(1, self, "block_size", "n_layer", "n_head", "n_embd", "vocab_size",
-                       "max_steps", "batch_size", "total_batch_size", "eval_tokens",
-                       "final_eval_tokens", "eval_interval", "log_interval", "checkpoint_interval")
+        check_at_least(1, self, "vocab_size", "max_steps", "batch_size", "total_batch_size",
+                       "eval_tokens", "final_eval_tokens", "eval_interval", "log_interval",
+                       "checkpoint_interval")
         check_at_least(0, self, *self.__dataclass_fields__)
         for name in ("rope_fraction", "dropout", "min_lr_ratio", "warmup_ratio"):
             self.check_option(name, getattr(self, name) <= 1, "a number from 0 to 1")
