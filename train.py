@@ -27,7 +27,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import signal
 import sys
 import textwrap
@@ -561,10 +560,10 @@ def compile_model(model, config, process):
         # training tokens exceeds about 2e12.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
-        if work < 2e12 or not shutil.which("g++"):
+        if work < 2e12:
             return False
     try:
-        # Some machines have a compiler that cannot build anything, because headers are missing.
+        # Some machines have no compiler, or one that cannot build anything for want of headers.
         torch.compile(torch.square)(torch.ones(8, device=process.device))
     except Exception as error:
         reason = f"torch.compile does not work on this machine ({type(error).__name__})"
