@@ -881,24 +881,15 @@ def append_log(folder, record):
 def draw_losses(folder):
     """Draw loss.png: the training loss and the validation loss against the training tokens."""
     axes = Figure(figsize=(8, 5), layout="constrained").subplots()
-
-    def draw(key, style, label, records):
-        tokens = [record["tokens"] / 1e6 for record in records]
-        axes.plot(tokens, [record[key] for record in records], style, markersize=4, label=label)
-
     # The validation loss of step 0 is usually so high that it would squeeze all the rest.
     records = [record for record in read_log(folder) if record["step"] > 0]
-    draw("loss", "C0-", "training", [record for record in records if "loss" in record])
-    validations = [record for record in records if "val_loss" in record]
-    # The last validation of a run may use more tokens, which makes it another measurement. So each
-    # number of tokens has a line of its own. (Older logs do not have the number.)
-    numbers = sorted({record.get("val_tokens", 0) for record in validations})
-    for i, n_tokens in enumerate(numbers):
-        same = [record for record in validations if record.get("val_tokens", 0) == n_tokens]
-        color = f"C{2 * i + 1}"  # C1, C3, ... differ more than neighbors
-        style = color + "o--" if len(same) > 1 else color + "*"
-        label = f"validation, {n_tokens:,} tokens" if n_tokens else "validation"
-        draw("val_loss", style, label, same)
+    # The last validation may use more tokens than the others, which makes it another measurement.
+    # So no line joins the validation losses.
+    for key, style, label in (("loss", "C0-", "training"), ("val_loss", "C1o", "validation")):
+        measured = [record for record in records if key in record]
+        tokens = [record["tokens"] / 1e6 for record in measured]
+        losses = [record[key] for record in measured]
+        axes.plot(tokens, losses, style, label=label)
     axes.set_title(str(folder), parse_math=False)  # a name may have a $
     axes.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
