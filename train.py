@@ -1053,23 +1053,18 @@ def noted_signals():
     is left. So a loop over several runs ends, too.
     """
     received = []
-    handlers = {}  # number of a signal -> how it was handled before
+    handlers = {}  # number of a signal -> how a second one, or one after the run, is handled
 
     def note(number, frame):
         received.append(number)
-        # torchrun kills its processes 30 seconds after it has received a signal.
-        text = "\nThe run will be saved within ten steps, if torchrun does not kill it before.\n"
         if "RANK" not in os.environ:
-            # Let the next signal of this kind act as usual, or end the process if it was ignored.
-            # (In a shell script, a command that ends with & ignores SIGINT.)
-            ignored = handlers[number] == signal.SIG_IGN
-            signal.signal(number, signal.SIG_DFL if ignored else handlers[number])
-            text = ("\nThe run will be saved after this step, and then stop. The same signal once "
-                    "more ends it at once, without saving.\n")
+            signal.signal(number, handlers[number])
         # A step or a validation may last minutes, so say that the signal has been noticed. (print()
-        # would fail if the signal came in the middle of another print().)
+        # would fail if the signal came in the middle of another print().) With several ranks, ten
+        # steps may pass before they agree, and torchrun kills its processes after 30 seconds.
         with contextlib.suppress(OSError):
-            os.write(2, text.encode())
+            os.write(2, b"\nThe run will be saved soon, and then stop. Without torchrun, the same "
+                        b"signal once more ends it at once, without saving.\n")
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
@@ -1077,23 +1072,23 @@ def noted_signals():
             if not hasattr(signal, name):
                 continue  # Windows has no SIGHUP
             number = getattr(signal, name)
-            # nohup lets a run outlive its terminal by ignoring SIGHUP. Leave that as it is. But
-            # handle a SIGINT that was ignored, so that `kill -INT` stops a script's run, too.
-            under_nohup = name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
-            if not under_nohup:
-                handlers[number] = signal.getsignal(number)
-                signal.signal(number, note)
+            handler = signal.getsignal(number)
+            if handler == signal.SIG_IGN:
+                if name == "SIGHUP":
+                    continue  # nohup lets a run outlive its terminal
+                # In a shell script, a command that ends with & ignores SIGINT. From now on
+                # `kill -INT` stops the run, and a second one ends the process.
+                handler = signal.SIG_DFL
+            handlers[number] = handler
+            signal.signal(number, note)
     try:
         yield received
-    except Exception as error:
+    except Exception:
         if not received:
             raise
         # The signal's exception, below, takes the place of this one. So print this one here.
         # (Ctrl-C may have caused it, because the terminal stops a running compiler, too.)
-        if isinstance(error, DataError):
-            print(error, file=sys.stderr)
-        else:
-            traceback.print_exc()
+        traceback.print_exc()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
