@@ -701,14 +701,13 @@ def read_checkpoint(source):
     return state
 
 
-def save_checkpoint(path, model, code, optimizer, step, seconds, config, dataset):
+def save_checkpoint(path, model, code, optimizer, step, config, dataset):
     """Save all that a resumed run needs. `code` is the model's block_code when the run began."""
     with atomic_write(path) as file:
         torch.save({
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "step": step,
-            "seconds": seconds,
             "config": asdict(config),
             "options": config.options,
             "block_code": code,
@@ -1188,12 +1187,10 @@ def run(config, watch, say):
         say(json.dumps(record))
         return [record]
 
-    # Optimizer. `seconds` is the time that all steps of the run have taken so far.
+    # Optimizer
     optimizer = make_optimizer(model, config)
-    seconds = 0.0
     if resuming:
         load_moments(optimizer, state["optimizer"])
-        seconds = state.get("seconds", 0.0)
     # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
     state = None
 
@@ -1228,14 +1225,17 @@ def run(config, watch, say):
     # steps to get better, so their loss is allowed, too. A new run measures it in the first pass of
     # the loop, and a resumed run finds it in the log.
     largest_sane_loss = 2 * math.log(config.vocab_size)
+    seconds = 0.0
     if resuming:
         for record in read_log(folder):
+            seconds = record.get("seconds", 0.0)
             if record["step"] == 0:
                 largest_sane_loss = max(largest_sane_loss, record.get("val_loss", 0.0))
 
-    # `seconds` is added up in laps: from one reading of the loss to the next, without the time for
-    # evaluating, logging and saving. The current lap began after step lap_step, at the time
-    # `started`. (The first lap includes compiling.)
+    # `seconds` is the time that all steps have taken up to the last record. It is added up in laps:
+    # from one reading of the loss to the next, without the time for evaluating, logging and saving.
+    # The current lap began after step lap_step, at the time `started`. (The first lap includes
+    # compiling.)
     lap_step = first_step
     started = time.perf_counter()
 
@@ -1315,11 +1315,10 @@ def run(config, watch, say):
                 stop_signal = max(process.gather(signals[0] if signals else 0))
             if stop_signal:
                 saving = True
-                # If the loss has not been read above, read it now, so that Diverged is raised
-                # instead of saving NaN. Add this last lap to `seconds`, which the checkpoint keeps.
-                if step > first_step and not reading:
+                # The loss may not have been read above. Read it now, so that Diverged is raised
+                # instead of saving NaN.
+                if step > first_step:
                     read_measurements(measured, step, process)
-                    seconds += time.perf_counter() - started
 
             # Log, save and draw, on the main process
             if main_process:
@@ -1327,8 +1326,8 @@ def run(config, watch, say):
                     append_log(folder, record)
                     say(progress_line(record, config))
                 if saving:
-                    save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, seconds,
-                                    config, dataset)
+                    save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, config,
+                                    dataset)
                 if evaluating and step > 0:
                     draw_losses(folder)
 
