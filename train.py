@@ -1048,8 +1048,8 @@ def noted_signals():
     once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
     once from torchrun.)
 
-    If a signal has come and the run then finishes or fails, the signal acts when the `with` block
-    is left. So a loop over several runs ends, too.
+    If a signal has come, it acts when the `with` block is left, because the run has been saved and
+    stops, or has finished or failed by then. So a loop over several runs ends, too.
     """
     received = []
     handlers = {}  # number of a signal -> how a second one, or one after the run, is handled
@@ -1091,16 +1091,10 @@ def noted_signals():
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    # The run has finished, or it has failed after a signal. (A run that was saved and stopped does
-    # not get here. It raised KeyboardInterrupt or SystemExit at the yield, which are no subclasses
-    # of Exception.)
+    # The run has stopped or finished, or it has failed after a signal.
     if received:
-        raise stop_error(received[0])
-
-
-def stop_error(number):
-    """Return the exception with which a signal ends a run, after it has been saved."""
-    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        number = received[0]
+        raise KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def lock_run(config):
@@ -1308,12 +1302,13 @@ def run(config, watch, say):
                     extra = watch(model, optimizer, step) or {}
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. Signal numbers are positive, so the
-            # largest is 0 if none has.
-            stop_signal = 0
+            # Ask whether any rank has been told to stop. If one has, note its signal on all ranks.
+            stopping = False
             if asking:
-                stop_signal = max(process.gather(signals[0] if signals else 0))
-            if stop_signal:
+                noted = sum(process.gather(signals), [])  # the lists of all ranks, joined
+                signals.extend(noted)
+                stopping = len(noted) > 0
+            if stopping:
                 saving = True
                 # The loss may not have been read above. Read it now, so that Diverged is raised
                 # instead of saving NaN.
@@ -1331,23 +1326,21 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # Stop. (After the last step the run is complete, and noted_signals() raises the error
-            # when the `with` block is left.) Rank 0 may still be saving, and as soon as one rank
-            # exits with an error, torchrun kills the others. So wait for rank 0.
-            if stop_signal and not finished:
-                process.barrier()
-                say(f"\nStopped and saved at step {step}. "
-                    "To resume: the same command with --resume=true")
-                raise stop_error(stop_signal)
+            if stopping:
+                break
 
             # A pass with a record has logged, and perhaps evaluated and saved, since the last lap
             # ended. That is not training, so restart the clock. (lap_step is already this step.)
             if logging:
                 started = time.perf_counter()
 
-        # Wait for rank 0 here, too. If a signal came in the last pass, noted_signals() raises an
-        # error next, and torchrun would kill rank 0 if it were still saving.
+        # Rank 0 may still be saving, and as soon as one rank exits with an error, torchrun kills
+        # the others. So wait for rank 0.
         process.barrier()
+        if not finished:
+            say(f"\nStopped and saved at step {step}. "
+                "To resume: the same command with --resume=true")
+        # If a signal has come, noted_signals() raises its error now, as the `with` block is left.
         return read_log(folder)
 
 
