@@ -1097,16 +1097,6 @@ def noted_signals():
         raise KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def lock_run(config):
-    """Return a lock on the run's folder, to be held while this process writes to it.
-
-    The lock file lies beside the folder, so that open_folder() can move the folder.
-    """
-    if config.eval_only or os.environ.get("RANK", "0") != "0":
-        return contextlib.nullcontext()
-    return lock_folder(config.out_dir, "another run is writing here; give another --out_dir")
-
-
 def print_line(text):
     try:
         print(text, flush=True)
@@ -1127,7 +1117,11 @@ def train(config, watch=None, say=print_line):
     during the loop, it is saved first, unless it fails, and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    with lock_run(config):
+    lock = contextlib.nullcontext()
+    if not config.eval_only and os.environ.get("RANK", "0") == "0":
+        # The lock file lies beside the folder, so that open_folder() can move the folder.
+        lock = lock_folder(config.out_dir, "another run is writing here; give another --out_dir")
+    with lock:
         return run(config, watch, say)
 
 
