@@ -551,16 +551,13 @@ def compile_model(model, config, process):
     torch.compiler.reset()
     if config.compile == "false":
         return False
-    is_auto = config.compile == "auto"
-    if is_auto and process.device.type == "mps":
-        return False
-    if is_auto and process.device.type == "cpu":
+    if config.compile == "auto" and process.device.type != "cuda":
         # Compiling takes about 20 s on a CPU and saves a third of every step, so it pays off in
         # runs of more than about a minute. In these, the number of parameters times the number of
         # training tokens exceeds about 2e12.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
-        if work < 2e12:
+        if process.device.type == "mps" or work < 2e12:
             return False
     try:
         # Some machines have no compiler, or one that cannot build anything for want of headers.
