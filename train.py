@@ -424,8 +424,8 @@ class Tokens:
 def open_dataset(config, process):
     """Return the dataset in config.data: its splits `train` and `val`, and the fields of meta.json.
 
-    These are `tokenizer` (a name), `train_tokens` and `val_tokens` (counts), a `fingerprint` that
-    tells datasets apart, and others. The default dataset is made if it is missing. Raises DataError
+    These are `tokenizer` (a name), `vocab_size`, `train_tokens` and `val_tokens` (counts), a
+    `fingerprint` that tells datasets apart, and others. The default dataset is made if it is missing. Raises DataError
     if a file is missing or damaged.
     """
     is_missing = not Path(config.data, "meta.json").exists()
@@ -437,7 +437,6 @@ def open_dataset(config, process):
     with explain_errors(f"{config.data}/meta.json: not written by prepare.py"):
         dataset = SimpleNamespace(**meta)
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
-        dataset.vocab_size = len(dataset.token_bytes)
         # A run is resumed only with the dataset that it was started with, as its fingerprint tells
         # (check_dataset). In older datasets, which have no fingerprint, the sizes take its place.
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
