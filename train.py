@@ -258,12 +258,10 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.vocab_size = c.vocab_size or dataset_vocab_size
     check_at_least(dataset_vocab_size, c, "vocab_size")
 
-    # Count at least one sequence per process and step. (With too few, gcd(0, n) below would be n,
-    # and the error would name the preset's batch size instead of 1.)
-    sequences = max(1, c.total_batch_size // (c.block_size * world_size))
     if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
         # batch size that divides both the sequences of a process and the preset's batch size.
+        sequences = c.total_batch_size // (c.block_size * world_size)
         c.batch_size = math.gcd(sequences, c.batch_size)
     micro_batch_tokens = c.batch_size * c.block_size * world_size
     # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
