@@ -272,9 +272,9 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
 
     training_tokens = c.max_steps * c.total_batch_size
     usual_eval_tokens = min(10_485_760, max(4096, training_tokens // 200))
-    if c.final_eval_tokens is None:
-        # If only eval_tokens is set, it holds for the last validation as well.
-        c.final_eval_tokens = c.eval_tokens or max(1_048_576, usual_eval_tokens)
+    # If only eval_tokens is set, it holds for the last validation as well.
+    c.final_eval_tokens = (c.final_eval_tokens or c.eval_tokens
+                           or max(1_048_576, usual_eval_tokens))
     c.eval_tokens = c.eval_tokens or usual_eval_tokens
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
     # A checkpoint has 12 bytes per parameter, and all ranks wait for it. So a run saves about ten
