@@ -1264,15 +1264,14 @@ def run(config, watch, say):
             if reading:
                 record |= read_measurements(measured, step, process)
                 # All steps of the lap are done now, on a GPU as well, so look at the clock.
-                now = time.perf_counter()
-                lap_seconds = now - started
+                lap_seconds = time.perf_counter() - started
                 seconds += lap_seconds
                 seconds_per_step = lap_seconds / (step - lap_step)
                 record["tokens_per_s"] = config.total_batch_size / seconds_per_step
                 record |= utilization(model, record["tokens_per_s"], process)
                 if after_first_step:
                     say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
-                lap_step, started = step, now  # the next lap begins
+                lap_step = step  # the next lap begins
             record["seconds"] = seconds
 
             # Evaluate
@@ -1317,9 +1316,9 @@ def run(config, watch, say):
             if stopping:
                 break
 
-            # A pass with a record has logged, and perhaps evaluated and saved, since the last lap
-            # ended. That is not training, so restart the clock. (lap_step is already this step.)
-            if logging:
+            # Restart the clock for the next lap. A pass with a record has logged, and perhaps
+            # evaluated and saved, since the last lap ended. That is not training.
+            if reading or logging:
                 started = time.perf_counter()
 
         # Rank 0 may still be saving, and as soon as one rank exits with an error, torchrun kills
