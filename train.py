@@ -1282,7 +1282,7 @@ def run(config, watch, say):
                     largest_sane_loss = max(largest_sane_loss, record["val_loss"])
                 # A comparison with NaN is False, so NaN counts as diverged.
                 is_sane = record["val_loss"] <= largest_sane_loss
-                if step > 0 and not is_sane:
+                if not is_sane:
                     raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is "
                                    "far above that of guessing; a lower --learning_rate may help")
                 if watch:
@@ -1313,6 +1313,7 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
+            # Stop. The rest of it comes after the loop.
             if stopping:
                 break
 
