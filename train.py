@@ -231,17 +231,18 @@ class TrainConfig(GPTConfig):
 def load_arch(arch):
     """Return the name of an arch. For "mine.py:scalenorm" run mine.py first, to add it to ARCHS."""
     path, _, name = arch.rpartition(":")
-    if path and not path.endswith(".py"):
+    if not path:
+        return name
+    if not path.endswith(".py"):
         raise ConfigError(f"arch={arch}: expected FILE.py:NAME")
-    if path and not Path(path).exists():
+    if not Path(path).exists():
         raise ConfigError(f"arch={arch}: {path} cannot be run, because it does not exist")
-    if path:
-        with explain_errors(f"arch={arch}: {path} cannot be run"):
-            spec = importlib.util.spec_from_file_location(path, path)
-            module = importlib.util.module_from_spec(spec)
-            # torch.compile and inspect look up a class's module here.
-            sys.modules[path] = module
-            spec.loader.exec_module(module)
+    with explain_errors(f"arch={arch}: {path} cannot be run"):
+        spec = importlib.util.spec_from_file_location(path, path)
+        module = importlib.util.module_from_spec(spec)
+        # torch.compile and inspect look up a class's module here.
+        sys.modules[path] = module
+        spec.loader.exec_module(module)
     return name
 
 
