@@ -423,8 +423,8 @@ def open_dataset(config, process):
     """Return the dataset in config.data: its splits `train` and `val`, and the fields of meta.json.
 
     These are `tokenizer` (a name), `vocab_size`, `train_tokens` and `val_tokens` (counts), a
-    `fingerprint` that tells datasets apart, and others. The default dataset is made if it is missing. Raises DataError
-    if a file is missing or damaged.
+    `fingerprint` that tells datasets apart, and others. The default dataset is made if it is
+    missing. Raises DataError if a file is missing or damaged.
     """
     is_missing = not Path(config.data, "meta.json").exists()
     if is_missing and config.data == TrainConfig.data and process.rank == 0:
