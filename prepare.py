@@ -375,15 +375,14 @@ def encode(tokenizer, data, new=True):
 
 
 def token_lengths(meta):
-    """Return the number of text bytes of each token, (vocab_size,), as meta.json has it."""
+    """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0.
+
+    They are taken from meta.json, so that training needs no tokenizer. They are computed if they
+    are not there: for a new dataset, and for one of an older version.
+    """
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
-    # Older datasets do not have it.
-    return text_lengths(get_tokenizer(meta["tokenizer"]))
-
-
-def text_lengths(tokenizer):
-    """Compute the number of text bytes of each token, (vocab_size,). End-of-text has 0."""
+    tokenizer = get_tokenizer(meta["tokenizer"])
     lengths = [len(tokenizer.decode_single_token_bytes(i)) for i in range(tokenizer.n_vocab)]
     lengths[tokenizer.eot_token] = 0
     return np.array(lengths, np.uint8)
@@ -769,10 +768,13 @@ def write_shards(folder, options, tokenizer, paths, progress):
           "a smaller --val_tokens")
 
 
-def write_meta(folder, tokenizer, settings):
+def write_meta(folder, settings):
     """Write meta.json (the dataset's properties, sources and settings); delete progress.json."""
-    lengths = text_lengths(tokenizer)
-    counts = {}
+    meta = {"tokenizer": settings["tokenizer"], "source": settings["source"], "options": settings,
+            "versions": {"python": sys.version}}
+    lengths = token_lengths(meta)
+    meta["vocab_size"] = len(lengths)
+    meta["token_bytes"] = lengths.tobytes().hex()
     fingerprint = hashlib.sha256()
     for split in ("val", "train"):
         n_tokens = n_bytes = 0
@@ -781,11 +783,10 @@ def write_meta(folder, tokenizer, settings):
             fingerprint.update(tokens)
             n_tokens += len(tokens)
             n_bytes += int(lengths[tokens].sum())
-        counts |= {f"{split}_tokens": n_tokens, f"{split}_bytes": n_bytes}
-    write_json(folder / "meta.json", {
-        "tokenizer": tokenizer.name, "vocab_size": tokenizer.n_vocab, **counts,
-        "fingerprint": fingerprint.hexdigest(), "source": settings["source"], "options": settings,
-        "versions": {"python": sys.version}, "token_bytes": lengths.tobytes().hex()})
+        meta[f"{split}_tokens"] = n_tokens
+        meta[f"{split}_bytes"] = n_bytes
+    meta["fingerprint"] = fingerprint.hexdigest()
+    write_json(folder / "meta.json", meta)
     (folder / PROGRESS).unlink()
 
 
@@ -809,7 +810,7 @@ def prepare(source="stdlib", **options):
                 fetch_shards(folder, options)
             else:
                 write_shards(folder, options, tokenizer, paths, progress)
-            write_meta(folder, tokenizer, settings)
+            write_meta(folder, settings)
 
     meta = read_meta(folder)
     n_train, n_val = meta["train_tokens"], meta["val_tokens"]
