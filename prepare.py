@@ -525,18 +525,16 @@ def find_files(source, seed):
 
 
 def read_rows(path):
-    """Yield the `text` of each row of a .jsonl or .parquet file as UTF-8; b"" for an empty line."""
+    """Yield the `text` of each row of a .jsonl or .parquet file, and "" for an empty line."""
     # The datasets library is not used, because it reads the text "2024-01-01" in JSON as a date.
     if path.suffix.lower() == ".jsonl":
         with path.open("rb") as file:
             for line in file:
-                text = json.loads(line)["text"] if line.strip() else ""
-                yield text.encode(errors="replace")
+                yield json.loads(line)["text"] if line.strip() else ""
     else:
         from pyarrow.parquet import ParquetFile
         for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
-            for text in batch["text"].to_pylist():
-                yield text.encode(errors="replace")
+            yield from batch["text"].to_pylist()
 
 
 def open_documents(path):
@@ -553,10 +551,10 @@ def open_documents(path):
             file.seek(0)
             yield file
         return
+    encoded_rows = (text.encode(errors="replace") for text in read_rows(path))
     n_rows = 0
     try:
-        for text in read_rows(path):
-            n_rows += 1
+        for n_rows, text in enumerate(encoded_rows, 1):
             yield io.BytesIO(text)
     except Exception:
         # The message names the row, which is known only now.
