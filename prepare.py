@@ -19,7 +19,6 @@ import argparse
 import codecs
 import contextlib
 import difflib
-import functools
 import hashlib
 import inspect
 import io
@@ -699,12 +698,14 @@ def load_progress(folder, settings):
 
 def encode_chunks(tokenizer, chunks):
     """Encode chunks on all cores, and yield (tokens, number of bytes, place) of each in order."""
+    def encode_chunk(chunk):
+        data, begins, place = chunk
+        return encode(tokenizer, data, begins), len(data), place
+
     # Threads are enough, because tiktoken releases the GIL.
     with ThreadPoolExecutor() as pool:
         while batch := list(itertools.islice(chunks, 32)):
-            data, begins, places = zip(*batch)
-            tokens = pool.map(functools.partial(encode, tokenizer), data, begins)
-            yield from zip(tokens, map(len, data), places)
+            yield from pool.map(encode_chunk, batch)
 
 
 def write_shards(folder, options, tokenizer, paths, progress):
