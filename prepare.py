@@ -473,16 +473,19 @@ def find_files(source, seed):
 
     Raises DataError if there is no such file, or no text in it.
     """
-    location, suffixes, left_out = Path(source), SUFFIXES, set()
+    location, suffixes = Path(source), None
     if source == "stdlib":
         # Leave the test folders out, which some installations do not have. (A few other files, such
         # as _sysconfigdata_*.py, still differ between installations of a Python version.)
-        location, suffixes = Path(os.__file__).parent, (".py",)
+        location = Path(os.__file__).parent
         left_out = {"site-packages", "dist-packages", "test", "tests"}
-    candidates = [location]
-    if location.is_dir():
-        candidates = location.rglob("*")
-    elif not location.exists():
+        candidates = [path for path in location.rglob("*.py")
+                      if left_out.isdisjoint(path.relative_to(location).parts)]
+    elif location.is_dir():
+        candidates, suffixes = location.rglob("*"), SUFFIXES
+    elif location.exists():
+        candidates = [location]
+    else:
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link.
         with explain_errors(f"--source={source}: not a valid glob pattern"):
@@ -494,28 +497,20 @@ def find_files(source, seed):
     for path in sorted(candidates):
         # Skip hidden files and folders, such as .ipynb_checkpoints with Jupyter's copies of files,
         # unless the source spells out their names.
-        # `names` are the parts of the path below the source folder. If the source is a file or a
-        # glob, they are all parts of the path.
-        names = path.relative_to(location).parts if location.is_dir() else path.parts
-        is_hidden = any(name.startswith(".") and name not in location.parts for name in names)
-        if is_hidden or left_out.intersection(names):
+        if any(name.startswith(".") and name not in location.parts for name in path.parts):
             continue
         if path.is_symlink() and path.is_dir():
             print(f"{path}: skipped, because a link to a folder may lead in circles")
+        elif not path.is_file() or path.stat().st_size == 0:
             continue
-        if not path.is_file() or path.stat().st_size == 0:
-            continue
-        if location.is_dir() and path.suffix.lower() not in suffixes:
+        elif suffixes and path.suffix.lower() not in suffixes:
             skipped.append(path.name)
-            continue
-        with path.open("rb") as file:
-            by_hash[hashlib.file_digest(file, "sha256").digest()] = path
-    if skipped and source != "stdlib":
-        examples = ", ".join(skipped[:3])
-        if len(skipped) > 3:
-            examples += ", ..."
+        else:
+            with path.open("rb") as file:
+                by_hash[hashlib.file_digest(file, "sha256").digest()] = path
+    if skipped:
         print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
-              f"{examples}")
+              f"{', '.join(skipped[:3])}")
     check(by_hash, f"--source={source}: no text in it; in a folder, only {', '.join(SUFFIXES)} "
           "files are read")
     paths = sorted(by_hash.values())
