@@ -34,7 +34,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import get_args
 
 import numpy as np
 import tiktoken
@@ -119,9 +119,8 @@ def allowed_values(field):
         kind = get_args(kind)[0]     # str | None -> str
     if kind is bool:
         return bool, ("false", "true")
-    if get_origin(kind) is Literal:
-        return str, get_args(kind)
-    return kind, ()
+    words = get_args(kind)           # Literal["swiglu", "gelu"] -> ("swiglu", "gelu")
+    return str if words else kind, words
 
 
 def clean_option(field, value):
