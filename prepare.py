@@ -68,16 +68,13 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# Names that users of nanoGPT and others are likely to type, and the options to use instead
+# Names that users of nanoGPT and others are likely to type, and the options to use instead. (Names
+# such as max_iters and dataset are similar enough to ours.)
 NANOGPT_NAMES = {
     "lr": "learning_rate",
-    "min_lr": "min_lr_ratio",
-    "max_iters": "max_steps",
     "epochs": "max_steps",
-    "warmup_iters": "warmup_ratio",
     "eval_iters": "eval_tokens",
     "gradient_accumulation_steps": "total_batch_size",
-    "dataset": "data",
     "start": "prompt",
 }
 
