@@ -155,25 +155,25 @@ def clean_options(cls, options):
     return cleaned
 
 
-def read_comments(classes):
-    """Return two dicts: {option name: help text} and {option name: heading}.
+def read_comments(cls):
+    """Return {option name: (heading, help text)} of a dataclass and the classes it inherits from.
 
-    Both are read from the dataclasses' source. The comment after an option is its help text. A
+    Both are read from the classes' source. The comment after an option is its help text. A
     comment line without a full stop, such as `    # Model`, is the heading of the options below it.
     (So a sentence that explains something has to fit on one line.)
     """
-    helps, headings = {}, {}
-    for cls in classes:
+    comments = {}
+    # A class comes before those it inherits from, and its own comments win. The last is `object`.
+    for owner in cls.__mro__[:-1]:
         heading = None
-        for line in inspect.getsource(cls).splitlines():
+        for line in inspect.getsource(owner).splitlines():
             # A heading, such as `    # Model`
             if title := re.match(r"    # (.*[^.])$", line):
                 heading = title[1]
             # An option, such as `    n_layer: int = 4    # number of blocks`
             elif option := re.match(r"    (\w+): .+?(?:  # (.+))?$", line):
-                helps[option[1]] = option[2] or ""
-                headings[option[1]] = heading
-    return helps, headings
+                comments.setdefault(option[1], (heading, option[2] or ""))
+    return comments
 
 
 def parse_options(argv, description, *classes, command="", leave_out=()):
@@ -191,32 +191,27 @@ def parse_options(argv, description, *classes, command="", leave_out=()):
         argument_default=argparse.SUPPRESS,
         epilog="[...] is an option's default. Where there is a --size, its preset, the arch's "
                "recipe or the benchmark may replace it. (...) says how a default is chosen.")
-    options = {}
+    options, groups = {}, {None: parser}
     for cls in classes:
+        comments = read_comments(cls)
         for field in fields(cls):
-            if field.name not in leave_out:
-                options.setdefault(field.name, field)
-    # In read_comments() later classes win, so go from the most general class to the most special
-    # one. The last entry of __mro__ is `object`.
-    owners = [owner for cls in reversed(classes) for owner in reversed(cls.__mro__[:-1])]
-    helps, headings = read_comments(owners)
-
-    groups = {None: parser}
-    for name, field in options.items():
-        kind, words = allowed_values(field)
-        if words:
-            argument = dict(type=str.lower, choices=words)
-        else:
-            argument = dict(type=kind, metavar=kind.__name__)
-        if "true" in words:
-            argument |= dict(nargs="?", const="true")  # --name alone
-        about = helps.get(name, "").replace("%", "%%")
-        if field.default is not None:
-            about += f" [{field.default}]"
-        heading = headings.get(name)
-        if heading not in groups:
-            groups[heading] = parser.add_argument_group(heading)
-        groups[heading].add_argument(f"--{name}", help=about, **argument)
+            if field.name in leave_out or field.name in options:
+                continue
+            options[field.name] = field
+            kind, words = allowed_values(field)
+            if words:
+                argument = dict(type=str.lower, choices=words)
+            else:
+                argument = dict(type=kind, metavar=kind.__name__)
+            if "true" in words:
+                argument |= dict(nargs="?", const="true")  # --name alone
+            heading, about = comments[field.name]
+            about = about.replace("%", "%%")
+            if field.default is not None:
+                about += f" [{field.default}]"
+            if heading not in groups:
+                groups[heading] = parser.add_argument_group(heading)
+            groups[heading].add_argument(f"--{field.name}", help=about, **argument)
 
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
