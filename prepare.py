@@ -221,13 +221,13 @@ def parse_options(argv, description, *classes, command="", leave_out=()):
 
 def explain_unknown(word, options):
     """Return a message of one line about a word on the command line that is not an option."""
+    name = word.split("=")[0].lstrip("-")
     if word.startswith("-"):
-        meant = did_you_mean(word.split("=")[0].lstrip("-"), options)
-        return f"{word}: no such option{meant} (--help lists them)"
+        return f"{word}: no such option{did_you_mean(name, options)} (--help lists them)"
     example = "--name=value"
     if word.endswith(".py"):
         example += "; there are no configuration files"
-    elif word.split("=")[0] in options:
+    elif name in options:
         example = f"--{word}"
     elif "out_dir" in options:
         example = f"--out_dir={word}"
