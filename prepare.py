@@ -355,11 +355,7 @@ def encode(tokenizer, data, new=True):
     If the text begins a document (new=True), an end-of-text token comes first. The words
     "<|endoftext|>" in the text are encoded as ordinary text.
     """
-    if tokenizer.name == "bytes":
-        tokens = np.frombuffer(data, np.uint8)
-    else:
-        tokens = tokenizer.encode_to_numpy(data.decode(errors="replace"), disallowed_special=())
-    tokens = tokens.astype(np.uint16)
+    tokens = tokenizer.encode_to_numpy(data.decode(), disallowed_special=()).astype(np.uint16)
     return np.insert(tokens, 0, tokenizer.eot_token) if new else tokens
 
 
