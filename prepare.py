@@ -31,6 +31,7 @@ import re
 import signal
 import sys
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -710,8 +711,9 @@ def write_shards(folder, options, tokenizer, paths, progress):
     else:
         chunks = stream_fineweb(options.subset, progress["place"])
     encoded = encode_chunks(tokenizer, chunks)
-    # These tokens have been read, but are not in a shard yet.
-    left_over = np.frombuffer(bytes.fromhex(progress["left_over"]), np.uint16)
+    # These tokens have been read, but are not in a shard yet. ("H" is uint16. Unlike a NumPy array,
+    # this one can grow.)
+    waiting = array("H", bytes.fromhex(progress["left_over"]))
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
     while progress["tokens"] < n_train:
@@ -720,29 +722,28 @@ def write_shards(folder, options, tokenizer, paths, progress):
         if progress["shards"] == 0:
             split, n_wanted = "val", val_tokens
 
-        # Add encoded text until the shard is full, starting with what the previous shard left over.
-        parts = [left_over]
-        n_tokens, n_bytes = len(left_over), 0
-        while n_tokens < n_wanted and (split == "train" or n_bytes < val_bytes):
+        # Add encoded text until there is enough for the shard.
+        n_bytes = 0
+        while len(waiting) < n_wanted and (split == "train" or n_bytes < val_bytes):
             chunk = next(encoded, None)
             if chunk is None:
                 break
             tokens, chunk_bytes, place = chunk
             progress["place"] = place
-            parts.append(tokens)
-            n_tokens += len(tokens)
+            waiting.frombytes(tokens.tobytes())
             n_bytes += chunk_bytes
             bar.update(len(tokens))
-        if n_tokens == 0:
+        if not waiting:
             break
-        tokens, left_over = np.split(np.concatenate(parts), [n_wanted])
+        tokens = waiting[:n_wanted]
+        del waiting[:n_wanted]
 
         # Write the shard, and then save where to resume.
         write_shard(folder / f"{folder.name}_{split}_{progress['shards']:06d}.bin", tokens)
         progress["shards"] += 1
         if split == "train":
             progress["tokens"] += len(tokens)
-        progress["left_over"] = left_over.tobytes().hex()
+        progress["left_over"] = waiting.tobytes().hex()
         write_json(folder / PROGRESS, progress)
     check(progress["tokens"], f"{options.source}: nothing is left to train on; give more text, or "
           "a smaller --val_tokens")
