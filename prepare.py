@@ -460,7 +460,7 @@ def find_files(source, seed):
 
     Raises DataError if there is no such file, or no text in it.
     """
-    location, suffixes = Path(source), None
+    location, suffixes = Path(source), None  # None: any suffix
     if source == "stdlib":
         # Leave the test folders out, which some installations do not have. (A few other files, such
         # as _sysconfigdata_*.py, still differ between installations of a Python version.)
