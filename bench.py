@@ -15,7 +15,6 @@ Which arch learns most is another question. lessons/studies/race.py answers it w
 """
 import json
 import random
-import time
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -28,6 +27,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.benchmark import timer
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
@@ -131,13 +131,7 @@ def print_table(rows):
 
 
 # ---- Speed and decoding --------------------------------------------------------------------------
-
-def now(device):
-    """Return the time in seconds. A GPU may still have work queued, so wait for it first."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter()
-
+# A GPU may still have work queued, so torch's timer() waits for it before it reads the clock.
 
 def make_step(config, process):
     """Return a function that takes one training step and returns its measurements."""
@@ -151,9 +145,9 @@ def make_step(config, process):
     micro_batches = [(idx, idx)] * (tokens // idx.numel())
 
     def step():
-        start = now(process.device)
+        start = timer()
         optimizer_step(0, model, optimizer, micro_batches, config, process)
-        seconds = now(process.device) - start
+        seconds = timer() - start
         measured = {"ms/step": 1e3 * seconds, "tokens/s": tokens / seconds}
         return measured | utilization(model, tokens / seconds, process)
     return step
@@ -236,10 +230,10 @@ def decode(model, prompt, new_tokens, process):
     with process.autocast():
         tokens = model.generate(prompt, new_tokens, temperature=0)
         next(tokens)
-        start = now(process.device)
+        start = timer()
         for _ in tokens:
             pass
-        seconds = now(process.device) - start
+        seconds = timer() - start
     batch_size = prompt.shape[0]
     return {"tokens/s": batch_size * (new_tokens - 1) / seconds}
 
