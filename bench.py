@@ -13,7 +13,6 @@ out/bench.
 
 Which arch learns most is another question. lessons/studies/race.py answers it with complete runs.
 """
-import json
 import random
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -32,8 +31,8 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from model import ARCHS, GPT, ConfigError
-from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options,
-                     run_script)
+from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options, read_json,
+                     run_script, write_json)
 
 # The archs, and their colors in the studies' pictures (by Okabe and Ito, for color-blind readers)
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9",
@@ -201,8 +200,7 @@ def compare(benchmark, jobs, options, training, process):
 def write_results(benchmark, options, training, **results):
     """Write the options and results of a benchmark to a JSON file, and print its path."""
     path = Path(options.out_dir, f"{benchmark}.json")
-    everything = {"torch": torch.__version__, "options": vars(options) | training, **results}
-    path.write_text(json.dumps(everything))
+    write_json(path, {"torch": torch.__version__, "options": vars(options) | training, **results})
     print(path)
 
 
@@ -454,7 +452,7 @@ def curves(options, folders):
     usual = {}
     if options.usual:
         path = Path(__file__).with_name("assets") / "usual.json"
-        usual = json.loads(path.read_text())["runs"]
+        usual = read_json(path)["runs"]
     gray = dict(color="0.85", lw=4, zorder=0)
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
     any_apart = any_gray = False
