@@ -58,7 +58,6 @@ class SpeedOptions(MemoryOptions):
 @dataclass
 class DecodingOptions(SpeedOptions):
     # Benchmark
-    batch_size: int = 1         # sequences that are decoded together
     new_tokens: int = 65        # tokens to generate after a prompt of 16; the first is not timed
 
 
@@ -174,11 +173,16 @@ def spread(values):
     return f"{median:,.3f} ({p10:,.3f}-{p90:,.3f})"
 
 
-def compare(benchmark, jobs, options, training, process):
-    """Measure the jobs, print a table of medians and write all measurements to a JSON file.
+def compare(benchmark, make_job, options, training):
+    """Measure a job of every arch, print a table of medians and write all measurements to a file.
 
+    make_job(config, process) returns a function without arguments, which returns its measurements.
     Each ratio is a job's ms/step (or tokens/s) divided by that of the first job in the same round.
     """
+    check_at_least(1, options, "rounds")
+    configs = resolve_each(options.archs, training)
+    process = set_up_process(next(iter(configs.values())))
+    jobs = {name: make_job(config, process) for name, config in configs.items()}
     results = run_interleaved(jobs, options.rounds)
     rows = []
     for name, measured in results.items():
@@ -217,37 +221,38 @@ def speed(options, training):
     # is when one arch is trained alone.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
-    configs = resolve_each(options.archs, training)
-    process = set_up_process(next(iter(configs.values())))
-    jobs = {name: make_step(config, process) for name, config in configs.items()}
-    compare("speed", jobs, options, training, process)
+    compare("speed", make_step, options, training)
 
 
-def decode(model, prompt, new_tokens, process):
-    """Generate greedily after prompt (B, T); return tokens per second without the first token."""
-    with process.autocast():
-        tokens = model.generate(prompt, new_tokens, temperature=0)
-        next(tokens)
-        start = timer()
-        for _ in tokens:
-            pass
-        seconds = timer() - start
-    batch_size = prompt.shape[0]
-    return {"tokens/s": batch_size * (new_tokens - 1) / seconds}
+def make_decoding(new_tokens, config, process):
+    """Return a function that generates text greedily and returns its speed.
+
+    The first token is not timed, because the model reads the whole prompt for it.
+    """
+    model = make_model(config, process.device)
+    prompt = torch.randint(config.vocab_size, (config.batch_size, 16), device=process.device)
+
+    def decode():
+        with process.autocast():
+            tokens = model.generate(prompt, new_tokens, temperature=0)
+            next(tokens)
+            start = timer()
+            for _ in tokens:
+                pass
+            seconds = timer() - start
+        return {"tokens/s": config.batch_size * (new_tokens - 1) / seconds}
+    return decode
 
 
 def sample(options, training):
-    """Measure how fast every arch generates text. Here --dtype defaults to float32."""
+    """Measure how fast every arch generates text.
+
+    Here --dtype defaults to float32. --batch_size is the number of sequences that are decoded
+    together, by default 1.
+    """
     check_at_least(2, options, "new_tokens")
-    training = {"dtype": "float32", **training}
-    configs = resolve_each(options.archs, training)
-    first = next(iter(configs.values()))
-    process = set_up_process(first)
-    prompt = torch.randint(first.vocab_size, (options.batch_size, 16), device=process.device)
-    jobs = {name: partial(decode, make_model(config, process.device), prompt, options.new_tokens,
-                          process)
-            for name, config in configs.items()}
-    compare("sample", jobs, options, training, process)
+    training = {"dtype": "float32", "batch_size": 1, **training}
+    compare("sample", partial(make_decoding, options.new_tokens), options, training)
 
 
 # ---- Memory --------------------------------------------------------------------------------------
@@ -519,9 +524,6 @@ def main(argv):
     else:
         options, training = parse(words, benchmark.__doc__, options_class, f"{name} ")
         arguments = options, training
-    for option in ("rounds", "batch_size"):
-        if option in vars(options):
-            check_at_least(1, options, option)
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     benchmark(*arguments)
 
