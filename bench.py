@@ -509,11 +509,10 @@ BENCHMARKS = {"speed": (speed, SpeedOptions), "memory": (memory, MemoryOptions),
 def main(argv):
     """Run the benchmark that the first word of the command line names."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: bench.py {{{','.join(BENCHMARKS)}}} ...\n{__doc__}")
+        print(__doc__)
         return
     name, *words = argv
-    hint = "; the race is lessons/studies/race.py" if name == "race" else ""
-    check_choice("benchmark", name, BENCHMARKS, hint)
+    check_choice("benchmark", name, BENCHMARKS, "; the race is lessons/studies/race.py")
     benchmark, options_class = BENCHMARKS[name]
     if benchmark is curves:
         folders = [word for word in words if not word.startswith("-")]
