@@ -515,16 +515,15 @@ def main(argv):
     check_choice("benchmark", name, BENCHMARKS, "; the race is lessons/studies/race.py")
     benchmark, options_class = BENCHMARKS[name]
     if benchmark is curves:
-        folders = [word for word in words if not word.startswith("-")]
+        others = [word for word in words if not word.startswith("-")]
         words = [word for word in words if word.startswith("-")]
         options = CurvesOptions(**parse_options(words, curves.__doc__, CurvesOptions,
                                                 command="curves FOLDER ... "))
-        arguments = options, folders
     else:
-        options, training = parse(words, benchmark.__doc__, options_class, f"{name} ")
-        arguments = options, training
+        options, others = parse(words, benchmark.__doc__, options_class, f"{name} ")
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
-    benchmark(*arguments)
+    # The others are folders in curves(), and options of train.py in all other benchmarks.
+    benchmark(options, others)
 
 
 if __name__ == "__main__":
