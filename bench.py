@@ -30,9 +30,9 @@ from torch.utils.benchmark import timer
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
-from model import ARCHS, GPT, ConfigError
-from prepare import (check, check_at_least, check_choice, did_you_mean, parse_options, read_json,
-                     run_script, write_json)
+from model import ARCHS, GPT
+from prepare import (check, check_at_least, check_choice, parse_options, read_json, run_script,
+                     write_json)
 
 # The archs, and their colors in the studies' pictures (by Okabe and Ito, for color-blind readers)
 COLORS = {"rmsnorm+qk_norm": "#000000", "layernorm": "#E69F00", "rmsnorm": "#56B4E9",
@@ -85,15 +85,16 @@ def parse(words, description, options_class, command=""):
 
 
 def train_config(name, training, **changes):
-    """Return the TrainConfig of an arch, named as in --archs. Raises ConfigError."""
-    arch, _, switch = name.partition("+")
-    if switch not in ("", "qk_norm"):
-        raise ConfigError(f"archs={name}: only +qk_norm may follow the name of an arch"
-                          f"{did_you_mean(switch, ['qk_norm'])}")
+    """Return the TrainConfig of an arch, named as in --archs. Raises ConfigError.
+
+    In the name, + sets an option of train.py to true, usually qk_norm.
+    """
+    arch, *switches = name.split("+")
     if ":" not in arch:
         check_choice("archs", arch, ARCHS, "; ARCH+qk_norm adds QK norm, and FILE.py:NAME is an "
                      "arch in a file of your own")
-    return TrainConfig(**{"arch": arch, "qk_norm": switch == "qk_norm", **training, **changes})
+    switched_on = dict.fromkeys(switches, True)
+    return TrainConfig(**{"arch": arch, **switched_on, **training, **changes})
 
 
 def resolve_each(archs, training):
