@@ -152,20 +152,23 @@ def make_step(config, process):
     return step
 
 
-def run_interleaved(jobs, rounds, warmup=3):
+def run_interleaved(jobs, rounds):
     """Call each job once per round, in random order; return {name: one dict per round}.
 
-    If the machine slows down for a while, all jobs are affected alike.
+    If the machine slows down for a while, all jobs are affected alike. Three rounds of warmup,
+    numbered -3 to -1, come first and do not count.
     """
     order = random.Random(1337)
     results = {name: [] for name in jobs}
-    for i in tqdm(range(warmup + rounds), leave=False, disable=None):
+    for i in tqdm(range(-3, rounds), leave=False, disable=None):
         # A compilation while the clock runs would give a wrong number, so it is an error after the
         # warmup rounds.
-        with torch.compiler.set_stance("default" if i < warmup else "fail_on_recompile"):
+        with torch.compiler.set_stance("default" if i < 0 else "fail_on_recompile"):
             for name in order.sample(list(jobs), len(jobs)):
-                results[name].append(jobs[name]())
-    return {name: measured[warmup:] for name, measured in results.items()}
+                measured = jobs[name]()
+                if i >= 0:
+                    results[name].append(measured)
+    return results
 
 
 def spread(values):
