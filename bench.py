@@ -431,19 +431,23 @@ def memory(options, training):
 
 # ---- Curves --------------------------------------------------------------------------------------
 
-def draw_curve(axes, points, last_apart, star_size=9, **style):
-    """Draw points (tokens, value) as a line; the axis has millions of tokens.
+def draw_curve(axes, log, key, **style):
+    """Draw a column of a log against its training tokens. Return how many stars were drawn: 0 or 1.
 
-    If `last_apart` is true, the last point becomes a star, which no line connects to the others.
+    The last validation of a run usually reads more tokens, so its loss cannot be compared with the
+    earlier ones. Then it is a star, which no line connects to them.
     """
-    tokens = [n / 1e6 for n, _ in points]
-    values = [value for _, value in points]
-    n_joined = len(points)
-    if last_apart:
+    log = log.dropna(subset=key)
+    tokens = log["tokens"] / 1e6
+    n_joined = len(log)
+    # Older logs do not have val_tokens.
+    if key.startswith("val") and "val_tokens" in log and log["val_tokens"].tail(2).nunique() > 1:
         n_joined -= 1
-    [line] = axes.plot(tokens[:n_joined], values[:n_joined], **style)
-    axes.plot(tokens[n_joined:], values[n_joined:], "*", ms=star_size, color=line.get_color(),
-              zorder=line.get_zorder())
+    [line] = axes.plot(tokens[:n_joined], log[key][:n_joined], **style)
+    # The star of a thick gray line is larger, so that it shows behind that of a run.
+    axes.plot(tokens[n_joined:], log[key][n_joined:], "*", ms=8 + line.get_linewidth(),
+              color=line.get_color(), zorder=line.get_zorder())
+    return len(log) - n_joined
 
 
 def curves(options, folders):
@@ -455,49 +459,34 @@ def curves(options, folders):
     The folders may stand before, between or after the options. Write an option as --name=value.
     """
     key = options.key
-    check(folders, "curves: expected the folders of some runs, such as out/angpt")
     check(key == "val_loss" or not options.usual, f"key={key}: --usual draws val_loss only")
-    # arch -> seed -> number of training tokens -> validation loss
-    usual = {}
-    if options.usual:
-        path = Path(__file__).with_name("assets") / "usual.json"
-        usual = read_json(path)["runs"]
-    gray = dict(color="0.85", lw=4, zorder=0)
+    gray = dict(color="0.85", lw=4, zorder=0, label="other seeds, default options")
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
-    any_apart = any_gray = False
+    n_stars = 0
 
-    # A folder that is named twice is drawn once.
-    for folder in dict.fromkeys(folders):
+    for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
         # The loss at step 0 is so large that the rest of the curve would look flat.
-        records = [record for record in read_log(folder) if record["step"] > 0]
-        if not records:
+        log = pd.DataFrame(record for record in read_log(folder) if record["step"] > 0)
+        if log.empty:
             print(f"{folder}: left out, because it has no log.jsonl with a record after step 0")
             continue
-        numeric_keys = {name for record in records for name, value in record.items()
-                        if isinstance(value, (int, float))}
-        check_choice("key", key, sorted(numeric_keys), f" ({folder}/log.jsonl)")
-        shown = [record for record in records if key in record]
-        # The last validation of a run usually reads more tokens, so its loss cannot be compared
-        # with the earlier ones.
-        last_tokens = [record.get("val_tokens") for record in shown[-2:]]
-        last_apart = key.startswith("val") and last_tokens[0] != last_tokens[-1]
-        points = [(record["tokens"], record[key]) for record in shown]
-        draw_curve(axes, points, last_apart, marker="o", ms=3, label=folder)
-        any_apart = any_apart or last_apart
+        check_choice("key", key, sorted(log.select_dtypes("number")), f" ({folder}/log.jsonl)")
+        n_stars += draw_curve(axes, log, key, marker="o", ms=3, label=folder)
 
-        seeds = usual.get(Path(folder).name, {})
-        if options.usual and not seeds:
-            print(f"{folder}: no gray lines; they exist only for folders named {', '.join(usual)}")
-        for losses in seeds.values():
-            points = [(int(n), loss) for n, loss in losses.items() if int(n) > 0]
-            draw_curve(axes, points, last_apart=True, star_size=12, **gray)
-            any_apart = any_gray = True
+        if options.usual:
+            # {arch: {seed: the records of its log after step 0}}
+            usual = read_json(Path(__file__).with_name("assets") / "usual.json")["runs"]
+            seeds = usual.get(Path(folder).name, {})
+            if not seeds:
+                print(f"{folder}: no gray lines; they exist only for folders named "
+                      f"{', '.join(usual)}")
+            for records in seeds.values():
+                n_stars += draw_curve(axes, pd.DataFrame(records), key, **gray)
+                gray["label"] = None  # one gray line in the legend is enough
 
-    check(axes.lines, "curves: no run to draw")
-    if any_gray:
-        axes.plot([], [], **gray, label="other seeds, default options")
-    note = "; star: the last validation, on more tokens" if any_apart else ""
+    check(axes.lines, "curves: no run to draw; expected the folders of some runs, such as out/angpt")
+    note = "; star: the last validation, on more tokens" if n_stars else ""
     axes.set(xlabel=f"tokens (millions){note}", ylabel=key)
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")
