@@ -288,7 +288,6 @@ def make_fused_runner(graph, example_inputs):
     later kernel reads.
     """
     *nodes, output = graph.graph.nodes
-    inputs = [node for node in nodes if node.op == "placeholder"]
     level = {}                   # node -> the most products on a path that ends there
     in_memory = {}               # key of a storage -> a tensor in that storage
     for node in [*nodes, output]:
@@ -302,7 +301,8 @@ def make_fused_runner(graph, example_inputs):
 
     def run(arguments):
         allocated = {}           # key of a storage -> a tensor with this storage
-        for node, argument in zip(inputs, arguments):
+        # The first nodes are the graph's inputs.
+        for node, argument in zip(nodes, arguments):
             for key in storages(node):
                 allocated[key] = argument
         # Keep everything until the graph ends. This makes the estimates of the presets from 32m to
