@@ -25,7 +25,7 @@ from train import (TrainConfig, compile_model, make_model, make_optimizer, optim
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.utils.benchmark import timer
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
@@ -341,15 +341,15 @@ def as_compiled(modules, method):
             return eager(*inputs)
 
     # compiled_for() returns a function that is traced when it is first called. @cache gives each
-    # combination of input shapes one of its own.
+    # shape of the first input one of its own; the shapes of the other inputs follow from it.
     @cache
-    def compiled_for(*shapes):
+    def compiled_for(shape):
         return aot_function(call, make_fused_runner, decompositions=select_decomp_table(),
                             partition_fn=min_cut_rematerialization_partition)
 
     def run(module, *inputs):
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        return compiled_for(*(x.shape for x in inputs if x is not None))(tensors, *inputs)
+        return compiled_for(inputs[0].shape)(tensors, *inputs)
     for module in modules:
         setattr(module, method, partial(run, module))
 
