@@ -58,6 +58,7 @@ class SpeedOptions(MemoryOptions):
 @dataclass
 class DecodingOptions(SpeedOptions):
     # Benchmark
+    batch_size: int = 1         # sequences that are decoded together
     new_tokens: int = 65        # tokens to generate after a prompt of 16; the first is not timed
 
 
@@ -228,13 +229,13 @@ def speed(options, training):
     compare("speed", make_step, options, training)
 
 
-def make_decoding(new_tokens, config, process):
+def make_decoding(batch_size, new_tokens, config, process):
     """Return a function that generates text greedily and returns its speed.
 
     The first token is not timed, because the model reads the whole prompt for it.
     """
     model = make_model(config, process.device)
-    prompt = torch.randint(config.vocab_size, (config.batch_size, 16), device=process.device)
+    prompt = torch.randint(config.vocab_size, (batch_size, 16), device=process.device)
 
     def decode():
         with process.autocast():
@@ -244,19 +245,17 @@ def make_decoding(new_tokens, config, process):
             for _ in tokens:
                 pass
             seconds = timer() - start
-        return {"tokens/s": config.batch_size * (new_tokens - 1) / seconds}
+        return {"tokens/s": batch_size * (new_tokens - 1) / seconds}
     return decode
 
 
 def sample(options, training):
-    """Measure how fast every arch generates text.
-
-    Here --dtype defaults to float32. --batch_size is the number of sequences that are decoded
-    together, by default 1.
-    """
+    """Measure how fast every arch generates text. Here --dtype defaults to float32."""
+    check_at_least(1, options, "batch_size")
     check_at_least(2, options, "new_tokens")
-    training = {"dtype": "float32", "batch_size": 1, **training}
-    compare("sample", partial(make_decoding, options.new_tokens), options, training)
+    training = {"dtype": "float32", **training}
+    make_job = partial(make_decoding, options.batch_size, options.new_tokens)
+    compare("sample", make_job, options, training)
 
 
 # ---- Memory --------------------------------------------------------------------------------------
@@ -460,9 +459,10 @@ def curves(options, folders):
     """
     key = options.key
     check(key == "val_loss" or not options.usual, f"key={key}: --usual draws val_loss only")
-    gray = dict(color="0.85", lw=4, zorder=0, label="other seeds, default options")
+    gray = dict(color="0.85", lw=4, zorder=0)
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
     n_stars = 0
+    any_gray = False
 
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
@@ -483,9 +483,12 @@ def curves(options, folders):
                       f"{', '.join(usual)}")
             for records in seeds.values():
                 n_stars += draw_curve(axes, pd.DataFrame(records), key, **gray)
-                gray["label"] = None  # one gray line in the legend is enough
+                any_gray = True
 
-    check(axes.lines, "curves: no run to draw; expected the folders of some runs, such as out/angpt")
+    check(axes.lines,
+          "curves: no run to draw; expected the folders of some runs, such as out/angpt")
+    if any_gray:
+        axes.plot([], [], **gray, label="other seeds, default options")
     note = "; star: the last validation, on more tokens" if n_stars else ""
     axes.set(xlabel=f"tokens (millions){note}", ylabel=key)
     axes.legend()
