@@ -20,8 +20,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 # Import train before torch, because train.py sets environment variables that torch reads.
-from train import (TrainConfig, compile_model, make_model, make_optimizer, optimizer_step, read_log,
-                   resolve, set_up_process, utilization)
+from train import (TrainConfig, compile_model, draw_curve, make_model, make_optimizer,
+                   optimizer_step, read_log, resolve, set_up_process, utilization)
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -430,25 +430,6 @@ def memory(options, training):
 
 # ---- Curves --------------------------------------------------------------------------------------
 
-def draw_curve(axes, log, key, **style):
-    """Draw a column of a log against its training tokens. Return how many stars were drawn: 0 or 1.
-
-    The last validation of a run usually reads more tokens, so its loss cannot be compared with the
-    earlier ones. Then it is a star, which no line connects to them.
-    """
-    log = log.dropna(subset=key)
-    tokens = log["tokens"] / 1e6
-    n_joined = len(log)
-    # Older logs do not have val_tokens.
-    if key.startswith("val") and "val_tokens" in log and log["val_tokens"].tail(2).nunique() > 1:
-        n_joined -= 1
-    [line] = axes.plot(tokens[:n_joined], log[key][:n_joined], **style)
-    # The star of a thick gray line is larger, so that it shows behind that of a run.
-    axes.plot(tokens[n_joined:], log[key][n_joined:], "*", ms=8 + line.get_linewidth(),
-              color=line.get_color(), zorder=line.get_zorder())
-    return len(log) - n_joined
-
-
 def curves(options, folders):
     """
     Draw the logs of several runs of train.py in one picture.
@@ -461,18 +442,18 @@ def curves(options, folders):
     check(key == "val_loss" or not options.usual, f"key={key}: --usual draws val_loss only")
     gray = dict(color="0.85", lw=4, zorder=0)
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
-    n_stars = 0
-    any_gray = False
+    any_star = any_gray = False
 
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
         # The loss at step 0 is so large that the rest of the curve would look flat.
-        log = pd.DataFrame(record for record in read_log(folder) if record["step"] > 0)
-        if log.empty:
+        records = [record for record in read_log(folder) if record["step"] > 0]
+        if not records:
             print(f"{folder}: left out, because it has no log.jsonl with a record after step 0")
             continue
-        check_choice("key", key, sorted(log.select_dtypes("number")), f" ({folder}/log.jsonl)")
-        n_stars += draw_curve(axes, log, key, marker="o", ms=3, label=folder)
+        numeric_keys = sorted(pd.DataFrame(records).select_dtypes("number"))
+        check_choice("key", key, numeric_keys, f" ({folder}/log.jsonl)")
+        any_star |= draw_curve(axes, records, key, marker="o", ms=3, label=folder)
 
         if options.usual:
             # {arch: {seed: the records of its log after step 0}}
@@ -482,14 +463,14 @@ def curves(options, folders):
                 print(f"{folder}: no gray lines; they exist only for folders named "
                       f"{', '.join(usual)}")
             for records in seeds.values():
-                n_stars += draw_curve(axes, pd.DataFrame(records), key, **gray)
+                any_star |= draw_curve(axes, records, key, star_size=12, **gray)
                 any_gray = True
 
     check(axes.lines,
           "curves: no run to draw; expected the folders of some runs, such as out/angpt")
     if any_gray:
         axes.plot([], [], **gray, label="other seeds, default options")
-    note = "; star: the last validation, on more tokens" if n_stars else ""
+    note = "; star: the last validation, on more tokens" if any_star else ""
     axes.set(xlabel=f"tokens (millions){note}", ylabel=key)
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")

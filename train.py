@@ -872,20 +872,36 @@ def append_log(folder, record):
         file.write(json.dumps(record, default=float) + "\n")
 
 
+def draw_curve(axes, records, key, star_size=9, **style):
+    """Draw an entry of a log's records against their training tokens. Return True if it has a star.
+
+    The last validation of a run usually reads more tokens than the earlier ones, which makes it
+    another measurement. Then it is a star, which no line connects to them.
+    """
+    records = [record for record in records if key in record]
+    tokens = np.array([record["tokens"] / 1e6 for record in records])
+    values = np.array([record[key] for record in records], float)
+    is_star = np.full(len(records), False)
+    if key.startswith("val"):
+        # Older logs do not have val_tokens.
+        val_tokens = np.array([record.get("val_tokens", 0) for record in records])
+        is_star = val_tokens != val_tokens[:1]  # other than that of the first record
+    [line] = axes.plot(tokens[~is_star], values[~is_star], **style)
+    axes.plot(tokens[is_star], values[is_star], "*", ms=star_size, color=line.get_color(),
+              zorder=line.get_zorder())
+    return is_star.any()
+
+
 def draw_losses(folder):
     """Draw loss.png: the training loss and the validation loss against the training tokens."""
     axes = Figure(figsize=(8, 5), layout="constrained").subplots()
     # The validation loss of step 0 is usually so high that it would squeeze all the rest.
     records = [record for record in read_log(folder) if record["step"] > 0]
-    # The last validation may use more tokens than the others, which makes it another measurement.
-    # So no line joins the validation losses.
-    for key, style, label in (("loss", "C0-", "training"), ("val_loss", "C1o", "validation")):
-        measured = [record for record in records if key in record]
-        tokens = [record["tokens"] / 1e6 for record in measured]
-        losses = [record[key] for record in measured]
-        axes.plot(tokens, losses, style, label=label)
+    draw_curve(axes, records, "loss", label="training")
+    has_star = draw_curve(axes, records, "val_loss", marker="o", ms=4, ls="--", label="validation")
+    note = "; star: the last validation, on more tokens" if has_star else ""
     axes.set_title(str(folder), parse_math=False)  # a name may have a $
-    axes.set(xlabel="training tokens (millions)", ylabel="loss (nats per token)")
+    axes.set(xlabel=f"training tokens (millions){note}", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
     axes.figure.savefig(folder / "loss.png")
