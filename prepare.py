@@ -283,7 +283,8 @@ def atomic_write(path):
     """
     temporary = Path(f"{path}.tmp")
     try:
-        with explain_errors(f"{path}: cannot be written; is the disk full?"):
+        with explain_errors(f"{path}: cannot be written; is the disk full, or its folder "
+                            "read-only?"):
             with open(temporary, "wb") as file:
                 yield file
                 file.flush()
@@ -452,7 +453,7 @@ class PrepareConfig:
 CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
-            "unzstd), else convert it (for example iconv -f LATIN1 -t UTF-8)")
+            "unzstd), else convert it (for example iconv -f UTF-16 -t UTF-8, or -f LATIN1)")
 
 
 def find_files(source, seed):

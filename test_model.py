@@ -1919,9 +1919,11 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
     assert resume_with(8, fingerprint="new") == 8
     with refused:
         resume_with(9, fingerprint="rebuilt")
-    os.remove(data / "tiny_train_000002.bin")
-    with pytest.raises(DataError, match="data: a shard is missing"):
-        resume_with(9, fingerprint="new")
+    for pattern in ("*_train_000002.bin", "*_train_*.bin"):
+        for path in data.glob(pattern):
+            path.unlink()
+        with pytest.raises(DataError, match="data: a shard is missing"):
+            resume_with(9, fingerprint="new")
 
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):

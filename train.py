@@ -395,8 +395,6 @@ class Tokens:
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
         self.starts = np.cumsum([0, *counts])
         self.windows = int(self.starts[-1])
-        check(self.windows > 0, f"{folder}: too few {split} tokens for one window of "
-              f"--block_size={length}; set a smaller --block_size, or prepare more text")
 
     def window(self, i):
         """Return window i and the token after it: (length + 1,) int64."""
@@ -439,13 +437,16 @@ def open_dataset(config, process):
         # (check_dataset). In older datasets, which have no fingerprint, the sizes take its place.
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
-    dataset.train = Tokens(config.data, "train", config.block_size)
-    dataset.val = Tokens(config.data, "val", config.block_size)
-    # A shard that the user has added is trained on as well, so more tokens than counted are fine.
-    are_whole = (dataset.train.tokens >= dataset.train_tokens
-                 and dataset.val.tokens >= dataset.val_tokens)
-    check(are_whole, f"{config.data}: a shard is missing, since the shards have fewer tokens than "
-          "meta.json counts; remove the folder and run prepare.py again")
+    for split in ("train", "val"):
+        tokens = Tokens(config.data, split, config.block_size)
+        # A shard that the user has added is used as well, so more tokens than counted are fine.
+        check(tokens.tokens >= meta[f"{split}_tokens"], f"{config.data}: a shard is missing, since "
+              f"the {split} shards have fewer tokens than meta.json counts; remove the folder and "
+              "run prepare.py again")
+        check(tokens.windows > 0, f"{config.data}: too few {split} tokens for one window of "
+              f"--block_size={config.block_size}; set a smaller --block_size, or prepare more text "
+              "or larger shards")
+        setattr(dataset, split, tokens)
     return dataset
 
 
