@@ -575,9 +575,9 @@ def read_files(paths, total, place=0):
         for document in open_documents(path):
             n_bytes = document.seek(0, os.SEEK_END)
             document.seek(0)
-            longest = CHUNK_BYTES
+            longest = min(CHUNK_BYTES, total // 20)
             if n_bytes > total // 20:
-                longest = min(longest, total // 200)
+                longest = min(CHUNK_BYTES, total // 200)
             # cut() yields chunks of up to about 2 * size bytes.
             size = max(1, longest // 2)
             begins = True
