@@ -651,32 +651,34 @@ def dataset_settings(options, paths):
 def load_progress(folder, settings):
     """Return what progress.json says about an unfinished dataset, or None if it is complete.
 
-    If the folder holds no training shards, write and return the progress.json of a new dataset.
-    Raises DataError if it holds training shards that were made with other settings, or whose
-    settings are not recorded.
+    If there is no progress.json, or it cannot be continued, write and return one of a new dataset.
+    Raises DataError if the folder holds training shards that were made with other settings, or
+    whose settings are not recorded.
     """
+    has_shards = any(folder.glob("*_train_*.bin"))
     # A complete dataset has meta.json, an unfinished one progress.json.
-    path = folder / "meta.json"
-    if not any(folder.glob("*_train_*.bin")):
-        # If a file speaks of training shards, they have been deleted since.
-        path.unlink(missing_ok=True)
-        progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
-        write_json(folder / PROGRESS, progress)
-        return progress
-
-    is_complete = path.exists()
-    if not is_complete:
-        path = folder / PROGRESS
-        check(path.exists(), f"{folder}: holds unknown shards, without a meta.json; give another "
-              "--name, or remove the folder")
-    with explain_errors(f"{path}: not written by prepare.py"):
-        progress = read_json(path)
-        earlier = dict(progress["options"])
-    other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
-             if earlier.get(name) != value]
-    check(not other, f"{folder}: made with {'; '.join(other)}; go back to the earlier settings and "
-          "files, give another --name, or remove the folder")
-    return None if is_complete else progress
+    for path in (folder / "meta.json", folder / PROGRESS):
+        if path.exists():
+            with explain_errors(f"{path}: not written by prepare.py"):
+                progress = read_json(path)
+                earlier = dict(progress["options"])
+            other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
+                     if earlier.get(name) != value]
+            check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
+                  "the earlier settings and files, give another --name, or remove the folder")
+            is_meta = path.name == "meta.json"
+            if is_meta and has_shards:
+                return None
+            # Either file may speak of training shards that have been deleted since.
+            is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
+            if not is_outdated:
+                return progress
+            path.unlink()
+    check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
+          "--name, or remove the folder")
+    progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
+    write_json(folder / PROGRESS, progress)
+    return progress
 
 
 def encode_chunks(tokenizer, chunks):

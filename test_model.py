@@ -1008,17 +1008,19 @@ def test_a_dataset_whose_shards_were_deleted_is_made_again(texts):
         assert (files_of(folder) == whole) == (options == {})
 
 
-def test_without_training_shards_a_preparation_starts_again(texts):
+def test_a_validation_shard_without_training_shards_is_kept(texts):
     folder = prepare_rows(texts, shard_tokens=10_000)
     whole = files_of(folder)
     settings = read_meta(folder)["options"]
-    progress = {"options": settings, "shards": 1, "tokens": 0, "place": 7, "left_over": ""}
-    for changes in ({}, {"tokens": 10_000, "shards": 2}):
-        for path in [*folder.glob("*_train_*.bin"), folder / "meta.json"]:
-            path.unlink()
-        write_json(folder / prep.PROGRESS, progress | changes)
-        prepare_rows(texts, shard_tokens=10_000)
-        assert files_of(folder) == whole
+    for path in folder.glob("*_train_*.bin"):
+        path.unlink()
+    (folder / "meta.json").unlink()
+    kept = {"options": settings, "shards": 1, "tokens": 0, "place": 7, "left_over": ""}
+    write_json(folder / prep.PROGRESS, kept)
+    assert prep.load_progress(folder, settings) == kept
+    write_json(folder / prep.PROGRESS, kept | {"tokens": 10_000, "shards": 2})
+    prepare_rows(texts, shard_tokens=10_000)
+    assert files_of(folder) == whole
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"options": 3}', '{"title": "my book"}'])
