@@ -1112,6 +1112,8 @@ def noted_signals():
 def print_line(text):
     try:
         print(text, flush=True)
+    except UnicodeEncodeError:
+        print(text.encode("ascii", "replace").decode(), flush=True)  # a console without ±
     except OSError:
         pass  # The terminal, or the program that reads our output, is gone. Keep training.
 
