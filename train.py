@@ -691,8 +691,11 @@ def read_checkpoint(source):
         # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
+        # These are all that is needed to load a model. A missing one raises a KeyError.
+        for name in ("model", "config", "step", "tokenizer"):
+            state[name]
         # Old checkpoints store the arch as FILE.py:NAME. Keep the name only, since loading a
-        # checkpoint must never run a file. (A checkpoint of another program has no arch.)
+        # checkpoint must never run a file.
         state["config"]["arch"] = state["config"]["arch"].split(":")[-1]
     return state
 
