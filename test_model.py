@@ -42,7 +42,7 @@ from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, PowerNorm, 
 from prepare import DataError, prepare, read_meta, read_shard, run_script, write_json, write_shard
 from train import (batches, Diverged, evaluate, learning_rate, load_model, make_optimizer,
                    optimizer_step, Process, read_checkpoint, read_log, RECIPES, resolve, Tokens,
-                   train, TrainConfig)
+                   train, TrainConfig, with_checkpoint)
 
 # ==================================================================================================
 # model.py
@@ -2055,6 +2055,9 @@ ARCHS["mine"] = Mine
     assert "The code of mine's block has changed" in changed
     path.write_text("a typo, saved while the run continues")
     load_model(config.out_dir)
+    state = read_checkpoint(config.out_dir)
+    state["options"]["arch"] = arch                # a checkpoint must never run a file
+    with_checkpoint(resumed(config), state, own_checkpoint=True)
     del ARCHS["mine"]                              # as in another process
     with pytest.raises(DataError, match="defined in a file of the user's; set --arch=FILE.py:mine"):
         load_model(config.out_dir)

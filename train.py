@@ -768,9 +768,10 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # Besides the options of the model, inherit those that were set. The others, such as the
         # intervals, are derived again, since a longer run has other ones. (Older checkpoints do not
         # tell which were set, so inherit all of theirs. Some may no longer exist.)
-        set_before = state.get("options", saved)
-        inherited |= {name: set_before[name] for name in set_before
+        set_before = {name: value for name, value in state.get("options", saved).items()
                       if name in TrainConfig.__dataclass_fields__}
+        # Those of the model win, because their arch is a name, and no file to be run.
+        inherited = {**set_before, **inherited}
     else:
         # A run that only starts from the weights may choose these.
         must_match -= {"block_size", "pn_warmup"}
@@ -1130,9 +1131,9 @@ def train(config, watch=None, say=print_line):
     dict, the record gets its entries. With several ranks, every rank must pass the same watch,
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
     ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
-    dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop
-    during the loop, it is saved first, unless it fails, and then this function raises
-    KeyboardInterrupt (Ctrl-C) or SystemExit.
+    dataset is made. Raises ConfigError, DataError, Diverged, or OSError for a folder that cannot be
+    made. If a signal tells the run to stop during the loop, it is saved first, unless it fails, and
+    then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     lock = contextlib.nullcontext()
     if not config.eval_only and os.environ.get("RANK", "0") == "0":

@@ -384,6 +384,7 @@ def bound_inputs(generator):
     lengths = torch.tensor([5.0, 1.0, 0.2])
     yield "one row of length 5, one of 1, one of 0.2", lengths[:, None] * unit_rows(W[:3])
     yield "a row of zeros", torch.stack((torch.zeros(4), W[0]))
+    yield "a row longer than 1 whose entries are below 1", torch.full((1, 4), 0.8)
     yield "a single row", torch.tensor([[3.0, -4.0]])
 
 
@@ -404,7 +405,7 @@ BOUND = Exercise(reference=bound_rows, inputs=bound_inputs, misconceptions={
     "You divide by the sum of absolute values. A length is the root of the sum of squares.":
         lambda W: W / W.abs().sum(-1, keepdim=True).clamp(min=1),
     "You divide all rows by the length of the longest one, and so shorten some that should stay. "
-    "Divide each row by its own length.":
+    "Divide only rows longer than 1, each by its own length.":
         lambda W: W / W.norm(dim=-1).max().clamp(min=1),
     "You bounded the matrix as a whole. Each row has a bound of its own.":
         lambda W: W / W.norm().clamp(min=1),

@@ -1133,7 +1133,8 @@ PROPERTIES = {
             lambda y, factor, percent: percent != 0 or near(y[0], factor),
         "Your factor is wrong. The time is the number of tokens times the time per token.":
             lambda y, right: near(y[0], right[0]),
-        "Your saving does not fit your factor: twice as fast needs half the time and saves 50%.":
+        "Your saving does not fit your factor: twice as fast needs half the time and saves 50%, "
+        "half as fast needs twice the time and saves -100%.":
             lambda y: near(y[1], 100 - 100 / y[0])},
     "6.5": {
         "The factors of the two steps, from the weak baseline to the strong one and from there to "
@@ -1147,8 +1148,9 @@ PROPERTIES = {
         "Some of your shares between 0 and 1 are wrong. The factors of successive steps multiply. "
         "Which shares add up to 1, into however many steps you divide the way?":
             lambda y, weak, strong, right: not 1 < strong < weak or near(y[1], right[1], 1e-5),
-        "Your share is right from 0 to 1, but not everywhere below 0 and above 1. Why should the "
-        "formula be another one there?":
+        "Your share is right from 0 to 1, but not everywhere below 0 and above 1. If a step goes "
+        "backwards, its logarithm is below 0. Does your formula keep the sign, and is it the same "
+        "one there?":
             never},
     "6.6": {
         "If the lowest loss is at an edge, the search is not finished: return nan twice.":
@@ -1190,7 +1192,8 @@ PROPERTIES = {
     "6.8": {
         "Losses fall with C, so a is positive in L = A C^-a. Yours is not.":
             lambda y: y[1] > 0,
-        "Even without noise, your exponent is wrong.":
+        "Even without noise, your exponent is wrong. There log L over log C has the slope -a "
+        "everywhere. If you divide two sums, are both sums or both means, over the same runs?":
             lambda y, c: not without_noise(c) or near(y[1], 0.2, 1e-5),
         "A is the law's loss at C = 1. Even without noise, yours is another number.":
             lambda y, c: not without_noise(c) or near(y[0], 20.0, 1e-5),

@@ -389,7 +389,8 @@ PAIRS = Exercise(
     "You divide two medians, which may come from different rounds. Divide within each round "
     "first.":
         lambda a, b, right: (b.median() / a.median(), *right[1:]),
-    "You divide the two medians. Divide within each round, and take the median of these ratios.":
+    "Your first number is the median of b over that of a. Divide b by a within each round, and take "
+    "the median of these ratios.":
         lambda a, b, right: (b.quantile(0.5) / a.quantile(0.5), *right[1:]),
     "You divide quantiles, which may come from different rounds. Divide within each round first, "
     "then take the three quantiles.":
@@ -641,7 +642,8 @@ PROPERTIES = {
         "No machine exceeds its peak, but yours is above 100%.":
             lambda y: y < 100,
         "Even with one GPU yours is off. How many FLOPs does a token cost per parameter, forward "
-        "and backward, and how many percent of the peak is that per second?":
+        "and backward, do all parameters count, and how many percent of the peak is that per "
+        "second?":
             lambda y, right, gpus: gpus > 1 or near(y, right),
         "With one GPU yours is right. What peak do several GPUs have together?":
             never},
