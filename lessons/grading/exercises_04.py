@@ -1070,8 +1070,8 @@ GAIN_ABOUT = {
     "2 b c d a b c d, four pairs":
         "2 b c d a b c d: look at the first pair, which turns too.",
     "a b b a a b c d, two pairs":
-        "a b b a: compare channel by channel, 0 with 2 and 1 with 3. The same values, or the same "
-        "sum, are not enough.",
+        "a b b a a b c d, two pairs: rope turns channel 0 with 2 and 1 with 3. Which channels do "
+        "you compare? The same values, or the same sum, are not enough.",
     "a a b b c c d d, four pairs":
         "a a b b ...: which channel is turned together with channel 0?",
     "a b c d a b c nearly-d, four pairs":
@@ -1331,8 +1331,8 @@ PROPERTIES = {
             lambda y, right, q: not is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "With a gain for all heads' channels yours is off even at the first token, which rope does "
         "not turn. There one mean is taken over the channels of all heads of a token. Over which "
-        "axes is yours, by how many do you divide, and when do you take the root? If you join the heads, how do you join them "
-        "and cut them apart, and is the gain cut in the same way?":
+        "axes is yours, by how many do you divide, and when do you take the root? If you join the "
+        "heads, how do you join them and cut them apart, and is the gain cut in the same way?":
             lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "The first token, which rope does not turn, is right. For the others: how do you call "
         "rope, and what comes first?":

@@ -170,6 +170,11 @@ def silu_branch(generator, d):
     return branch
 
 
+def rms_or_itself(x):
+    y = rms(x)
+    return x if torch.allclose(x, y) else y
+
+
 def scaling_inputs(generator):
     yield "layer 3", randn(generator, 2, 3, 4), rms, silu_branch(generator, 4), 3
     yield "the first layer", randn(generator, 2, 3, 4), rms, silu_branch(generator, 4), 1
@@ -179,6 +184,8 @@ def scaling_inputs(generator):
     def norm(x):
         return gain * rms(x)
     yield "a norm with a gain", randn(generator, 3, 4), norm, silu_branch(generator, 4), 2
+    h = rms(randn(generator, 3, 4))
+    yield "a normalized h that norm returns itself", h, rms_or_itself, silu_branch(generator, 4), 2
 
 
 def scaled_step(h, norm, branch, layer):
@@ -497,8 +504,8 @@ def attend(x, keys, hidden):
 class Mixer:
     """Causal attention without matrices, all at once (full) or chunk by chunk (step).
 
-    `fault` names an error in step, or is None. Even then step's outputs differ from full's by
-    rounding: by a factor of 1 + 2^-22.
+    `fault` names an error, or is None. Even then step's outputs differ from full's by rounding: by
+    a factor of 1 + 2^-22.
     """
 
     def __init__(self, generator, fault):
@@ -509,6 +516,8 @@ class Mixer:
         n = x.shape[1]
         x = x + self.places[:n]
         later = torch.ones(n, n).triu(1) > 0
+        if self.fault == "full looks ahead":
+            later[:] = False
         return attend(x, x, later)
 
     def step(self, x, state):
@@ -539,8 +548,6 @@ class Mixer:
         return torch.arange(n) + start
 
     def read(self, cache):
-        if self.fault == "ignores the cache":
-            return cache[:, :0]
         if self.fault == "one sequence's cache for all":
             return cache[:1].expand_as(cache)
         return cache
@@ -553,6 +560,8 @@ class Mixer:
         if self.fault == "no mask behind a cache" and before > 0:
             return none
         if self.fault == "no mask without a cache" and before == 0:
+            return none
+        if self.fault == "full looks ahead":
             return none
         if self.fault == "mask at the wrong corner":
             return key > query
@@ -582,8 +591,9 @@ FAULTS = {
         "You accept one that has no mask while the cache is empty.",
     "mask at the wrong corner":
         "You accept one whose queries see too few keys once the cache is filled.",
-    "ignores the cache":
-        "You accept one that ignores all earlier chunks.",
+    "full looks ahead":
+        "You accept one whose full looks at later tokens, which no chunk can do. Do you compare "
+        "with full(x) of all tokens?",
     "adds to the cache once":
         "You accept one that fills its cache once and never adds to it.",
     "keeps no single token":
@@ -648,6 +658,12 @@ def without_absolute_value(full, step, x):
     return all((in_chunks(step, x, sizes) - full(x)).mean() <= 1e-5 for sizes in CUTS)
 
 
+def beginnings(full, step, x):
+    """Return True if the first chunk is right, however long it is."""
+    lengths = range(1, x.shape[1] + 1)
+    return all(torch.allclose(step(x[:, :n], None)[0], full(x)[:, :n], atol=1e-5) for n in lengths)
+
+
 def state_never_reset(full, step, x):
     state = None
     for sizes in CUTS:
@@ -665,6 +681,9 @@ CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOU
     "A filled cache has no influence on your result. Are all tokens in one chunk, is the state "
     "always None, or does a return end your loop after its first way of cutting?":
         partial(agrees, sizes=[6]),
+    "A filled cache has no influence on your result, though you try chunks of several lengths: is "
+    "the state always None?":
+        beginnings,
     "One token at a time passes where several at once fail. If you try chunks of several tokens, "
     "too, is there a return inside the loop, or is an earlier result overwritten?":
         partial(agrees, sizes=1),
@@ -932,7 +951,7 @@ PROPERTIES = {
         "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half the distance between the two differences. Yours is not. "
-        "It comes from the standard deviation of the differences about their own mean.":
+        "The error comes from the standard deviation of the differences about their own mean.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
         "Yours is right with two seeds. For n differences, what is divided by n - 1, and what by "
         "the root of n?":
