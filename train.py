@@ -1098,12 +1098,15 @@ def noted_signals():
             signal.signal(number, note)
     try:
         yield received
-    except Exception:
+    except Exception as error:
         if not received:
             raise
         # The signal's exception, below, takes the place of this one. So print this one here.
         # (Ctrl-C may have caused it, because the terminal stops a running compiler, too.)
-        traceback.print_exc()
+        if isinstance(error, DataError):
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
