@@ -9,6 +9,7 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,15 @@ def answers(function, exercise, labels=None):
             found[label] = error
         overwritten |= {i for i, x in enumerate(copies) if not unchanged(x, inputs[i])}
     return found, overwritten
+
+
+@cache
+def own_answers(function, exercise, label=None):
+    """Return answers() of one of the exercise's own functions, to all inputs or only this one.
+
+    They are computed once and kept.
+    """
+    return answers(function, exercise, label and [label])
 
 
 def code_of(function):

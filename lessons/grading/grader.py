@@ -35,9 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
 
-import torch
-
-from answers import answers, arguments, code_of, copy, largest_gap
+from answers import answers, arguments, code_of, copy, largest_gap, own_answers
 from explain import difference, yes_or_no
 from mistakes import (
     agree, call_by_name, general_sentences, known_mistake_sentences, overwriting_sentence,
@@ -213,7 +211,7 @@ def grade(number, function):
     except NotImplementedError:
         print(f"{number}  not solved yet: the notebook continues with the grader's own function")
         return exercise.reference
-    expected, _ = answers(exercise.reference, exercise)
+    expected, _ = own_answers(exercise.reference, exercise)
     wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
     if not wrong and not overwritten:
         largest = largest_gap(found, expected)

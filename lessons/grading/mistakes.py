@@ -9,13 +9,13 @@ import dis
 import inspect
 import math
 import warnings
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, permutations
 
 import torch
 
 from answers import (
-    NothingReturned, aligned, answers, arguments, close, code_of, copy, gap, near, same, values)
+    NothingReturned, aligned, arguments, close, code_of, copy, gap, near, own_answers, same, values)
 from error_sentences import REDUCTIONS, error_sentences, values_and_indices
 from explain import listed, part_names, rows_too_many
 
@@ -84,7 +84,7 @@ def known_mistake_sentences(found, overwritten, expected, exercise):
 
     known = []
     for wrong, sentence in exercise.misconceptions:
-        others, others_overwritten = answers(wrong, exercise)
+        others, others_overwritten = own_answers(wrong, exercise)
         if others_overwritten == overwritten:
             if explains(others):
                 return [sentence]
@@ -93,12 +93,13 @@ def known_mistake_sentences(found, overwritten, expected, exercise):
     first_label = next(iter(found))
     for (f, _, first), (g, _, second) in combinations(known, 2):
         both = both_mistakes(f, g)
-        if both and explains(answers(both, exercise, [first_label])[0]):
-            if explains(answers(both, exercise)[0]):
+        if both and explains(own_answers(both, exercise, first_label)[0]):
+            if explains(own_answers(both, exercise)[0]):
                 return [first, second]
     return mistakes_in_parts(found, expected, known, exercise)
 
 
+@cache
 def both_mistakes(f, g):
     """Return the function that makes both mistakes, if both are partial of one function."""
     of_one = isinstance(f, partial) and isinstance(g, partial) and f.func is g.func
