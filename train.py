@@ -107,7 +107,7 @@ RECIPES = {
 
 
 def recipe(values):
-    """Return the options that suit the arch and the width in a dict of options, as another dict."""
+    """Return the options that follow from the arch, n_embd, tie and init_from in `values`."""
     options = dict(RECIPES.get(ARCHS[values["arch"]].family, PRE_NORM))
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
     # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
@@ -127,9 +127,9 @@ class TrainConfig(GPTConfig):
     """The options of a training run.
 
     In the comments behind the options, (...) says how an option gets its value if it is not set.
-    The dataclass lists the options, but the constructor is ours, because such a value may depend on
-    the size, the arch or a checkpoint. Some options stay None until the dataset and the number of
-    processes are known; then resolve() completes them.
+    The dataclass lists the options, but the constructor is ours, because the value of an option
+    that is not set may depend on the size, the arch or a checkpoint. Some options stay None until
+    the dataset and the number of processes are known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value.
@@ -313,10 +313,9 @@ class Process:
     world_size: int = 1
 
     def autocast(self):
-        # Use no cache, so that the gradient of lm_head's weight is added up in float32. By default,
-        # autocast caches its bfloat16 copies of the weights during a forward pass. GPT.mean_loss
-        # may use lm_head once for each chunk of positions. All chunks would share one copy of its
-        # weight, and their gradients would be added up in bfloat16.
+        # By default, autocast caches its bfloat16 copies of the weights during a forward pass.
+        # GPT.mean_loss may use lm_head once for each chunk of positions. All chunks would share one
+        # copy of its weight, and their gradients would be added up in bfloat16. So use no cache.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -359,13 +358,13 @@ def set_up_process(config):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves 20 to 40% of a step. The first limit is so high that malloc's heap never
-        # shrinks. By default, large blocks bypass the heap and are returned as soon as they are
-        # freed. The second limit makes malloc take blocks of up to 32 MB from the heap, too.
+        # which saves 20 to 40% of a step. With the first limit malloc's heap shrinks only when 2 GB
+        # of it are free. By default, large blocks bypass the heap and are returned as soon as they
+        # are freed. The second limit makes malloc take blocks of up to 32 MB from the heap, too.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
-        libc.mallopt(M_MMAP_THRESHOLD, 2 ** 25)  # the highest value that glibc accepts
+        libc.mallopt(M_MMAP_THRESHOLD, 2 ** 25)  # the highest that every glibc accepts
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -435,6 +434,7 @@ def open_dataset(config, process):
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
         # A run is resumed only with the dataset that it was started with, as its fingerprint tells
         # (check_dataset). In older datasets, which have no fingerprint, the sizes take its place.
+        # (A shard that is added later changes neither.)
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for split in ("train", "val"):
@@ -450,7 +450,8 @@ def open_dataset(config, process):
     return dataset
 
 
-# Keep only the last two orders, because an order takes 8 bytes per window of the dataset.
+# A step may need the orders of two epochs. Keep no more of them, because an order takes 8 bytes per
+# window of the dataset.
 @functools.lru_cache(maxsize=2)
 def epoch_order(seed, epoch, n_windows):
     """Return the numbers of all training windows, each once, in this epoch's random order."""
@@ -463,8 +464,8 @@ def batches(tokens, step, config, process):
     The sequences of a step depend on the dataset, the block size, the total batch size, the seed
     and the step, not on earlier steps or on the number of ranks. Each rank takes its share of them.
     """
-    # Many programs prepare the next batch in another thread. Here a GPU is given its work without
-    # waiting for it, so the CPU comes to the next batch while the GPU is busy. By our estimate,
+    # Many programs prepare the next batch in another thread. Here the CPU queues a GPU's work and
+    # does not wait for it, so it comes to the next batch while the GPU is busy. By our estimate,
     # another thread would save less than 1%.
     sequences = config.total_batch_size // config.block_size
     start = step * sequences
@@ -645,7 +646,7 @@ def evaluate(model, dataset, config, process, eval_tokens):
         batch_bytes = dataset.token_bytes[y.numpy()].sum()
         # Fill up the last micro-batch, since another shape would have to be compiled. Targets of -1
         # do not count.
-        missing = (0, 0, 0, size - len(x))  # no columns, and rows at the end
+        missing = (0, 0, 0, size - len(x))  # left, right, above, below
         x = torch.nn.functional.pad(x, missing)
         y = torch.nn.functional.pad(y, missing, value=-1)
         with process.autocast(), torch.compiler.set_stance(stance):
@@ -748,7 +749,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
     A run that starts from another run's weights inherits the options of the model. If
     own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
-    evaluated. Then the run also inherits all other options that were set when it was started.
+    evaluated. Then the run also inherits all other options that were set when it was started, or
+    when it was resumed before.
     Raises DataError if an option that is set now would make another model of it or, if
     own_checkpoint is true, another run.
     """
@@ -798,7 +800,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # --max_steps=2000, and a third one with --max_steps=4000. The ratio becomes 0.1 and then 0.05,
     # so the warmup still takes 200 steps. A command that sets the ratio of the earlier commands
     # (0.2) again changes nothing.
-    if own_checkpoint and completed.warmup_ratio == TrainConfig(**inherited).warmup_ratio:
+    earlier_ratio = TrainConfig(**inherited).warmup_ratio
+    if own_checkpoint and completed.warmup_ratio == earlier_ratio:
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
@@ -1023,6 +1026,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
         model.require_backward_grad_sync = is_last
         with process.autocast():
             _, micro_loss = model(x, y, loss_only=True)
+            # Divide by the number of ranks, too, since their gradients are summed (sum_bucket).
             scaled_loss = micro_loss / (len(micro_batches) * process.world_size)
         scaled_loss.backward()
         loss += scaled_loss.detach()
@@ -1068,7 +1072,7 @@ def noted_signals():
     stops, or has finished or failed by then. So a loop over several runs ends, too.
     """
     received = []
-    handlers = {}  # number of a signal -> how a second one, or one after the run, is handled
+    handlers = {}  # number of a signal -> its handler for a second one, and after the run
 
     def note(number, frame):
         received.append(number)
@@ -1148,9 +1152,14 @@ def train(config, watch=None, say=print_line):
 
 def run(config, watch, say):
     """Set up a run and train, step by step, as train() describes."""
-    # Checkpoint. own_checkpoint is true if the checkpoint in out_dir is read: either to resume that
-    # run (then `resuming` is true, too), or only to evaluate it. With init_from, the weights of
-    # another run are read, unless a run that began with them is resumed: its own are newer.
+    # Checkpoint. There are four kinds of runs:
+    #   - A new run reads no checkpoint.
+    #   - With init_from it reads the weights of another run, and is new otherwise.
+    #   - A resumed run reads the checkpoint in out_dir: own_checkpoint and `resuming` are true. If
+    #     it began with init_from, it reads its own weights all the same, since they are newer.
+    #   - With eval_only, the run in out_dir is evaluated (own_checkpoint is true), or init_from's.
+    # `config` has the options of the command line. Here those of the checkpoint are added, and
+    # further below resolve() adds those that depend on the dataset and the number of ranks.
     state = None
     own_checkpoint = config.uses_own_checkpoint
     resuming = own_checkpoint and not config.eval_only
@@ -1170,16 +1179,16 @@ def run(config, watch, say):
     process = set_up_process(config)
     main_process = process.rank == 0
     if say is None or not main_process:
-        say = lambda line: None
+        say = lambda line: None  # only rank 0 speaks
 
     # Dataset
     dataset = open_dataset(config, process)
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. At step 0 a new run evaluates and a resumed one does not, so ranks
-    # that disagree about this would wait for each other forever. So compare also whether there is a
-    # checkpoint.
+    # dataset and the same step. Step 0 may be that of a new run or of a resumed one. Only a new run
+    # evaluates then, so ranks that disagree about this would wait for each other forever. So
+    # compare also whether there is a checkpoint.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1203,9 +1212,10 @@ def run(config, watch, say):
     # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
     state = None
 
-    # Let torch compile the blocks and the loss at their first call, if --compile asks for it. This
-    # changes `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums
-    # the gradients; with one, it is `model` itself. Only the optimizer step uses ddp_model.
+    # If --compile says so, or if it is "auto" and compiling pays, let torch compile the blocks and
+    # the loss when they are first used (on a CPU, when they are first trained). This changes
+    # `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums the
+    # gradients; with one, it is `model` itself. Only the optimizer step uses ddp_model.
     will_compile = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
@@ -1214,10 +1224,11 @@ def run(config, watch, say):
     code = block_code(model)
 
     # Folder. Continue the log of a resumed run, or make room for a new run.
-    if main_process and resuming:
-        cut_log(folder, first_step)
-    elif main_process:
-        open_folder(folder, say)
+    if main_process:
+        if resuming:
+            cut_log(folder, first_step)
+        else:
+            open_folder(folder, say)
 
     n_parameters = sum(p.numel() for p in model.parameters())
     epochs = config.max_steps * config.total_batch_size / dataset.train_tokens
@@ -1241,10 +1252,11 @@ def run(config, watch, say):
             if record["step"] == 0:
                 largest_sane_loss = max(largest_sane_loss, record.get("val_loss", 0.0))
 
-    # `seconds` is the time that all steps have taken up to the last record. It is added up in laps:
-    # from one reading of the loss to the next, without the time for evaluating, logging and saving.
-    # The current lap began after step lap_step, at the time `started`. (The first lap includes
-    # compiling.)
+    # `seconds` is the time that the steps have taken up to the last reading of the loss. It is
+    # added up in laps: from one reading to the next, without the time for evaluating, logging and
+    # saving. The current lap began after step lap_step, at the time `started`. (The first lap
+    # includes compiling. If a run is stopped between two records and resumed, the time of the steps
+    # between the last record and the stop is missing.)
     lap_step = first_step
     started = time.perf_counter()
 
@@ -1261,15 +1273,15 @@ def run(config, watch, say):
             #   7. stops, if a signal asks for it.
 
             # The first pass takes no step. A new run evaluates and saves its initial weights in it.
-            # A resumed run was saved at this step, so it goes on to the next pass.
+            # A resumed run has done that already: it was saved at this step.
+            if step == first_step and resuming:
+                continue
             # Every other pass takes one optimizer step. `step` counts the steps that are done then;
             # batches() and optimizer_step() want the index of this one, which starts at 0.
             if step > first_step:
                 micro_batches = batches(dataset.train, step - 1, config, process)
                 measured = optimizer_step(step - 1, ddp_model, optimizer, micro_batches, config,
                                           process)
-            elif resuming:
-                continue
 
             # Decide. Each validation and each checkpoint that is due has a record in the log.
             finished = step == config.max_steps
@@ -1279,18 +1291,19 @@ def run(config, watch, say):
             # With one rank, look for signals after every step. With several, asking the others
             # makes the CPU wait for the GPU. So ask only if a record is due, since the CPU waits
             # then anyway, and at every tenth step, in case records are rare.
-            asking = process.world_size == 1 or logging or step % 10 == 0
+            checking_signals = process.world_size == 1 or logging or step % 10 == 0
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read the loss. The CPU waits here until the GPU has done all queued steps, so read
             # only if a record is due, or after the first step. That step may include compiling, so
-            # it becomes a lap of its own, and the speed in the next record does not include it. (If
+            # it becomes a lap of its own, and the speed in later records does not include it. (If
             # no record is due after the first step, its loss is not logged.)
             after_first_step = step == first_step + 1
             reading = after_first_step or (logging and step > first_step)
             if reading:
                 record |= read_measurements(measured, step, process)
-                # All steps of the lap are done now, on a GPU as well, so look at the clock.
+                # The copy of these numbers was queued behind the whole step. So all steps of the
+                # lap are done now, on a GPU as well, and it is time to look at the clock.
                 lap_seconds = time.perf_counter() - started
                 seconds += lap_seconds
                 seconds_per_step = lap_seconds / (step - lap_step)
@@ -1317,15 +1330,16 @@ def run(config, watch, say):
                     record = extra | record  # for equal names, the record's value stays
 
             # Ask whether any rank has been told to stop. If one has, note its signal on all ranks.
+            # (A rank may then have its own twice, but only the first in the list counts.)
             stopping = False
-            if asking:
+            if checking_signals:
                 noted = sum(process.gather(signals), [])  # the lists of all ranks, joined
                 signals.extend(noted)
                 stopping = len(noted) > 0
             if stopping:
                 saving = True
-                # The loss may not have been read above. Read it now, so that Diverged is raised
-                # instead of saving NaN.
+                # The loss may not have been read above. Read it now, only so that Diverged is
+                # raised instead of saving NaN.
                 if step > first_step:
                     read_measurements(measured, step, process)
 
@@ -1340,22 +1354,22 @@ def run(config, watch, say):
                 if evaluating and step > 0:
                     draw_losses(folder)
 
-            # Stop. The rest of it comes after the loop.
+            # Stop. What is left to do, such as waiting for the other ranks, comes after the loop.
             if stopping:
                 break
 
-            # Restart the clock for the next lap. A pass with a record has logged, and perhaps
-            # evaluated and saved, since the last lap ended. That is not training.
+            # If a lap has ended above, restart the clock for the next one. (Logging, evaluating and
+            # saving have taken time since then, but that is not training.)
             if reading or logging:
                 started = time.perf_counter()
 
-        # Rank 0 may still be saving, and as soon as one rank exits with an error, torchrun kills
-        # the others. So wait for rank 0.
+        # If a signal has come, noted_signals() raises its exception when the `with` block is left.
+        # As soon as one rank exits with an error, torchrun kills the others, and rank 0 may still
+        # be saving. So wait for it.
         process.barrier()
         if not finished:
             say(f"\nStopped and saved at step {step}. "
                 "To resume: the same command with --resume=true")
-        # If a signal has come, noted_signals() raises its error now, as the `with` block is left.
         return read_log(folder)
 
 
