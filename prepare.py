@@ -339,7 +339,7 @@ TOKENIZERS = ("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit")
 def get_tokenizer(name):
     """Return the tiktoken.Encoding of that name.
 
-    "bytes" has a token for each byte, and token 256 marks the end of a text. Raises DataError.
+    "bytes" has a token for each byte, and token 256, which stands between texts. Raises DataError.
     """
     if name == "bytes":
         # tiktoken asks for a pattern, and merges bytes only within each of its matches. This
@@ -449,7 +449,7 @@ class PrepareConfig:
 
 # ---- Sources: files ------------------------------------------------------------------------------
 
-# Chunks have at most about this many bytes, because tiktoken fails on a million spaces.
+# Chunks have at most about this many bytes, because tiktoken fails on a million spaces before a word.
 CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
@@ -566,9 +566,10 @@ def cut(document, size, path):
 def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    `place` says where to resume. Here it is the number of chunks that have been read. A document of
-    more than 5% of the total bytes is cut into chunks of at most 0.5%, so that one long document
-    cannot carry the validation shard far beyond 5%. Raises DataError if a file is not text.
+    `place` says where to resume. Here it is the number of chunks that have been read. No chunk has
+    more than about 5% of the total bytes. A document of more than that is cut into chunks of at
+    most 0.5%, so that it cannot carry the validation shard far beyond 5%. Raises DataError if a
+    file is not text.
     """
     number = 0
     for path in paths:

@@ -14,8 +14,9 @@ size preset, the arch's recipe, the checkpoint, the command line.
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
 # save, stop. The functions that it calls are in the sections above it. Of these, read batches(),
-# learning_rate(), optimizer_step() and evaluate() first. Three long explanations can wait: those in
-# with_checkpoint() (the options of a resumed run), noted_signals() and sum_bucket().
+# learning_rate(), optimizer_step() and evaluate() first. What makes a program robust, but is not
+# about training, can wait: TrainConfig.__init__(), block_code(), with_checkpoint() (the options of
+# a resumed run), noted_signals() and sum_bucket().
 import ast
 import contextlib
 import copy
@@ -405,7 +406,10 @@ class Tokens:
         return shard[start:start + self.length + 1].astype(np.int64)
 
     def batch(self, indices, device):
-        """Return the inputs and the targets of some windows, each (len(indices), length)."""
+        """Return the inputs and the targets of some windows, each (len(indices), length).
+
+        The target of a token is the token after it.
+        """
         rows = np.stack([self.window(i) for i in indices])  # (len(indices), length + 1)
         rows = torch.from_numpy(rows)
         if torch.device(device).type == "cuda":
@@ -450,8 +454,8 @@ def open_dataset(config, process):
     return dataset
 
 
-# A step may need the orders of two epochs. Keep no more of them, because an order takes 8 bytes per
-# window of the dataset.
+# A step may need the orders of two epochs, seldom of more. Keep only two of them, because an order
+# takes 8 bytes per window of the dataset.
 @functools.lru_cache(maxsize=2)
 def epoch_order(seed, epoch, n_windows):
     """Return the numbers of all training windows, each once, in this epoch's random order."""
@@ -536,7 +540,7 @@ def make_optimizer(model, config):
         dict(params=others, weight_decay=0.0),
     ]
     betas = (config.beta1, config.beta2)
-    # fused=True needs a few kernels for all parameters, instead of several for each.
+    # fused=True needs only a few kernels for all parameters.
     return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
 
@@ -586,9 +590,10 @@ def sum_bucket(state, bucket):
     by the number of ranks before the backward pass. For the parameters the result is the same.
 
     The loss is divided that early because of PowerNorm. Its nu is a running mean of gradients from
-    inside the backward pass, where DistributedDataParallel has not reduced anything yet. If these
-    were gradients of each rank's own mean loss, nu would be larger by a factor of the number of
-    ranks, and a run that is resumed with another number of ranks would start with a wrong nu.
+    inside the backward pass (PowerScale.backward in model.py), where DistributedDataParallel has
+    not reduced anything yet. If these were gradients of each rank's own mean loss, nu would be
+    larger by a factor of the number of ranks, and a run that is resumed with another number of
+    ranks would start with a wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -799,7 +804,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # has a warmup_ratio of 0.2, so its warmup takes 200 steps. A second command resumes it with
     # --max_steps=2000, and a third one with --max_steps=4000. The ratio becomes 0.1 and then 0.05,
     # so the warmup still takes 200 steps. A command that sets the ratio of the earlier commands
-    # (0.2) again changes nothing.
+    # (0.2) again changes nothing. (The cosine after the warmup does become that of the longer run,
+    # so the learning rate rises when the run goes on.)
     earlier_ratio = TrainConfig(**inherited).warmup_ratio
     if own_checkpoint and completed.warmup_ratio == earlier_ratio:
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
@@ -1157,6 +1163,7 @@ def run(config, watch, say):
     #   - With init_from it reads the weights of another run, and is new otherwise.
     #   - A resumed run reads the checkpoint in out_dir: own_checkpoint and `resuming` are true. If
     #     it began with init_from, it reads its own weights all the same, since they are newer.
+    #     (With resume=auto, a run without a checkpoint is a new one.)
     #   - With eval_only, the run in out_dir is evaluated (own_checkpoint is true), or init_from's.
     # `config` has the options of the command line. Here those of the checkpoint are added, and
     # further below resolve() adds those that depend on the dataset and the number of ranks.
@@ -1187,7 +1194,7 @@ def run(config, watch, say):
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step. Step 0 may be that of a new run or of a resumed one. Only a new run
-    # evaluates then, so ranks that disagree about this would wait for each other forever. So
+    # evaluates then, so ranks that disagree about this would wait for each other in vain. So
     # compare also whether there is a checkpoint.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
@@ -1219,8 +1226,8 @@ def run(config, watch, say):
     will_compile = compile_model(model, config, process)
     ddp_model = distribute(model, process)
 
-    # Each checkpoint keeps the block's source, so that a later change of it is noticed. Read it
-    # now, because its file may be edited while the run lasts.
+    # Each checkpoint keeps the source of the block's classes, so that a later change of them is
+    # noticed. Read it now, because their file may be edited while the run lasts.
     code = block_code(model)
 
     # Folder. Continue the log of a resumed run, or make room for a new run.
@@ -1273,7 +1280,7 @@ def run(config, watch, say):
             #   7. stops, if a signal asks for it.
 
             # The first pass takes no step. A new run evaluates and saves its initial weights in it.
-            # A resumed run has done that already: it was saved at this step.
+            # A resumed run was saved at this step, so it goes on with the next one.
             if step == first_step and resuming:
                 continue
             # Every other pass takes one optimizer step. `step` counts the steps that are done then;
@@ -1358,8 +1365,8 @@ def run(config, watch, say):
             if stopping:
                 break
 
-            # If a lap has ended above, restart the clock for the next one. (Logging, evaluating and
-            # saving have taken time since then, but that is not training.)
+            # Restart the clock if a lap has ended above, or if the initial weights have been
+            # evaluated. (Logging, evaluating and saving take time, but that is not training.)
             if reading or logging:
                 started = time.perf_counter()
 
