@@ -303,7 +303,8 @@ def lock_folder(folder, message, wait=False):
     """
     folder = Path(folder).resolve()
     check(folder.name, f"{folder}: choose a folder inside it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    with explain_errors(f"{folder}: cannot be made"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         return lock.acquire(blocking=False)
