@@ -833,7 +833,8 @@ RUN_FILES = ("ckpt.pt", "log.jsonl", "loss.png")
 
 def open_folder(folder, say):
     """Make the folder of a new run. An earlier run in it is moved to folder.1, folder.2, ..."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with explain_errors(f"out_dir={folder}: cannot be made"):
+        folder.mkdir(parents=True, exist_ok=True)
     # Moving the folder would move everything in it, such as other runs, a dataset or this program.
     # So refuse a folder that holds anything but a run and hidden files. (A run that was killed may
     # leave ckpt.pt.tmp.)
