@@ -30,6 +30,7 @@ import os
 import platform
 import signal
 import sys
+import textwrap
 import threading
 import time
 import traceback
@@ -511,7 +512,7 @@ def make_model(config, device, state=None):
 @functools.cache
 def class_code(cls):
     """Return the source of a class without comments."""
-    return ast.unparse(ast.parse(inspect.getsource(cls)))
+    return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
 
 
 def block_code(model):
@@ -526,8 +527,7 @@ def block_code(model):
     try:
         return "\n".join(sorted(class_code(cls) for cls in classes))
     except (OSError, TypeError, SyntaxError):
-        # A class that was typed into an interpreter has no file, and the source of one that was
-        # defined in a function is indented.
+        # A class that was typed into an interpreter has no file.
         return None
 
 
