@@ -450,7 +450,7 @@ class PrepareConfig:
 
 # ---- Sources: files ------------------------------------------------------------------------------
 
-# Chunks have at most about this many bytes, because tiktoken fails on a million spaces before a word.
+# Chunks have at most about this many bytes, because tiktoken fails on a million spaces and a word.
 CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "

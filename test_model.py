@@ -2296,6 +2296,22 @@ def test_curves_begin_after_step_0_and_end_before_a_last_validation_of_more_toke
         benchmark("curves", folder, out_dir=tmp_path, key="los")
 
 
+@pytest.mark.parametrize("val_tokens, stars", [
+    ([], []), ([8], []), ([8, 8], []), ([8, 8, 99], [2]),
+    ([8, 8, 99, 16, 16, 99], [2, 5]),              # resumed with a larger --max_steps
+    ([None, None, 8, 8, 99], [4])])                # older records do not have it
+def test_a_validation_on_more_tokens_is_a_star(val_tokens, stars):
+    axes = bench.Figure().subplots()
+    records = [dict(tokens=i * 1e6, val_loss=1) for i in range(len(val_tokens))]
+    for record, number in zip(records, val_tokens):
+        if number is not None:
+            record["val_tokens"] = number
+    assert train_py.draw_curve(axes, records, "val_loss") == bool(stars)
+    line, apart = axes.lines
+    assert list(apart.get_xdata()) == stars
+    assert sorted([*line.get_xdata(), *stars]) == list(range(len(val_tokens)))
+
+
 def test_a_step_of_the_benchmarks_is_one_micro_batch_of_any_size():
     for options in (dict(batch_size=3), dict(block_size=4096, batch_size=1), dict(size="0.5b")):
         [config] = bench.resolve_each("ngpt", options).values()

@@ -196,7 +196,8 @@ class TrainConfig(GPTConfig):
         for name, value in values.items():
             setattr(self, name, value)
 
-        self.out_dir = self.out_dir or self.default_folder()
+        if self.out_dir is None:
+            self.out_dir = self.default_folder()
         self.check_ranges()
         # If a checkpoint is needed, this is only a draft, from the command line, which may lack
         # options of the model. with_checkpoint() completes and checks them.
@@ -773,9 +774,11 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # checkpoints do not have these options.)
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set. The others, such as the
-        # intervals, are derived again, since a longer run has other ones. (Older checkpoints do not
-        # tell which were set, so inherit all of theirs. Some may no longer exist.)
-        set_before = {name: value for name, value in state.get("options", saved).items()
+        # intervals, are derived again, since a longer run has other ones. (Older checkpoints call
+        # them "given", and the oldest do not tell which were set, so inherit all of theirs. Some
+        # may no longer exist.)
+        set_before = state.get("options", state.get("given", saved))
+        set_before = {name: value for name, value in set_before.items()
                       if name in TrainConfig.__dataclass_fields__}
         # Those of the model win, because their arch is a name, and no file to be run.
         inherited = {**set_before, **inherited}
@@ -891,7 +894,8 @@ def draw_curve(axes, records, key, star_size=9, **style):
     """Draw an entry of a log's records against their training tokens. Return True if it has a star.
 
     The last validation of a run usually reads more tokens than the earlier ones, which makes it
-    another measurement. Then it is a star, which no line connects to them.
+    another measurement. Then it is a star, which no line connects to them. (A run that was resumed
+    with a larger --max_steps may have several.)
     """
     records = [record for record in records if key in record]
     tokens = np.array([record["tokens"] / 1e6 for record in records])
@@ -900,7 +904,9 @@ def draw_curve(axes, records, key, star_size=9, **style):
     if key.startswith("val"):
         # Older logs do not have val_tokens.
         val_tokens = np.array([record.get("val_tokens", 0) for record in records])
-        is_star = val_tokens != val_tokens[:1]  # other than that of the first record
+        # Compare each number with the one that follows, and the last with the one before it.
+        neighbors = np.append(val_tokens[1:], val_tokens[-2:][:1])
+        is_star = val_tokens > neighbors
     [line] = axes.plot(tokens[~is_star], values[~is_star], **style)
     axes.plot(tokens[is_star], values[is_star], "*", ms=star_size, color=line.get_color(),
               zorder=line.get_zorder())
@@ -1145,9 +1151,9 @@ def train(config, watch=None, say=print_line):
     dict, the record gets its entries. With several ranks, every rank must pass the same watch,
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
     ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
-    dataset is made. Raises ConfigError, DataError, Diverged, or OSError for a folder that cannot be
-    made. If a signal tells the run to stop during the loop, it is saved first, unless it fails, and
-    then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop
+    during the loop, it is saved first, unless it fails, and then this function raises
+    KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     lock = contextlib.nullcontext()
     if not config.eval_only and os.environ.get("RANK", "0") == "0":
