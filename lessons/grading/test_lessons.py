@@ -2242,9 +2242,27 @@ def test_a_missing_name_is_blamed_on_the_cell_that_would_define_it():
 
 
 @pytest.fixture
-def not_run(monkeypatch):
+def results_of_cells(monkeypatch):
+    """Set what is found in a notebook's cells, in place of running them.
+
+    A lesson's whole notebook may just be starting in another thread (see runs). It is still run.
+    """
+
+    def set_results(results):
+        def instead(cells, *others):
+            if len(cells) > 9:
+                return run_cells.run_cells(cells, *others)
+            return results, []
+
+        monkeypatch.setattr(grade_class, "run_cells", instead)
+
+    return set_results
+
+
+@pytest.fixture
+def not_run(results_of_cells):
     """grade_class without the process: nothing is found in a notebook's cells."""
-    monkeypatch.setattr(grade_class, "run_cells", lambda *arguments: ({}, []))
+    results_of_cells({})
 
 
 @pytest.mark.parametrize(
@@ -2316,10 +2334,10 @@ def test_a_file_of_format_version_3_is_read(tmp_path):
     assert grade_class.code_cells(tmp_path / "x.ipynb") == ["a = 1"]
 
 
-def test_forged_results_are_not_counted(tmp_path, monkeypatch):
+def test_forged_results_are_not_counted(tmp_path, results_of_cells):
     """Results that are not the grader's are refused, and names are printed in one line."""
     forged = {"1.1": "all solved", "9.9": ["solved", []]}
-    monkeypatch.setattr(grade_class, "run_cells", lambda *arguments: (forged, []))
+    results_of_cells(forged)
     row = grade_class.run_notebook(notebook(tmp_path / "x.ipynb", DRIFT))
     assert row["solved"] == [] and row["note"] == "the result for 1.1 does not come from the grader"
     name = "x\nmallory\x1b[31m\u2028.ipynb"
