@@ -627,16 +627,17 @@ def distribute(model, process):
 # ---- Evaluation ----------------------------------------------------------------------------------
 
 @torch.no_grad()
-def evaluate(model, dataset, config, process, eval_tokens):
+def evaluate(model, dataset, config, process, eval_tokens=None):
     """Return val_loss (nats per token), val_bpb (bits per byte), val_error and val_tokens.
 
-    About eval_tokens tokens are used. Their windows are spread evenly over the whole validation
-    set, and are the same for every arch and number of ranks. val_error is the standard error of
-    val_loss, estimated from the differences between micro-batches. It is None if there is only one
-    micro-batch.
+    About eval_tokens tokens are used, by default config.eval_tokens. Their windows are spread
+    evenly over the whole validation set, and are the same for every arch and number of ranks.
+    val_error is the standard error of val_loss, estimated from the differences between
+    micro-batches. It is None if there is only one micro-batch.
     """
     tokens = dataset.val
-    n_windows = min(max(1, eval_tokens // config.block_size), tokens.windows)
+    n_windows = (eval_tokens or config.eval_tokens) // config.block_size
+    n_windows = min(max(1, n_windows), tokens.windows)
     chosen = [i * tokens.windows // n_windows for i in range(n_windows)]
 
     # In eval mode a compiled model has to be compiled once more. On a CPU validation is too short
