@@ -462,8 +462,8 @@ def curves(options, folders):
             if not seeds:
                 print(f"{folder}: no gray lines; they exist only for folders named "
                       f"{', '.join(usual)}")
-            for records in seeds.values():
-                any_star |= draw_curve(axes, records, key, star_size=12, **gray)
+            for records_of_seed in seeds.values():
+                any_star |= draw_curve(axes, records_of_seed, key, star_size=12, **gray)
                 any_gray = True
 
     check(axes.lines,

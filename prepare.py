@@ -450,7 +450,8 @@ class PrepareConfig:
 
 # ---- Sources: files ------------------------------------------------------------------------------
 
-# Chunks have at most about this many bytes, because tiktoken fails on a million spaces and a word.
+# Chunks have at most about this many bytes, because tiktoken fails on a million spaces if a word
+# follows them.
 CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
@@ -537,8 +538,8 @@ def open_documents(path):
     encoded_rows = (text.encode(errors="replace") for text in read_rows(path))
     n_rows = 0
     try:
-        for n_rows, text in enumerate(encoded_rows, 1):
-            yield io.BytesIO(text)
+        for n_rows, row in enumerate(encoded_rows, 1):
+            yield io.BytesIO(row)
     except Exception:
         # The message names the row, which is known only now.
         with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text` in every row"):

@@ -184,11 +184,11 @@ class TrainConfig(GPTConfig):
             self.options["arch"] = load_arch(self.options["arch"])
 
         defaults = {field.name: field.default for field in fields(TrainConfig)}
-        values = {**defaults, **self.options}
-        check_choice("arch", values["arch"], ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, and "
+        chosen = {**defaults, **self.options}
+        check_choice("arch", chosen["arch"], ARCHS, "; GPT+ is --arch=rmsnorm --qk_norm=true, and "
                      "an arch in a file of your own --arch=FILE.py:NAME")
-        check_choice("size", values["size"], SIZES)
-        preset = SIZES[values["size"]]
+        check_choice("size", chosen["size"], SIZES)
+        preset = SIZES[chosen["size"]]
         arch_recipe = recipe({**defaults, **preset, **self.options})
 
         # The order of precedence: each source of options wins over those to its left.
@@ -646,7 +646,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
 
     model.eval()
     size = config.batch_size
-    rows = []  # a row for each of this rank's micro-batches: its tokens, their bytes, its loss
+    own_rows = []  # a row for each micro-batch of this rank: its tokens, their bytes, its loss
     for start in range(process.rank * size, n_windows, process.world_size * size):
         x, y = tokens.batch(chosen[start:start + size], "cpu")
         batch_tokens = y.numel()
@@ -658,10 +658,10 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
         y = torch.nn.functional.pad(y, missing, value=-1)
         with process.autocast(), torch.compiler.set_stance(stance):
             _, loss = model(x.to(process.device), y.to(process.device), loss_only=True)
-        rows.append((batch_tokens, batch_bytes, loss.item()))
+        own_rows.append((batch_tokens, batch_bytes, loss.item()))
     model.train()
 
-    rows = sum(process.gather(rows), [])  # the lists of all ranks, joined
+    rows = sum(process.gather(own_rows), [])  # the lists of all ranks, joined
     n_tokens, n_bytes, losses = np.array(rows).T  # (number of micro-batches,) each
     mean = np.average(losses, weights=n_tokens)
     error = None
@@ -699,9 +699,12 @@ def read_checkpoint(source):
         # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
-        # These are all that is needed to load a model. A missing one raises a KeyError.
-        for name in ("model", "config", "step", "tokenizer"):
-            state[name]
+        # These are all that is needed to load a model. If the file holds a dict that lacks some of
+        # them, check() says which. If it holds anything else, one of the next lines fails, and
+        # explain_errors() reports that.
+        missing = {"model", "config", "step", "tokenizer"} - state.keys()
+        check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
+              f"no {' and no '.join(sorted(missing))}")
         # Old checkpoints store the arch as FILE.py:NAME. Keep the name only, since loading a
         # checkpoint must never run a file.
         state["config"]["arch"] = state["config"]["arch"].split(":")[-1]
@@ -778,8 +781,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # intervals, are derived again, since a longer run has other ones. (Older checkpoints call
         # them "given", and the oldest do not tell which were set, so inherit all of theirs. Some
         # may no longer exist.)
-        set_before = state.get("options", state.get("given", saved))
-        set_before = {name: value for name, value in set_before.items()
+        earlier = state.get("options", state.get("given", saved))
+        set_before = {name: value for name, value in earlier.items()
                       if name in TrainConfig.__dataclass_fields__}
         # Those of the model win, because their arch is a name, and no file to be run.
         inherited = {**set_before, **inherited}
@@ -905,7 +908,8 @@ def draw_curve(axes, records, key, star_size=9, **style):
     if key.startswith("val"):
         # Older logs do not have val_tokens.
         val_tokens = np.array([record.get("val_tokens", 0) for record in records])
-        # Compare each number with the one that follows, and the last with the one before it.
+        # Compare each number with the one that follows, and the last with the one before it. (If
+        # there is only one, compare it with itself.)
         neighbors = np.append(val_tokens[1:], val_tokens[-2:][:1])
         is_star = val_tokens > neighbors
     [line] = axes.plot(tokens[~is_star], values[~is_star], **style)

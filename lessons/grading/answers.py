@@ -86,7 +86,8 @@ def own_answers(function, exercise, label=None):
 
     They are computed once and kept.
     """
-    return answers(function, exercise, label and [label])
+    labels = None if label is None else [label]
+    return answers(function, exercise, labels)
 
 
 def code_of(function):
