@@ -12,11 +12,11 @@ and so on. Options come from these sources, of which the later ones win: the def
 size preset, the arch's recipe, the checkpoint, the command line.
 """
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
-# the dataset, the model and the optimizer, and then loops: take one optimizer step, evaluate, log,
-# save, stop. The functions that it calls are in the sections above it. Of these, read batches(),
-# learning_rate(), optimizer_step() and evaluate() first. What makes a program robust, but is not
-# about training, can wait: TrainConfig.__init__(), block_code(), with_checkpoint() (the options of
-# a resumed run), noted_signals() and sum_bucket().
+# the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, and take one
+# optimizer step. The functions that it calls are in the sections above it. Of these, read
+# batches(), learning_rate(), optimizer_step() and evaluate() first. What makes a program robust,
+# but is not about training, can wait: TrainConfig.__init__(), block_code(), with_checkpoint() (the
+# options of a resumed run), noted_signals() and sum_bucket().
 import ast
 import contextlib
 import copy
@@ -726,7 +726,7 @@ def save_checkpoint(path, model, code, optimizer, step, config, dataset):
         }, file)
 
 
-def check_dataset(config, state, dataset, resuming):
+def check_dataset(config, state, dataset, resuming=False):
     """Raise DataError unless a checkpoint fits the dataset.
 
     It must have the same tokenizer and, if its run is resumed, must come from the same dataset.
@@ -818,6 +818,25 @@ def with_checkpoint(config, state, own_checkpoint=False):
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
+
+
+def read_start(config):
+    """Return (config, state): config with the options of the checkpoint to start from, and this.
+
+    If the run in out_dir is resumed or evaluated, `state` is its checkpoint. (A run that began with
+    init_from resumes from its own weights all the same, since they are newer.) With init_from, it
+    is the checkpoint that this names. Otherwise it is None. Raises DataError.
+    """
+    if config.uses_own_checkpoint:
+        is_there = Path(config.out_dir, "ckpt.pt").exists()
+        hint = "give another --out_dir" if config.eval_only else "leave out --resume to start one"
+        check(is_there, f"{config.out_dir}: no run here yet; {hint}")
+        state = read_checkpoint(config.out_dir)
+        return with_checkpoint(config, state, own_checkpoint=True), state
+    if config.init_from:
+        state = read_checkpoint(config.init_from)
+        return with_checkpoint(config, state), state
+    return config, None
 
 
 def load_model(source, device="cpu", arch=None):
@@ -1008,6 +1027,20 @@ class Diverged(DataError):
     exit_code = 3  # run_script() exits with it; other errors give 2
 
 
+def check_val_loss(val_loss, initial_loss, step, config):
+    """Raise Diverged if a validation loss is NaN or far above that of guessing, log(vocab_size).
+
+    Twice the loss of guessing is allowed, which is our choice. The initial weights may be even
+    worse, and may take some steps to get better, so their loss is allowed, too.
+    """
+    largest_sane_loss = max(2 * math.log(config.vocab_size), initial_loss)
+    # A comparison with NaN is False, so NaN counts as diverged.
+    is_sane = val_loss <= largest_sane_loss
+    if not is_sane:
+        raise Diverged(f"step {step}: the validation loss {val_loss:.4g} is far above that of "
+                       "guessing; a lower --learning_rate may help")
+
+
 def learning_rate(config, step):
     """Return the learning rate of a step: a linear warmup, then a cosine decay."""
     warmup_steps = round(config.warmup_ratio * config.max_steps)
@@ -1160,45 +1193,47 @@ def train(config, watch=None, say=print_line):
     during the loop, it is saved first, unless it fails, and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
+    main_process = os.environ.get("RANK", "0") == "0"
+    if say is None or not main_process:
+        say = lambda line: None  # only rank 0 speaks
+    if config.eval_only:
+        return [evaluate_only(config, say)]
     lock = contextlib.nullcontext()
-    if not config.eval_only and os.environ.get("RANK", "0") == "0":
+    if main_process:
         # The lock file lies beside the folder, so that open_folder() can move the folder.
         lock = lock_folder(config.out_dir, "another run is writing here; give another --out_dir")
     with lock:
         return run(config, watch, say)
 
 
+def evaluate_only(config, say):
+    """Return the validation record of the run in out_dir, or of init_from's weights."""
+    config, state = read_start(config)
+    process = set_up_process(config)
+    dataset = open_dataset(config, process)
+    check_dataset(config, state, dataset)
+    process.check_agreement(f"step {state['step']} of dataset {dataset.fingerprint}")
+    config = resolve(config, dataset.vocab_size, process.world_size)
+    model = make_model(config, process.device, state)
+    # Use as many tokens as the last validation of a run with these options.
+    record = evaluate(model, dataset, config, process, config.final_eval_tokens)
+    say(json.dumps(record))
+    return record
+
+
 def run(config, watch, say):
     """Set up a run and train, step by step, as train() describes."""
-    # Checkpoint. There are four kinds of runs:
-    #   - A new run reads no checkpoint.
-    #   - With init_from it reads the weights of another run, and is new otherwise.
-    #   - A resumed run reads the checkpoint in out_dir: own_checkpoint and `resuming` are true. If
-    #     it began with init_from, it reads its own weights all the same, since they are newer.
-    #     (With resume=auto, a run without a checkpoint is a new one.)
-    #   - With eval_only, the run in out_dir is evaluated (own_checkpoint is true), or init_from's.
-    # `config` has the options of the command line. Here those of the checkpoint are added, and
-    # further below resolve() adds those that depend on the dataset and the number of ranks.
-    state = None
-    own_checkpoint = config.uses_own_checkpoint
-    resuming = own_checkpoint and not config.eval_only
-    if own_checkpoint:
-        hint = "leave out --resume to start one" if resuming else "give another --out_dir"
-        is_there = Path(config.out_dir, "ckpt.pt").exists()
-        check(is_there, f"{config.out_dir}: no run here yet; {hint}")
-        state = read_checkpoint(config.out_dir)
-    elif config.init_from:
-        state = read_checkpoint(config.init_from)
-    if state:
-        config = with_checkpoint(config, state, own_checkpoint)
-    # first_step is the number of steps that are done already. The loop below starts with it.
-    first_step = state["step"] if own_checkpoint else 0
+    # Checkpoint. `state` is the checkpoint of the run that is resumed or, with init_from, the one
+    # whose weights a new run starts with. Other new runs have none. `config` has the options of the
+    # command line. Here those of the checkpoint are added, and further below resolve() adds those
+    # that depend on the dataset and the number of ranks.
+    resuming = config.uses_own_checkpoint
+    config, state = read_start(config)
+    first_step = state["step"] if resuming else 0  # the number of steps that are done already
 
     # Device and ranks
     process = set_up_process(config)
     main_process = process.rank == 0
-    if say is None or not main_process:
-        say = lambda line: None  # only rank 0 speaks
 
     # Dataset
     dataset = open_dataset(config, process)
@@ -1209,7 +1244,7 @@ def run(config, watch, say):
     # evaluates then, so ranks that disagree about this would wait for each other in vain. So
     # compare also whether there is a checkpoint.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    process.check_agreement("a checkpoint in out_dir" if own_checkpoint else "no checkpoint")
+    process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
@@ -1218,11 +1253,6 @@ def run(config, watch, say):
 
     # Model
     model = make_model(config, process.device, state)
-    if config.eval_only:
-        # Use as many tokens as the last validation of a run with these options.
-        record = evaluate(model, dataset, config, process, config.final_eval_tokens)
-        say(json.dumps(record))
-        return [record]
 
     # Optimizer
     optimizer = make_optimizer(model, config)
@@ -1242,13 +1272,23 @@ def run(config, watch, say):
     # noticed. Read it now, because their file may be edited while the run lasts.
     code = block_code(model)
 
-    # Folder. Continue the log of a resumed run, or make room for a new run.
+    # Folder and log. A resumed run continues its log: the time that its steps have taken, and the
+    # validation loss of its initial weights, from which check_val_loss() tells whether a run has
+    # diverged. A new run makes room for its files and measures both in the loop.
+    seconds = 0.0
+    initial_loss = 0.0
     if main_process:
         if resuming:
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
+    if resuming:
+        for record in read_log(folder):
+            seconds = record.get("seconds", 0.0)
+            if record["step"] == 0:
+                initial_loss = record.get("val_loss", 0.0)
 
+    # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
     epochs = config.max_steps * config.total_batch_size / dataset.train_tokens
     say(f"{folder}: {config.arch}, {n_parameters:,} parameters, {process.world_size} x "
@@ -1259,78 +1299,44 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # Guessing has a loss of log(vocab_size). A run whose validation loss is above twice that has
-    # diverged. (Twice is our choice.) The initial weights may be even worse, and may take some
-    # steps to get better, so their loss is allowed, too. A new run measures it in the first pass of
-    # the loop, and a resumed run finds it in the log.
-    largest_sane_loss = 2 * math.log(config.vocab_size)
-    seconds = 0.0
-    if resuming:
-        for record in read_log(folder):
-            seconds = record.get("seconds", 0.0)
-            if record["step"] == 0:
-                largest_sane_loss = max(largest_sane_loss, record.get("val_loss", 0.0))
-
-    # `seconds` is the time that the steps have taken up to the last reading of the loss. It is
-    # added up in laps: from one reading to the next, without the time for evaluating, logging and
-    # saving. The current lap began after step lap_step, at the time `started`. (The first lap
-    # includes compiling. If a run is stopped between two records and resumed, the time of the steps
-    # between the last record and the stop is missing.)
-    lap_step = first_step
-    started = time.perf_counter()
+    # The optimizer steps are timed in laps. A lap begins before a step, and ends when the loss is
+    # read, some steps later. So `seconds`, the sum of all laps, leaves out the time for evaluating,
+    # logging and saving. (The first lap includes compiling. If a run is stopped between two records
+    # and resumed, the steps between the last record and the stop are missing.)
+    lap_steps = 0  # the number of steps in the current lap
+    lap_start = None  # the time at which it began
+    measured = None  # what the latest optimizer step has measured
 
     # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
     with noted_signals() as signals:
         for step in range(first_step, config.max_steps + 1):
-            # A pass of this loop
-            #   1. takes an optimizer step, after which `step` steps are done,
-            #   2. decides what is due,
-            #   3. reads the loss and the gradient norm of the step,
-            #   4. evaluates,
-            #   5. asks whether to stop,
-            #   6. logs, saves and draws,
-            #   7. stops, if a signal asks for it.
+            # At this point `step` optimizer steps have been taken. A pass of the loop evaluates,
+            # logs, saves and stops, each if it is due, and then takes the next step.
 
-            # The first pass takes no step. A new run evaluates and saves its initial weights in it.
-            # A resumed run was saved at this step, so it goes on with the next one.
-            if step == first_step and resuming:
-                continue
-            # Every other pass takes one optimizer step. `step` counts the steps that are done then;
-            # batches() and optimizer_step() want the index of this one, which starts at 0.
-            if step > first_step:
-                micro_batches = batches(dataset.train, step - 1, config, process)
-                measured = optimizer_step(step - 1, ddp_model, optimizer, micro_batches, config,
-                                          process)
-
-            # Decide. Each validation and each checkpoint that is due has a record in the log.
+            # Decide what is due. Each validation and each checkpoint has a record in the log.
             finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
-            # With one rank, look for signals after every step. With several, asking the others
-            # makes the CPU wait for the GPU. So ask only if a record is due, since the CPU waits
-            # then anyway, and at every tenth step, in case records are rare.
-            checking_signals = process.world_size == 1 or logging or step % 10 == 0
+            if resuming and step == first_step:
+                # All this was done before the run was saved at this step.
+                evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss. The CPU waits here until the GPU has done all queued steps, so read
-            # only if a record is due, or after the first step. That step may include compiling, so
-            # it becomes a lap of its own, and the speed in later records does not include it. (If
-            # no record is due after the first step, its loss is not logged.)
+            # Read the loss of the latest step, if a record is due. This makes the CPU wait until
+            # the GPU has done all queued steps, which ends a lap. Read it also after the first step
+            # of this process. That step may include compiling, so it becomes a lap of its own, and
+            # the speed in later records does not include it.
             after_first_step = step == first_step + 1
-            reading = after_first_step or (logging and step > first_step)
-            if reading:
+            if after_first_step or (logging and step > first_step):
                 record |= read_measurements(measured, step, process)
-                # The copy of these numbers was queued behind the whole step. So all steps of the
-                # lap are done now, on a GPU as well, and it is time to look at the clock.
-                lap_seconds = time.perf_counter() - started
+                lap_seconds = time.perf_counter() - lap_start
                 seconds += lap_seconds
-                seconds_per_step = lap_seconds / (step - lap_step)
-                record["tokens_per_s"] = config.total_batch_size / seconds_per_step
+                record["tokens_per_s"] = lap_steps * config.total_batch_size / lap_seconds
                 record |= utilization(model, record["tokens_per_s"], process)
+                lap_steps = 0
                 if after_first_step:
-                    say_if_slow(seconds_per_step, config.max_steps - first_step, process, say)
-                lap_step = step  # the next lap begins
+                    say_if_slow(lap_seconds, config.max_steps - first_step, process, say)
             record["seconds"] = seconds
 
             # Evaluate
@@ -1338,20 +1344,19 @@ def run(config, watch, say):
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
                 if step == 0:
-                    largest_sane_loss = max(largest_sane_loss, record["val_loss"])
-                # A comparison with NaN is False, so NaN counts as diverged.
-                is_sane = record["val_loss"] <= largest_sane_loss
-                if not is_sane:
-                    raise Diverged(f"step {step}: the validation loss {record['val_loss']:.4g} is "
-                                   "far above that of guessing; a lower --learning_rate may help")
+                    initial_loss = record["val_loss"]
+                check_val_loss(record["val_loss"], initial_loss, step, config)
                 if watch:
                     extra = watch(model, optimizer, step) or {}
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. If one has, note its signal on all ranks.
-            # (A rank may then have its own twice, but only the first in the list counts.)
+            # Ask whether any rank has been told to stop. With several ranks this makes the CPU wait
+            # for the GPU, so ask only if a record is due, since the CPU waits then anyway, and at
+            # every tenth step, in case records are rare.
             stopping = False
-            if checking_signals:
+            if process.world_size == 1 or logging or step % 10 == 0:
+                # Note the signals of all ranks on every rank. (A rank may then have its own twice,
+                # but only the first in the list counts.)
                 noted = sum(process.gather(signals), [])  # the lists of all ranks, joined
                 signals.extend(noted)
                 stopping = len(noted) > 0
@@ -1374,13 +1379,15 @@ def run(config, watch, say):
                     draw_losses(folder)
 
             # Stop. What is left to do, such as waiting for the other ranks, comes after the loop.
-            if stopping:
+            if stopping or finished:
                 break
 
-            # Restart the clock if a lap has ended above, or if the initial weights have been
-            # evaluated. (Logging, evaluating and saving take time, but that is not training.)
-            if reading or logging:
-                started = time.perf_counter()
+            # Take one optimizer step
+            if lap_steps == 0:
+                lap_start = time.perf_counter()
+            micro_batches = batches(dataset.train, step, config, process)
+            measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
+            lap_steps += 1
 
         # If a signal has come, noted_signals() raises its exception when the `with` block is left.
         # As soon as one rank exits with an error, torchrun kills the others, and rank 0 may still
