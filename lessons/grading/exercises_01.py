@@ -870,8 +870,8 @@ EPS_IN_ANOTHER_PLACE = (
 
 PROPERTIES = {
     "1.1": {
-        "After 0 blocks nothing has happened: return the mean and the variance that you were "
-        "given.":
+        "After 0 blocks the mean and the variance are those that you were given. Yours are not. Is "
+        "the mean at the start counted once, however many blocks there are?":
             start_without_blocks,
         "With scale = 1 the blocks only shift, and the variance stays as it is. Yours changes.":
             lambda y, scale, variance: scale != 1 or near(y[1], variance),
@@ -1001,8 +1001,8 @@ PROPERTIES = {
         "The earlier a sublayer, the more factors below 1 it collects. Yours do not fall towards "
         "the front.":
             lambda y: (y.diff() > -1e-6).all(),
-        "The last entry has one factor: 1 over the length of h + f(h) for directions at right "
-        "angles. Yours is different.":
+        "The last entry has one factor, |h| / |h + f(h)| for directions at right angles. The "
+        "sublayer before has normalized h, so only the last ratio matters. Yours is different.":
             lambda y, r: near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
         "Entry 0 has one factor more than entry 1: that of sublayer 0. In yours the two differ by "
         "something else.":

@@ -962,7 +962,7 @@ PROPERTIES = {
         "missing, counted twice, or multiplied by something else than a lambda?":
             lambda y, right, lambdas: not (lambdas == 1).all() or near(y, right),
         "Even with one layer yours is wrong. Which of h0 and the branch does lambda multiply, "
-        "entry by entry, and do you use it unchanged?":
+        "entry by entry, and does it stand there as it is?":
             lambda y, right, lambdas: len(lambdas) > 1 or near(y, right),
         "With one layer yours is right. In the second layer, which stream do you read, which "
         "lambda multiplies it, and which branch do you add?":

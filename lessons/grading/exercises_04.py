@@ -911,6 +911,8 @@ def query_inputs(generator):
     yield "two of four pairs turned", q, of_all, cos[:, :2], sin[:, :2], True
     yield "one head", q[:, :1], of_all[:1], cos, sin, False
     yield "a small q", 0.001 * q, of_head, cos, sin, True
+    square = 3 * randn(generator, 2, 4, 5, 4)                 # as many heads as channels of a head
+    yield "four heads of four channels", square, of_head[:4], cos[:, :2], sin[:, :2], True
 
 
 def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=False, of=torch.mean,
@@ -962,6 +964,14 @@ def over_tokens_too(q, gain, cos, sin, before_rope):
     return normed_and_turned(q, gain, cos, sin, before_rope, axes=axes)
 
 
+def told_by_size(q, gain, cos, sin, before_rope):
+    axes = (-1,)
+    if gain.shape[0] == q.shape[1]:
+        axes = (1, -1)
+        gain = gain.view(q.shape[1], -1)
+    return normed_and_turned(q, gain, cos, sin, before_rope, axes=axes)
+
+
 def without_gain(q, gain, cos, sin, before_rope):
     return normed_and_turned(q, torch.ones_like(gain), cos, sin, before_rope)
 
@@ -1000,6 +1010,9 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
     "by sqrt(channels).":
         partial(normed_and_turned, of=torch.sum),
+    "With four heads of four channels you take a gain (4,) for one that belongs to all heads. Its "
+    "number of axes tells the two kinds apart, its first size does not.":
+        told_by_size,
     "The gain is missing.":
         without_gain,
     "Without eps a token of zeros gives 0/0, which is NaN, and a small q comes out too large. "

@@ -585,8 +585,8 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
         partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
     "g counts twice in your scores, as if both q and k had it. Multiply q only, and once.":
         partial(angpt_block, scale=lambda g, d_k: g * g),
-    "In the gate's argument a factor of 1/2 is missing: is nu_uz, the one constant that matters "
-    "(5.7), inside of SiLU, and is the root that of d?":
+    "The gate's argument is twice what it should be. Is nu_uz, the one constant that matters "
+    "(5.7), inside of SiLU, and is the root that of d, the channels of h?":
         partial(angpt_block, nu_uz=1.0),
     "In the gate's argument sqrt(d) is missing: is it inside of SiLU?":
         partial(angpt_block, gate_width=lambda d, d_k: 1),
@@ -684,8 +684,9 @@ PROPERTIES = {
             lambda y, alpha, right: y.shape == alpha.shape and (
                 near(right, right[0]) or not near(y, y[0])),
         "With no step, or one that goes the whole way, h is already a unit vector, so nu is 1. "
-        "Yours is not at both ends. Does the squared length have all its terms, with their signs and "
-        "parentheses, not only to first order, and has each channel only its own alpha in it?":
+        "Yours is not 1 at both of these. Does the squared length have all its terms, with their "
+        "signs and parentheses, not only to first order, and has each channel only its own alpha "
+        "in it?":
             lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":
@@ -702,7 +703,8 @@ PROPERTIES = {
         "a different number.":
             lambda y, right: len(right) == 1 or near(y[1], right[1], 1e-5),
         "Your n_1 is right. In a later step, how long is the side along h, is the new y at a right "
-        "angle to all of it, and what does nu multiply? Does the loop reach the last step?":
+        "angle to all of it, and what does nu multiply? (If you loop: does the loop reach the last "
+        "step?)":
             never},
     "5.5": {
         "Yours is upside down: nu is one over a length.":
@@ -720,8 +722,8 @@ PROPERTIES = {
         "Yours is smaller: is it SiLU, with sigma in its argument?":
             lambda y, sigma: sigma > 0.6 or y * sigma > 1.7,
         "Yours is not far off. Is a grid wide and fine enough, and weighted with the normal "
-        "density? Are there a million random numbers? Is it SiLU, and is the mean that of its "
-        "square?":
+        "density? Are there a million random numbers? Is it SiLU? And do you average the squares "
+        "first, and take the root only then?":
             never},
     "5.6": {
         "The answer has one length for each row of A.":

@@ -193,6 +193,8 @@ def rows_inputs(generator):
     yield "a longer run of the baseline", log_rows(generator, [*one, (0, 1000, 1000, 50)])
     yield "lowest losses before the end", log_rows(generator, one, early=True)
     yield "a slower architecture 1", log_rows(generator, one, gain=0.97)
+    longer = [*one, (1, 1000, 1000, 50)]
+    yield "a slower architecture 1 with a longer run", log_rows(generator, longer, gain=0.95)
 
 
 def ends(rows):
@@ -287,6 +289,11 @@ def mean_of_all_ends(rows):
     return float(base[:, PLANNED].max()) / float(reached)
 
 
+def without_longer_runs(rows):
+    longest_of_baseline = ends(rows[rows[:, ARCH] == 0])[:, PLANNED].max()
+    return reproduced(rows[rows[:, PLANNED] <= longest_of_baseline])
+
+
 def exchanged(rows):
     swapped = rows.clone()
     swapped[:, ARCH] = 1 - rows[:, ARCH]
@@ -337,6 +344,9 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
         mean_of_all_ends,
     "If architecture 1 has longer runs, you divide its longest budget. Divide the baseline's.":
         partial(reproduced, budget_of=1),
+    "You leave out the runs of architecture 1 that are longer than the baseline's. Its complete "
+    "runs all count.":
+        without_longer_runs,
     "You take a budget of one of the runs. `tokens_for` also finds what lies between two.":
         partial(reproduced, reach=first_below),
     "Yours is a number of tokens. The factor is the baseline's tokens divided by these.":
@@ -1125,8 +1135,8 @@ PROPERTIES = {
         "A ratio of tokens is positive. Yours is not.":
             lambda y: y > 0,
         "Take the ends of each architecture's complete runs. Average over seeds for each budget, "
-        "and sort the budgets. Then take the baseline's longest budget, even if the other has none "
-        "as long, and its loss, and call tokens_for once.":
+        "wherever its rows stand, and sort the budgets. Then take the baseline's longest budget, "
+        "even if the other has none as long, and its loss, and call tokens_for once.":
             never},
     "6.4": {
         "Where a step takes equally long, the factor in time is that in tokens. Yours is not.":
@@ -1197,8 +1207,9 @@ PROPERTIES = {
             lambda y, c: not without_noise(c) or near(y[1], 0.2, 1e-5),
         "A is the law's loss at C = 1. Even without noise, yours is another number.":
             lambda y, c: not without_noise(c) or near(y[0], 20.0, 1e-5),
-        "Your exponent is right, and so is A without noise. With noise, does your line go through "
-        "one of the runs? The line of least squares need not.":
+        "Your exponent is right, and so is A without noise. With noise, the line of least squares "
+        "goes through the means of log C and log L. Yours does not: does it go through a run, or "
+        "do you average before you take the logarithm?":
             lambda y, c, right: len(c) < 5 or not near(y[1], right[1], 1e-7)
             or near(y[0], right[0], 1e-5),
         "Yours is right without noise. With noise: the squares of which differences should be "
