@@ -366,6 +366,13 @@ def first_to_next_sequence(x):
     return y
 
 
+def last_to_earlier_sequence(x):
+    """Add a tenth of each sequence's last token to all tokens of the sequence before it."""
+    y = x.clone()
+    y[:-1] += 0.1 * x[1:, -1:]
+    return y
+
+
 def ahead_through_layer_norm(x):
     """Add a tenth of the next token's LayerNorm, which is the same for x, 2 x and x + 1."""
     return x + 0.1 * ahead(rms(x - x.mean(-1, keepdim=True)))
@@ -408,6 +415,8 @@ MIXERS = [
      "at the same position, and at changes of both signs?"),
     ("the neighbour's first token", first_to_next_sequence,
      "You accept a leak from the first token of each sequence into the next sequence."),
+    ("the last token of the sequence behind", last_to_earlier_sequence,
+     "You accept a leak from the last token of each sequence into the sequence before it."),
     ("the neighbour's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
      "You accept a leak from the last token of another sequence."),
     ("a division by the number of tokens", lambda x: x / x.shape[1],
@@ -951,7 +960,8 @@ PROPERTIES = {
         "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half the distance between the two differences. Yours is not. "
-        "The error comes from the standard deviation of the differences about their own mean.":
+        "There is one difference per seed, and the error comes from the standard deviation of these "
+        "numbers about their own mean.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
         "Yours is right with two seeds. For n differences, what is divided by n - 1, and what by "
         "the root of n?":
