@@ -90,6 +90,40 @@ def own_answers(function, exercise, label=None):
     return answers(function, exercise, labels)
 
 
+def gradients(function, exercise):
+    """Return a dict: the name of an argument that counts in training -> its gradient or None.
+
+    exercise.trains names these arguments. If one is a dict of tensors, its tensors have names such
+    as p["w_o"]. The gradient is that of a weighted sum of what the function returns for the first
+    input. It is None if no gradient reaches the argument. If the function returns anything but a
+    tensor, such as an array or a list, return an empty dict.
+    """
+    inputs = copy(next(iter(arguments(exercise).values())))
+    leaves = {}
+    for name, value in zip(inspect.signature(exercise.reference).parameters, inputs):
+        if name not in exercise.trains:
+            continue
+        if isinstance(value, dict):
+            leaves |= {f'{name}["{key}"]': x for key, x in value.items()}
+        else:
+            leaves[name] = value
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    try:
+        y = function(*inputs)
+        if not isinstance(y, torch.Tensor):
+            return {}
+        # A plain sum would not do, because it is constant behind a norm that subtracts the mean.
+        weights = torch.arange(y.numel()).cos().view(y.shape)
+        total = (y * weights).sum()
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    except Exception:
+        # For example, nothing that was returned has a graph, or .numpy() was called on a tensor
+        # that needs a gradient.
+        found = [None] * len(leaves)
+    return dict(zip(leaves, found))
+
+
 def code_of(function):
     """Return the code object of a Python function, or None."""
     code = getattr(inspect.unwrap(function), "__code__", None)

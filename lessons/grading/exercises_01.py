@@ -333,8 +333,13 @@ WRITERS_ABOUT = {
         "The bias of w_o is part of w_o's output. What happens to that output?",
     "blocks.5.norm2.bias":
         "The bias of norm2 is part of norm2's output. Is that added to h, or does w_up read it?",
+    "blocks.3.w_qkv.bias":
+        "The bias of w_qkv is part of the queries, keys and values. What happens to them before "
+        "anything is added?",
     "blocks.5.w_up.weight":
         "w_up gives the MLP's hidden units, more than there are channels. Can they be added to h?",
+    "blocks.7.w_up.bias":
+        "The bias of w_up is part of the MLP's hidden units. Can they be added to h?",
     "blocks.5.w_down.weight":
         "blocks.5.w_down is the last map of an MLP. What happens to its output in each block?",
     "blocks.11.w_down.bias":
@@ -870,9 +875,12 @@ EPS_IN_ANOTHER_PLACE = (
 
 PROPERTIES = {
     "1.1": {
-        "After 0 blocks the mean and the variance are those that you were given. Yours are not. Is "
-        "the mean at the start counted once, however many blocks there are?":
-            start_without_blocks,
+        "After 0 blocks the mean is the one that you were given. Yours is not. Is it counted once, "
+        "however many blocks there are?":
+            lambda y, blocks, mean: blocks != 0 or near(y[0], mean),
+        "After 0 blocks the variance is the one that you were given. Yours is not. Is it counted "
+        "once, however many blocks there are?":
+            lambda y, blocks, variance: blocks != 0 or near(y[1], variance),
         "With scale = 1 the blocks only shift, and the variance stays as it is. Yours changes.":
             lambda y, scale, variance: scale != 1 or near(y[1], variance),
         "Your mean is not the first mean plus one shift per block.":
@@ -884,7 +892,8 @@ PROPERTIES = {
         "The entries of each row should add up to 0. Yours do not: do you subtract the row's own "
         "mean, divide all entries of a row by one number, and change nothing afterwards?":
             lambda y: near(y.mean(-1), 0),
-        "The mean square of each row should be 1, apart from eps. Yours is not.":
+        "The mean square of each row should be 1, apart from eps. Yours is not. Which numbers go "
+        "into the mean by whose root you divide, and how many are they?":
             lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1, 0.02),
         EPS_IN_ANOTHER_PLACE:
             lambda y, x, eps, right: is_wide(x, eps) or equals(y, right)},
@@ -902,7 +911,8 @@ PROPERTIES = {
         "Each row should only be stretched. Yours points in another direction: do you add or "
         "subtract something, do entries have factors of their own, or is a divisor negative?":
             only_stretched,
-        "The mean square of each row should be 1, apart from eps. Yours is not.":
+        "The mean square of each row should be 1, apart from eps. Yours is not. Which numbers go "
+        "into the mean by whose root you divide, and how many are they?":
             square_of_one,
         EPS_IN_ANOTHER_PLACE:
             lambda y, x, eps, right: not eps_counts(x, eps) or equals(y, right)},

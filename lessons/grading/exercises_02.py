@@ -274,6 +274,15 @@ def by_past(x):
     return x / so_far.sqrt()
 
 
+def by_past_masked(x):
+    """The same as by_past, but the mean is a product with a triangular matrix."""
+    length = x.shape[1]
+    shares = torch.ones(length, length, dtype=x.dtype).tril()
+    shares = shares / shares.sum(1, keepdim=True)
+    so_far = shares @ x.square().mean(0)
+    return x / so_far.sqrt()
+
+
 def layer_norm(x):
     return torch.layer_norm(x, x.shape[-1:])
 
@@ -305,6 +314,7 @@ def reach_inputs(generator):
     yield "LayerNorm", layer_norm, x
     yield "the next token added", next_added, x
     yield "one entry of the token before added", by_one_entry, x
+    yield "the mean square so far, by a product with a mask", by_past_masked, x
 
 
 REACH_ABOUT = {
@@ -329,6 +339,10 @@ REACH_ABOUT = {
     "one entry of the token before added":
         "One entry of the token before: do you change all channels in all sequences, and do you "
         "compare all of them, in absolute value?",
+    "the mean square so far, by a product with a mask":
+        "The mean square so far, as a product with a matrix that has zeros for later tokens: which "
+        "outputs come at or after a token's position? Do not change a token to NaN or infinity, "
+        "because 0 times these is NaN.",
 }
 
 

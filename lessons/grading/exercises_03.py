@@ -807,7 +807,8 @@ def block_with(h, attention, p, *, norm):
                  hidden=lambda u, p: with_gain(gelu(u), "norm_ffn"))
 
 
-BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, misconceptions={
+BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, trains=("h", "p"),
+                 misconceptions={
     "HeadScale has no effect in your block. Is it missing, or the same for all heads?":
         partial(block, head_scale=ONE),
     "The LayerNorm after attention is missing.":

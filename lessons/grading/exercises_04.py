@@ -148,6 +148,7 @@ def slerp_inputs(generator):
     yield "b next to a, where a cosine rounds to more than 1", a[above_1], b[above_1], 0.3
     a = directions(generator, 40, 3)
     yield "small angles", a, unit_rows(a + 0.05 * directions(generator, 40, 3)), 0.3
+    yield "angles below 0.01", a, unit_rows(a + 0.009 * directions(generator, 40, 3)), 0.5
 
 
 def slerp(a, b, alpha):
@@ -816,7 +817,8 @@ def rope_last(x, s, cos, sin):
     return turned(unit_rows(x) * s, cos, sin)
 
 
-BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misconceptions={
+BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, trains=("h", "p"),
+                 misconceptions={
     "Your softmax factor is the Transformer's. Here q and k are unit vectors: see exercise 4.6.":
         partial(ngpt_block, power=-0.5),
     "In yours a token attends to all later ones. Is there a mask, and do you use its result?":
@@ -1183,8 +1185,8 @@ PROPERTIES = {
             lambda y, a, b: y.shape == (len(a), len(b)),
         "A cosine lies between -1 and 1. Some of yours do not.":
             lambda y: y.abs().max() < 1.001,
-        "Even with one row each, what you return is not the cosine. (If it is a little too small, "
-        "what do you add to the lengths?)":
+        "Even with one row each, what you return is not the cosine. Is each length the root of a "
+        "sum of squares, with nothing added?":
             lambda y, right, a: len(a) != 1 or near(y, right),
         "A row of zeros has no direction. The exercise asks for 0 there.":
             lambda y, a: a[-1].any() or near(y[-1], 0),
@@ -1209,7 +1211,8 @@ PROPERTIES = {
             lambda y, d: d != 3 or near(y, 0.5, 1e-4),
         "For large d a cosine is normal, with standard deviation 1/sqrt(d). What is the mean "
         "absolute value of such a number? Your function gives another one for d = 1024. (If you "
-        "integrate, do you divide by the integral of the density itself?)":
+        "add up over a grid: do enough of its points lie within 1/sqrt(d) of 0, and do you divide "
+        "by the sum of the density itself?)":
             lambda y, d: d != 1024 or near(32 * y, math.sqrt(2 / math.pi), 0.002),
         "Yours is right for d = 3, and right or nearly so for d = 1024, but not for every d. Is it "
         "an approximation, is a grid too coarse, or is something rounded?":

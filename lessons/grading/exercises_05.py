@@ -577,7 +577,8 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
     return step(start, y, alpha_m, alpha_a if one_nu else alpha_m, norm_h_m, subtracted)
 
 
-BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
+BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, trains=("h", "p"),
+                 misconceptions={
     "In yours a token attends to all later ones: is there a mask, and do you use its result?":
         partial(angpt_block, hidden_from=NO_TOKEN),
     "The scores are divided by sqrt(d_k) as well, by you or by scaled_dot_product_attention. g, "
@@ -684,9 +685,9 @@ PROPERTIES = {
             lambda y, alpha, right: y.shape == alpha.shape and (
                 near(right, right[0]) or not near(y, y[0])),
         "With no step, or one that goes the whole way, h is already a unit vector, so nu is 1. "
-        "Yours is not 1 at both of these. Does the squared length have all its terms, with their "
-        "signs and parentheses, not only to first order, and has each channel only its own alpha "
-        "in it?":
+        "Yours is not 1 at one of these, or at both. Does the squared length have all its terms, "
+        "with their signs and parentheses, not only to first order, and has each channel only its "
+        "own alpha in it?":
             lambda y, right: not near(right, 1) or near(y, 1),
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":

@@ -42,8 +42,8 @@ BUDGET = Exercise(
         lambda n, tokens: (tokens, 6.0 * n),
     "Two FLOPs per weight and token is the forward pass alone.":
         lambda tokens, FLOPs: (tokens, FLOPs / 3),
-    "You count 4 FLOPs per weight and token. The backward pass alone has that many: it makes two "
-    "products for each product of the forward pass.":
+    "Yours is what 4 FLOPs per weight and token give. The backward pass alone has that many: it "
+    "makes two products for each product of the forward pass.":
         lambda tokens, FLOPs: (tokens, FLOPs * 2 / 3),
     "`ratio` is the number of tokens per parameter. You use it as parameters per token.":
         lambda n, ratio: budget(n, 1 / ratio),

@@ -178,17 +178,19 @@ def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
 
 
 MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
-    "You count 2 FLOPs per parameter, as many as the forward pass alone has. The backward pass "
-    "makes two products for each product of the forward pass.":
+    "Yours is what 2 FLOPs per parameter give, as many as the forward pass alone has. The backward "
+    "pass makes two products for each product of the forward pass.":
         partial(mfu, flops_each=2),
-    "You count 4 FLOPs per parameter. The backward pass alone has that many, because it computes a "
-    "gradient for the input and one for the weight. The forward pass adds 2.":
+    "Yours is what 4 FLOPs per parameter give. The backward pass alone has that many, because it "
+    "computes a gradient for the input and one for the weight. Do you leave out the forward pass, "
+    "or some of the parameters?":
         partial(mfu, flops_each=4),
-    "You count 3 FLOPs per parameter. The backward pass makes two products for each one of the "
-    "forward pass, each product multiplies and adds, and both passes are added up.":
+    "Yours is what 3 FLOPs per parameter give. The backward pass makes two products for each one "
+    "of the forward pass, each product multiplies and adds, and both passes are added up.":
         partial(mfu, flops_each=3),
-    "You count 8 FLOPs per parameter. Is your backward pass more than twice the forward pass? Or "
-    "do you count two forward passes, as some runs do to save memory? MFU counts each pass once.":
+    "Yours is what 8 FLOPs per parameter give. Is your backward pass more than twice the forward "
+    "pass? Or do you count two forward passes, as some runs do to save memory? MFU counts each "
+    "pass once.":
         partial(mfu, flops_each=8),
     "In yours the number of GPUs has no effect. tokens_per_s is that of all GPUs together, and "
     "peak is that of one, so gpus belongs to the peak alone.":

@@ -37,7 +37,7 @@ def dyt(x, alpha, gamma):
     return gamma * tanh(alpha * x)
 
 
-DYT = Exercise(reference=dyt, inputs=dyt_inputs, misconceptions={
+DYT = Exercise(reference=dyt, inputs=dyt_inputs, trains=("x", "alpha", "gamma"), misconceptions={
     "Your outputs never leave (-1, 1): a gain inside the tanh cannot make a channel larger.":
         lambda x, alpha, gamma: torch.tanh(gamma * alpha * x),
     "alpha should decide how steeply the curve rises, not how far. In your function it only "
@@ -192,7 +192,7 @@ def scaled_step(h, norm, branch, layer):
     return h + branch(norm(h) / math.sqrt(layer))
 
 
-SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, misconceptions={
+SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, trains=("h",), misconceptions={
     "You shrink the residual stream itself: what the first layers wrote would be gone "
     "after a few blocks.":
         lambda h, norm, branch, layer: h / math.sqrt(layer) + branch(norm(h)),
@@ -297,7 +297,7 @@ def one_norm_at_end(h, branches, norms):
     return norms[len(branches) - 1](h)
 
 
-POST = Exercise(reference=post_ln, inputs=post_inputs, misconceptions={
+POST = Exercise(reference=post_ln, inputs=post_inputs, trains=("h",), misconceptions={
     "Your blocks are right. But the last of them already ends in a norm, so what is one more "
     "for?":
         lambda right, norms: norms[-1](right),

@@ -35,7 +35,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
 
-from answers import answers, arguments, code_of, copy, largest_gap, own_answers
+import torch
+
+from answers import answers, arguments, code_of, copy, gradients, largest_gap, own_answers
 from explain import difference, yes_or_no
 from mistakes import (
     agree, call_by_name, general_sentences, known_mistake_sentences, overwriting_sentence,
@@ -75,6 +77,9 @@ class Exercise:
     about has a sentence for each question that is answered by True or False: by input label, or by
     position if the answer is a list.
 
+    trains names the arguments whose gradients have to be right, too, because the notebook trains a
+    model with the answer.
+
     without lists names that may not appear in the function, nor in the notebook's functions that it
     calls.
 
@@ -88,6 +93,7 @@ class Exercise:
     parts: tuple = ()
     properties: list = field(default_factory=list)
     about: dict = field(default_factory=dict)
+    trains: tuple = ()
     without: tuple = ()
 
     def __setattr__(self, name, value):
@@ -213,7 +219,10 @@ def grade(number, function):
         return exercise.reference
     expected, _ = own_answers(exercise.reference, exercise)
     wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
-    if not wrong and not overwritten:
+    cut_off = []
+    if exercise.trains and not wrong and not overwritten:
+        cut_off = wrong_gradients(function, exercise)
+    if not wrong and not overwritten and not cut_off:
         largest = largest_gap(found, expected)
         print(f"{number}  pass: {len(found)} inputs, largest difference {largest:.1g}")
         results[number] = "solved", []
@@ -227,13 +236,34 @@ def grade(number, function):
     if wrong:
         wrong_inputs[number] = wrong[0], function
         sentences = print_wrong(number, exercise, function, found, expected, wrong, sentences)
-    else:
+    elif overwritten:
         print(f"{number}  not yet: the values are right, but the function changes its arguments")
+    else:
+        print(f"{number}  not yet: the values are right, but not all gradients are")
+        sentences.append(
+            f"Training with your function would go wrong, because the gradients of these are wrong "
+            f"or missing: {some_of(cut_off)}. Do you hide something from autograd, for example "
+            "with .item(), .tolist(), .detach(), .data, torch.tensor() or torch.no_grad()?")
     results[number] = "wrong", sentences
     for sentence in sentences:
         print(f"     {sentence}")
     print(CONTINUES)
     return exercise.reference
+
+
+def wrong_gradients(function, exercise):
+    """Return the names of the arguments whose gradients are missing or not those expected."""
+    expected = gradients(exercise.reference, exercise)
+    names = []
+    for name, gradient in gradients(function, exercise).items():
+        if gradient is None:
+            gradient = torch.zeros_like(expected[name])
+        # The two forms of GELU differ by less than this.
+        tolerance = 0.02 * expected[name].abs().max()
+        is_right = (gradient - expected[name]).abs().max() <= tolerance
+        if not is_right:
+            names.append(name)
+    return names
 
 
 def print_wrong(number, exercise, function, found, expected, wrong, sentences):

@@ -1111,6 +1111,29 @@ def test_a_half_right_answer_does_not_pass(number, answer, capsys):
     assert "not yet" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("number", ["3.11", "4.11", "5.11", "8.1", "8.4", "8.6"])
+def test_right_values_without_gradients_do_not_pass(number, capsys):
+    """The notebooks train with these functions. One that hides an argument is told which."""
+    exercise = EXERCISES[number]
+    names = mistakes.parameter_names(exercise.reference)
+
+    def detached(x):
+        if isinstance(x, dict):
+            last = list(x)[-1]
+            return {**x, last: x[last].detach()}
+        return x.detach()
+
+    for hidden in exercise.trains:
+        def answer(*inputs):
+            kept = [detached(x) if name == hidden else x for name, x in zip(names, inputs)]
+            return exercise.reference(*kept)
+
+        assert grader.grade(number, answer) is exercise.reference
+        printed = capsys.readouterr().out
+        assert "not yet: the values are right, but not all gradients are" in printed
+        assert re.search(rf'or missing: {hidden}(\["\w+"\])?\. Do you hide something', printed)
+
+
 def test_exercises_8_7_and_8_8_have_the_stated_number_of_right_cases():
     """Their statements say how many functions are judged."""
     right = {
