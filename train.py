@@ -6,17 +6,19 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     python train.py --init_from=out/angpt --data=data/mine   # start from the weights of another run
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
-Results go to --out_dir, by default a folder in out/ with the arch's name, or out/tuned: ckpt.pt,
-log.jsonl and loss.png. A new run first moves an earlier one in its folder to <folder>.1, <folder>.2
-and so on. Options come from these sources, of which the later ones win: the defaults below, the
-size preset, the arch's recipe, the checkpoint, the command line.
+Results go to --out_dir: ckpt.pt, log.jsonl and loss.png. By default it is a folder in out/ with the
+arch's name (and +qk_norm, if that is set), or out/tuned with --init_from. A new run first moves an
+earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from these sources, of
+which the later ones win: the defaults below, the size preset, the arch's recipe, the checkpoint,
+the command line.
 """
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, and take one
-# optimizer step. The functions that it calls are in the sections above it. Of these, read
+# optimizer step. The functions that do the work are in the sections above it. Of these, read
 # batches(), learning_rate(), optimizer_step() and evaluate() first. What makes a program robust,
-# but is not about training, can wait: TrainConfig.__init__(), block_code(), with_checkpoint() (the
-# options of a resumed run), noted_signals() and sum_bucket().
+# but is not about training, can wait: TrainConfig.__init__(), set_up_process(), open_dataset(),
+# sum_bucket(), block_code(), with_checkpoint() (the options of a resumed run), draw_curve() and
+# noted_signals().
 import ast
 import contextlib
 import copy
@@ -95,8 +97,8 @@ SIZES = {
 # the README has smaller models and searches again for them. The family is an attribute of the block
 # class in model.py, and an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
-# nGPT's weights have norms of 1 and anGPT's at most 1, so both papers train them without weight
-# decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
+# Weight decay keeps weights small. nGPT's have norms of 1 and anGPT's at most 1 anyway, and both
+# papers train without weight decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
 SPHERE = dict(weight_decay=0.0, warmup_ratio=0.0)
 RECIPES = {
     "layernorm": dict(PRE_NORM, learning_rate=4e-3),
@@ -134,7 +136,8 @@ class TrainConfig(GPTConfig):
     the dataset and the number of processes are known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
-    Raises ConfigError if an option is unknown or has an impossible value.
+    Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
+    file of an arch cannot be run.
     """
     # Run
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
@@ -177,8 +180,9 @@ class TrainConfig(GPTConfig):
     compile: Literal["auto", "true", "false"] = "auto"  # auto: with cuda, and on CPUs in long runs
 
     def __init__(self, **options):
-        # self.options has only what is set, without defaults, preset and recipe. with_checkpoint()
-        # sets the options that come from a checkpoint, too.
+        # self.options has only what is set on the command line or in Python, without the options
+        # of the other sources. (In a resumed run, what was set in earlier commands counts as set,
+        # too, because with_checkpoint() passes it on.)
         self.options = clean_options(TrainConfig, options)
         if "arch" in self.options:
             self.options["arch"] = load_arch(self.options["arch"])
@@ -189,6 +193,7 @@ class TrainConfig(GPTConfig):
                      "an arch in a file of your own --arch=FILE.py:NAME")
         check_choice("size", chosen["size"], SIZES)
         preset = SIZES[chosen["size"]]
+        # The recipe depends on the arch and on the width, which is the preset's if it is not set.
         arch_recipe = recipe({**defaults, **preset, **self.options})
 
         # The order of precedence: each source of options wins over those to its left.
@@ -345,7 +350,7 @@ class Process:
 def set_up_process(config):
     """Return the Process that torchrun's environment describes, and set its device up for speed."""
     device = find_device(config.device)
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type == "cuda"  # what follows does nothing for Apple's mps
 
     dtype = config.dtype
     if dtype == "auto":
@@ -361,9 +366,10 @@ def set_up_process(config):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves 20 to 40% of a step. With the first limit malloc's heap shrinks only when 2 GB
-        # of it are free. By default, large blocks bypass the heap and are returned as soon as they
-        # are freed. The second limit makes malloc take blocks of up to 32 MB from the heap, too.
+        # which saves about 15% of a step in the default run. With the first limit malloc's heap
+        # shrinks only when 2 GB of it are free. By default, large blocks bypass the heap and are
+        # returned as soon as they are freed. The second limit makes malloc take blocks of up to
+        # 32 MB from the heap, too.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -402,7 +408,7 @@ class Tokens:
         """Return window i and the token after it: (length + 1,) int64."""
         n = np.searchsorted(self.starts, i, side="right") - 1  # the last n with starts[n] <= i
         start = (i - self.starts[n]) * self.length
-        # Map the shard again each time, which takes 0.05 ms, because a large dataset has more
+        # Map the shard again each time, which takes about 0.1 ms, because a large dataset has more
         # shards than a process may keep open.
         shard = read_shard(self.paths[n])
         return shard[start:start + self.length + 1].astype(np.int64)
@@ -470,9 +476,6 @@ def batches(tokens, step, config, process):
     The sequences of a step depend on the dataset, the block size, the total batch size, the seed
     and the step, not on earlier steps or on the number of ranks. Each rank takes its share of them.
     """
-    # Many programs prepare the next batch in another thread. Here the CPU queues a GPU's work and
-    # does not wait for it, so it comes to the next batch while the GPU is busy. By our estimate,
-    # another thread would save less than 1%.
     sequences = config.total_batch_size // config.block_size
     start = step * sequences
     stop = start + sequences
@@ -481,6 +484,9 @@ def batches(tokens, step, config, process):
         epoch, index_in_epoch = divmod(position, tokens.windows)
         order = epoch_order(config.seed, epoch, tokens.windows)
         indices.append(order[index_in_epoch])
+    # Many programs read the next batch in another thread. Here the CPU queues a GPU's work and does
+    # not wait for it, so it comes to the next batch while the GPU is busy. By our estimate, another
+    # thread would save less than 1%.
     size = config.batch_size
     return [tokens.batch(indices[first:first + size], process.device)
             for first in range(0, len(indices), size)]
@@ -509,7 +515,7 @@ def make_model(config, device, state=None):
     return model.to(device)
 
 
-# Reading a source takes 0.1 s. Later calls return what the first one found.
+# Finding and parsing the source takes up to 0.1 s. Later calls return what the first one found.
 @functools.cache
 def class_code(cls):
     """Return the source of a class without comments."""
@@ -761,8 +767,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
     own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
     evaluated. Then the run also inherits all other options that were set when it was started, or
     when it was resumed before.
-    Raises DataError if an option that is set now would make another model of it or, if
-    own_checkpoint is true, another run.
+    Raises DataError if an option that is set now contradicts the checkpoint: its model, or, if
+    own_checkpoint is true, its run.
     """
     source = config.out_dir if own_checkpoint else config.init_from
     saved = state["config"]
@@ -784,7 +790,8 @@ def with_checkpoint(config, state, own_checkpoint=False):
         earlier = state.get("options", state.get("given", saved))
         set_before = {name: value for name, value in earlier.items()
                       if name in TrainConfig.__dataclass_fields__}
-        # Those of the model win, because their arch is a name, and no file to be run.
+        # The options of the model win, since their arch is a mere name. In older checkpoints, the
+        # arch that was set may name a file, and loading a checkpoint must never run a file.
         inherited = {**set_before, **inherited}
     else:
         # A run that only starts from the weights may choose these.
@@ -813,19 +820,20 @@ def with_checkpoint(config, state, own_checkpoint=False):
     # so the warmup still takes 200 steps. A command that sets the ratio of the earlier commands
     # (0.2) again changes nothing. (The cosine after the warmup does become that of the longer run,
     # so the learning rate rises when the run goes on.)
-    earlier_ratio = TrainConfig(**inherited).warmup_ratio
-    if own_checkpoint and completed.warmup_ratio == earlier_ratio:
-        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-        completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
+    if own_checkpoint:
+        earlier_ratio = TrainConfig(**inherited).warmup_ratio
+        if completed.warmup_ratio == earlier_ratio:
+            warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+            completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
 
 
 def read_start(config):
-    """Return (config, state): config with the options of the checkpoint to start from, and this.
+    """Return (config, state): `state` is the checkpoint that a run starts from, or None.
 
-    If the run in out_dir is resumed or evaluated, `state` is its checkpoint. (A run that began with
-    init_from resumes from its own weights all the same, since they are newer.) With init_from, it
-    is the checkpoint that this names. Otherwise it is None. Raises DataError.
+    If the run in out_dir is resumed or evaluated, this is its own checkpoint. (A run that began
+    with init_from has newer weights there.) With init_from, it is the one that init_from names. The
+    config is completed by its options. Raises DataError.
     """
     if config.uses_own_checkpoint:
         is_there = Path(config.out_dir, "ckpt.pt").exists()
@@ -927,10 +935,10 @@ def draw_curve(axes, records, key, star_size=9, **style):
     if key.startswith("val"):
         # Older logs do not have val_tokens.
         val_tokens = np.array([record.get("val_tokens", 0) for record in records])
-        # Compare each number with the one that follows, and the last with the one before it. (If
-        # there is only one, compare it with itself.)
-        neighbors = np.append(val_tokens[1:], val_tokens[-2:][:1])
-        is_star = val_tokens > neighbors
+        # Compare each number with the one that follows, and the last with the one before it.
+        if len(val_tokens) > 1:
+            neighbors = np.append(val_tokens[1:], val_tokens[-2])
+            is_star = val_tokens > neighbors
     [line] = axes.plot(tokens[~is_star], values[~is_star], **style)
     axes.plot(tokens[is_star], values[is_star], "*", ms=star_size, color=line.get_color(),
               zorder=line.get_zorder())
@@ -1028,14 +1036,14 @@ class Diverged(DataError):
 
 
 def check_val_loss(val_loss, initial_loss, step, config):
-    """Raise Diverged if a validation loss is NaN or far above that of guessing, log(vocab_size).
+    """Raise Diverged if a validation loss is not finite, or far above that of guessing.
 
-    Twice the loss of guessing is allowed, which is our choice. The initial weights may be even
-    worse, and may take some steps to get better, so their loss is allowed, too.
+    Guessing has a loss of log(vocab_size), and twice that is allowed, which is our choice. The
+    initial weights may be even worse, and may take some steps to get better, so their loss is
+    allowed, too.
     """
     largest_sane_loss = max(2 * math.log(config.vocab_size), initial_loss)
-    # A comparison with NaN is False, so NaN counts as diverged.
-    is_sane = val_loss <= largest_sane_loss
+    is_sane = math.isfinite(val_loss) and val_loss <= largest_sane_loss
     if not is_sane:
         raise Diverged(f"step {step}: the validation loss {val_loss:.4g} is far above that of "
                        "guessing; a lower --learning_rate may help")
@@ -1047,6 +1055,7 @@ def learning_rate(config, step):
     if step < warmup_steps:
         return config.learning_rate * (step + 1) / warmup_steps
     # `progress` rises from 0 at the first step after the warmup to 1 at the last step of the run.
+    # (If these are the same step, it is 0.)
     progress = (step - warmup_steps) / max(1, config.max_steps - 1 - warmup_steps)
     cosine = (1 + math.cos(math.pi * progress)) / 2  # from 1 down to 0
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
@@ -1123,7 +1132,9 @@ def noted_signals():
     stops, or has finished or failed by then. So a loop over several runs ends, too.
     """
     received = []
-    handlers = {}  # number of a signal -> its handler for a second one, and after the run
+    # For each signal, by its number, the handler that it had before. It acts on a second signal of
+    # this kind, and again after the run.
+    handlers = {}
 
     def note(number, frame):
         received.append(number)
@@ -1172,6 +1183,10 @@ def noted_signals():
 
 
 def print_line(text):
+    """Print a line at once. A program that calls train() may have a console without all characters.
+
+    (run_script() sees to that in the scripts.)
+    """
     try:
         print(text, flush=True)
     except UnicodeEncodeError:
@@ -1189,11 +1204,10 @@ def train(config, watch=None, say=print_line):
     dict, the record gets its entries. With several ranks, every rank must pass the same watch,
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
     ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
-    dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells the run to stop
-    during the loop, it is saved first, unless it fails, and then this function raises
-    KeyboardInterrupt (Ctrl-C) or SystemExit.
+    dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
+    stop, the run is saved, and then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    main_process = os.environ.get("RANK", "0") == "0"
+    main_process = os.environ.get("RANK", "0") == "0"  # torchrun sets RANK
     if say is None or not main_process:
         say = lambda line: None  # only rank 0 speaks
     if config.eval_only:
@@ -1224,9 +1238,8 @@ def evaluate_only(config, say):
 def run(config, watch, say):
     """Set up a run and train, step by step, as train() describes."""
     # Checkpoint. `state` is the checkpoint of the run that is resumed or, with init_from, the one
-    # whose weights a new run starts with. Other new runs have none. `config` has the options of the
-    # command line. Here those of the checkpoint are added, and further below resolve() adds those
-    # that depend on the dataset and the number of ranks.
+    # whose weights a new run starts with. Other new runs have none. read_start() adds the options
+    # of the checkpoint to `config`, and resolve(), below, those that are still open.
     resuming = config.uses_own_checkpoint
     config, state = read_start(config)
     first_step = state["step"] if resuming else 0  # the number of steps that are done already
@@ -1240,9 +1253,8 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. Step 0 may be that of a new run or of a resumed one. Only a new run
-    # evaluates then, so ranks that disagree about this would wait for each other in vain. So
-    # compare also whether there is a checkpoint.
+    # dataset and the same step. A new run and a resumed one may both be at step 0. But only the new
+    # one evaluates there, and ranks that disagree about this would wait for each other in vain.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1261,36 +1273,41 @@ def run(config, watch, say):
     # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
     state = None
 
-    # If --compile says so, or if it is "auto" and compiling pays, let torch compile the blocks and
-    # the loss when they are first used (on a CPU, when they are first trained). This changes
-    # `model` in place. With several ranks, ddp_model is a wrapper around `model` that sums the
-    # gradients; with one, it is `model` itself. Only the optimizer step uses ddp_model.
+    # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
+    # blocks and the loss when they are first used. This changes `model` in place.
     will_compile = compile_model(model, config, process)
+
+    # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
+    # With one rank it is `model` itself. Only the optimizer step uses ddp_model.
     ddp_model = distribute(model, process)
 
-    # Each checkpoint keeps the source of the block's classes, so that a later change of them is
-    # noticed. Read it now, because their file may be edited while the run lasts.
-    code = block_code(model)
-
-    # Folder and log. A resumed run continues its log: the time that its steps have taken, and the
-    # validation loss of its initial weights, from which check_val_loss() tells whether a run has
-    # diverged. A new run makes room for its files and measures both in the loop.
-    seconds = 0.0
-    initial_loss = 0.0
+    # Folder. A new run makes room for its files. A resumed one continues its log, which may have
+    # records of steps after the checkpoint.
     if main_process:
         if resuming:
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
+    # Each checkpoint keeps the source of the block's classes, so that a later change of them is
+    # noticed. Read it now, because their file may be edited while the run lasts.
+    code = block_code(model)
+
+    # Log. `seconds` is the time that all steps so far have taken, and initial_loss the validation
+    # loss of the initial weights, which check_val_loss() needs. A new run measures it in the loop.
+    seconds = 0.0
+    initial_loss = 0.0
     if resuming:
-        for record in read_log(folder):
-            seconds = record.get("seconds", 0.0)
-            if record["step"] == 0:
-                initial_loss = record.get("val_loss", 0.0)
+        # Every rank reads these. A rank that reads the log before rank 0 has cut it finds the same
+        # initial_loss, and only rank 0 uses `seconds`.
+        records = read_log(folder)
+        if records:
+            seconds = records[-1].get("seconds", 0.0)
+            initial_loss = records[0].get("val_loss", 0.0)
 
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
-    epochs = config.max_steps * config.total_batch_size / dataset.train_tokens
+    new_tokens = (config.max_steps - first_step) * config.total_batch_size
+    epochs = new_tokens / dataset.train_tokens
     say(f"{folder}: {config.arch}, {n_parameters:,} parameters, {process.world_size} x "
         f"{process.device.type}, {str(process.dtype).removeprefix('torch.')}")
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
@@ -1313,20 +1330,21 @@ def run(config, watch, say):
             # At this point `step` optimizer steps have been taken. A pass of the loop evaluates,
             # logs, saves and stops, each if it is due, and then takes the next step.
 
-            # Decide what is due. Each validation and each checkpoint has a record in the log.
+            # Decide what is due. Each validation and each checkpoint that is due has a record in
+            # the log.
             finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # All this was done before the run was saved at this step.
+                # What was due here had been done before the run was saved.
                 evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss of the latest step, if a record is due. This makes the CPU wait until
-            # the GPU has done all queued steps, which ends a lap. Read it also after the first step
-            # of this process. That step may include compiling, so it becomes a lap of its own, and
-            # the speed in later records does not include it.
+            # Read the loss of the latest step, if a record is due (and a step has been taken).
+            # This makes the CPU wait until the GPU has done all queued steps, which ends a lap.
+            # Read it also after the first step of this process. That step may include compiling,
+            # so it becomes a lap of its own, and the speed in later records does not include it.
             after_first_step = step == first_step + 1
             if after_first_step or (logging and step > first_step):
                 record |= read_measurements(measured, step, process)
@@ -1355,11 +1373,11 @@ def run(config, watch, say):
             # every tenth step, in case records are rare.
             stopping = False
             if process.world_size == 1 or logging or step % 10 == 0:
-                # Note the signals of all ranks on every rank. (A rank may then have its own twice,
-                # but only the first in the list counts.)
                 noted = sum(process.gather(signals), [])  # the lists of all ranks, joined
-                signals.extend(noted)
                 stopping = len(noted) > 0
+                # Note them on every rank, so that noted_signals() ends each of them alike. (A rank
+                # may then have its own signal twice, which does no harm.)
+                signals.extend(noted)
             if stopping:
                 saving = True
                 # The loss may not have been read above. Read it now, only so that Diverged is
@@ -1389,9 +1407,9 @@ def run(config, watch, say):
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
             lap_steps += 1
 
-        # If a signal has come, noted_signals() raises its exception when the `with` block is left.
-        # As soon as one rank exits with an error, torchrun kills the others, and rank 0 may still
-        # be saving. So wait for it.
+        # If a signal has come, noted_signals() raises its exception when the `with` block is left,
+        # in place of the `return` below. As soon as one rank exits with an error, torchrun kills
+        # the others, and rank 0 may still be saving. So wait for it.
         process.barrier()
         if not finished:
             say(f"\nStopped and saved at step {step}. "
