@@ -931,7 +931,8 @@ PROPERTIES = {
         "parameters, and nothing is added outside of the layers.":
             multiple_of_layers,
         "Without bias, yours is not right for every model. Write down how many numbers each of the "
-        "three operations has in one layer then, and multiply all of them by the number of layers.":
+        "three operations has in one layer then (how many entries has the vector that each norm "
+        "normalizes?), and multiply all of them by the number of layers.":
             lambda y, right, bias: bias or near(y, right),
         "Without bias yours is right. Which of the three operations have a shift, and how wide is "
         "it?":
@@ -956,8 +957,9 @@ PROPERTIES = {
         "contain anything else, or go back further than to xhat?":
             lambda y, right, xhat: near((y[2] * xhat).sum(), (right[2] * xhat).sum())},
     "3.6": {
-        "If lambda is 0 in the last layer, that layer's branch alone is the result. Yours is not: "
-        "which stream, lambda and branch does your last layer combine, how, and what follows?":
+        "If lambda is 0 in the last layer, that layer's branch alone is the result. Yours is not. A "
+        "layer multiplies all that enters it by its lambda, and then adds its branch: by which "
+        "lambdas are h0 and each branch multiplied in the end, and does anything follow?":
             lambda y, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
         "If all lambdas are 1, the result is the sum of h0 and all branches. Yours is not: is one "
         "missing, counted twice, or multiplied by something else than a lambda?":

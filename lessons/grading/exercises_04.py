@@ -569,6 +569,9 @@ def condition_inputs(generator):                    # odd numbers of heads: they
     yield "5 heads of 2", randn(generator, 30, 10), 5
     yield "one head", randn(generator, 24, 8), 1
     yield "tiny weights", 1e-3 * randn(generator, 45, 15), 5
+    u, _, v = torch.linalg.svd(randn(generator, 3, 8, 8))
+    weights = u * torch.linspace(1, 1 / 120, 8) @ v
+    yield "one head with a condition number of 120", weights.flatten(0, 1), 1
 
 
 def neighbouring_rows(w, n_head):

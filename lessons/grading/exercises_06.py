@@ -819,6 +819,8 @@ TABLE = Exercise(
     "exponents alone.":
         lambda right, d0, a_d, n0, a_n, c: (
             math.log(d0 * c ** a_d * n0 * c ** a_n) / math.log(c), *right[1:]),
+    "Your first number is 1 too small: it is the power with which N D / C grows, not N D.":
+        lambda right: (right[0] - 1, *right[1:]),
     "The arguments are d0, a_d, n0, a_n, c: first the law of D, then that of N.":
         lambda d0, n0, a_d, a_n, c: table(d0, a_d, n0, a_n, c),
 })
