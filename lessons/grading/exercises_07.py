@@ -170,6 +170,7 @@ def mfu_inputs(generator):
     yield "the essay's GPT-2", 124.4e6, 1.2e6, 4, 989e12
     yield "the same, TF32's peak", 124.4e6, 1.2e6, 4, 494.5e12
     yield "one slow GPU", 1e9, 1e4, 1, 312e12
+    yield "a wrong peak, ten times too low", 1e9, 4e4, 1, 98.9e12
 
 
 def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
@@ -178,6 +179,8 @@ def mfu(params, tokens_per_s, gpus, peak, *, flops_each=6):
 
 
 MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
+    "You cut the MFU off at 100. A higher one shows that a number is wrong, so return it.":
+        lambda right: min(right, 100.0),
     "Yours is what 2 FLOPs per parameter give, as many as the forward pass alone has. The backward "
     "pass makes two products for each product of the forward pass.":
         partial(mfu, flops_each=2),
@@ -329,6 +332,7 @@ def vocabulary_inputs(generator):
     yield "a multiple already", 49152, 64
     yield "300, in 128s", 300, 128
     yield "13, in 5s", 13, 5
+    yield "1,000, in 512s", 1000, 512
 
 
 def split(size):
@@ -642,7 +646,7 @@ PROPERTIES = {
             lambda y, right: near(y[1], right[1])},
     "7.4": {
         "No machine exceeds its peak, but yours is above 100%.":
-            lambda y: y < 100,
+            lambda y, right: right > 100 or y < 100,
         "Even with one GPU yours is off. How many FLOPs does a token cost per parameter, forward "
         "and backward, do all parameters count, and how many percent of the peak is that per "
         "second?":
