@@ -15,10 +15,10 @@ the command line.
 # You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
 # the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, and take one
 # optimizer step. The functions that do the work are in the sections above it. Of these, read
-# batches(), learning_rate(), optimizer_step() and evaluate() first. What makes a program robust,
-# but is not about training, can wait: TrainConfig.__init__(), set_up_process(), open_dataset(),
-# sum_bucket(), block_code(), with_checkpoint() (the options of a resumed run), draw_curve() and
-# noted_signals().
+# batches(), learning_rate(), optimizer_step() and evaluate() first, and, for several GPUs,
+# distribute() and sum_bucket(). What makes a program robust, but is not about training, can wait:
+# TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), with_checkpoint() (the
+# options of a resumed run), draw_curve() and noted_signals().
 import ast
 import contextlib
 import copy
@@ -168,11 +168,11 @@ class TrainConfig(GPTConfig):
     grad_clip: float = 1.0          # clip the gradient at this norm; 0 turns clipping off
 
     # Evaluation and logging
-    eval_interval: int | None = None  # steps between validations (ten per run, at most 500 steps)
+    eval_interval: int | None = None  # steps between validations (a tenth of the run, at most 500)
     eval_tokens: int | None = None  # tokens per validation (0.5% of training tokens, 4096 to 10M)
     final_eval_tokens: int | None = None  # for the last one (eval_tokens if set, else 1M to 10M)
     log_interval: int = 10          # steps between records of log.jsonl
-    checkpoint_interval: int | None = None  # steps between checkpoints (ten per run)
+    checkpoint_interval: int | None = None  # steps between checkpoints (a tenth of the run)
 
     # System
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
@@ -180,9 +180,8 @@ class TrainConfig(GPTConfig):
     compile: Literal["auto", "true", "false"] = "auto"  # auto: with cuda, and on CPUs in long runs
 
     def __init__(self, **options):
-        # self.options has only what is set on the command line or in Python, without the options
-        # of the other sources. (In a resumed run, what was set in earlier commands counts as set,
-        # too, because with_checkpoint() passes it on.)
+        # self.options has only what is set on the command line, in Python, or by with_checkpoint(),
+        # which sets all that comes from a checkpoint. Defaults, preset and recipe are not in it.
         self.options = clean_options(TrainConfig, options)
         if "arch" in self.options:
             self.options["arch"] = load_arch(self.options["arch"])
@@ -350,7 +349,7 @@ class Process:
 def set_up_process(config):
     """Return the Process that torchrun's environment describes, and set its device up for speed."""
     device = find_device(config.device)
-    on_gpu = device.type == "cuda"  # what follows does nothing for Apple's mps
+    on_gpu = device.type == "cuda"
 
     dtype = config.dtype
     if dtype == "auto":
@@ -358,7 +357,7 @@ def set_up_process(config):
         if on_gpu:
             is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
         else:
-            is_fast = torch.cpu._is_avx512_bf16_supported()
+            is_fast = torch.cpu._is_avx512_bf16_supported()  # never on Apple's chips
         dtype = "bfloat16" if is_fast else "float32"
 
     if on_gpu:
@@ -367,9 +366,9 @@ def set_up_process(config):
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
         # which saves about 15% of a step in the default run. With the first limit malloc's heap
-        # shrinks only when 2 GB of it are free. By default, large blocks bypass the heap and are
-        # returned as soon as they are freed. The second limit makes malloc take blocks of up to
-        # 32 MB from the heap, too.
+        # shrinks only when 2 GB of it are free. Blocks above the second limit bypass the heap and
+        # are returned as soon as they are freed. By default glibc adapts that limit to the program,
+        # but no longer if the first one is set. So set it, too.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -377,8 +376,8 @@ def set_up_process(config):
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    # The group lasts until the process ends. A script that calls train() several times has it
-    # already.
+    # The group of processes lasts until this one ends. A script that calls train() several times
+    # has the group already.
     if world_size > 1 and not dist.is_initialized():
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
@@ -449,16 +448,16 @@ def open_dataset(config, process):
         # (A shard that is added later changes neither.)
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
-    for split in ("train", "val"):
-        tokens = Tokens(config.data, split, config.block_size)
+    for name in ("train", "val"):
+        split = Tokens(config.data, name, config.block_size)
         # A shard that the user has added is used as well, so more tokens than counted are fine.
-        check(tokens.tokens >= meta[f"{split}_tokens"], f"{config.data}: a shard is missing, since "
-              f"the {split} shards have fewer tokens than meta.json counts; remove the folder and "
+        check(split.tokens >= meta[f"{name}_tokens"], f"{config.data}: a shard is missing, since "
+              f"the {name} shards have fewer tokens than meta.json counts; remove the folder and "
               "run prepare.py again")
-        check(tokens.windows > 0, f"{config.data}: too few {split} tokens for one window of "
+        check(split.windows > 0, f"{config.data}: too few {name} tokens for one window of "
               f"--block_size={config.block_size}; set a smaller --block_size, or prepare more text "
               "or larger shards")
-        setattr(dataset, split, tokens)
+        setattr(dataset, name, split)
     return dataset
 
 
@@ -500,7 +499,7 @@ def make_model(config, device, state=None):
     Raises DataError if the checkpoint's weights do not fit, and warns if the block's code has
     changed.
     """
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # so that all ranks make the same weights
     model = GPT(config)
     if state:
         with explain_errors("the checkpoint's weights do not fit this model"):
@@ -584,7 +583,7 @@ def compile_model(model, config, process):
     for block in model.blocks:
         block.compile()
     # Replace a method of this one model by its compiled form. The method computes the head and the
-    # loss, which are half of a step if the vocabulary is large.
+    # loss, which are half of a step if the model is small and the vocabulary large.
     model.summed_loss = torch.compile(model.summed_loss)
     return True
 
@@ -654,6 +653,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     size = config.batch_size
     own_rows = []  # a row for each micro-batch of this rank: its tokens, their bytes, its loss
     for start in range(process.rank * size, n_windows, process.world_size * size):
+        # The bytes are counted and the micro-batch is filled up on the CPU.
         x, y = tokens.batch(chosen[start:start + size], "cpu")
         batch_tokens = y.numel()
         batch_bytes = dataset.token_bytes[y.numpy()].sum()
@@ -1042,9 +1042,11 @@ def check_val_loss(val_loss, initial_loss, step, config):
     initial weights may be even worse, and may take some steps to get better, so their loss is
     allowed, too.
     """
+    if not math.isfinite(val_loss):
+        raise Diverged(f"step {step}: the validation loss is {val_loss}; "
+                       "a lower --learning_rate may help")
     largest_sane_loss = max(2 * math.log(config.vocab_size), initial_loss)
-    is_sane = math.isfinite(val_loss) and val_loss <= largest_sane_loss
-    if not is_sane:
+    if val_loss > largest_sane_loss:
         raise Diverged(f"step {step}: the validation loss {val_loss:.4g} is far above that of "
                        "guessing; a lower --learning_rate may help")
 
@@ -1066,8 +1068,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
 
     `micro_batches` are this rank's share of the step; all ranks have equally many. `model` is a
     GPT, or a GPT inside DistributedDataParallel. The result has `lr` and two tensors, `grad_norm`
-    and `loss`. The sum of `loss` over all ranks is the mean loss of the step. Reading a tensor
-    makes the CPU wait for the GPU, so that is left to read_measurements.
+    (before clipping) and `loss`. The sum of `loss` over all ranks is the mean loss of the step.
+    Reading a tensor makes the CPU wait for the GPU, so that is left to read_measurements.
     """
     lr = learning_rate(config, step)
     for group in optimizer.param_groups:
@@ -1095,7 +1097,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     max_norm = config.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    # With several ranks the gradients live in DDP's buckets, so fill them with zeros and keep them.
+    # With several ranks the gradients live in DDP's buckets. Keep them there and fill them with
+    # zeros, because DDP would have to copy new gradients into its buckets.
     optimizer.zero_grad(set_to_none=process.world_size == 1)
 
     # Constrain nGPT's and anGPT's weights, and update PowerNorm's running means.
@@ -1128,8 +1131,9 @@ def noted_signals():
     once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
     once from torchrun.)
 
-    If a signal has come, it acts when the `with` block is left, because the run has been saved and
-    stops, or has finished or failed by then. So a loop over several runs ends, too.
+    If a signal has come, the exception that it usually causes is raised when the `with` block is
+    left. By then the run has been saved and stopped, or has finished or failed. So a loop over
+    several runs ends, too.
     """
     received = []
     # For each signal, by its number, the handler that it had before. It acts on a second signal of
@@ -1142,7 +1146,8 @@ def noted_signals():
             signal.signal(number, handlers[number])
         # A step or a validation may last minutes, so say that the signal has been noticed. (print()
         # would fail if the signal came in the middle of another print().) With several ranks, ten
-        # steps may pass before they agree, and torchrun kills its processes after 30 seconds.
+        # steps may pass before they agree. If this and saving take more than 30 seconds, torchrun
+        # kills its processes, and the steps since the last checkpoint are lost.
         with contextlib.suppress(OSError):
             os.write(2, b"\nThe run will be saved soon, and then stop. Without torchrun, the same "
                         b"signal once more ends it at once, without saving.\n")
@@ -1182,15 +1187,20 @@ def noted_signals():
         raise KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
-def print_line(text):
-    """Print a line at once. A program that calls train() may have a console without all characters.
+def any_rank_stops(signals, process):
+    """Return True if any rank has noted a signal. If so, note it on every rank."""
+    noted = sum(process.gather(signals), [])  # the lists of all ranks, joined
+    # A rank may then have its own signals twice. But noted_signals() uses only the first.
+    signals.extend(noted)
+    return len(noted) > 0
 
-    (run_script() sees to that in the scripts.)
-    """
+
+def print_line(text):
+    """Print a line at once. Characters that the console does not have become "?"."""
     try:
         print(text, flush=True)
     except UnicodeEncodeError:
-        print(text.encode("ascii", "replace").decode(), flush=True)  # a console without ±
+        print(text.encode("ascii", "replace").decode(), flush=True)
     except OSError:
         pass  # The terminal, or the program that reads our output, is gone. Keep training.
 
@@ -1239,7 +1249,9 @@ def run(config, watch, say):
     """Set up a run and train, step by step, as train() describes."""
     # Checkpoint. `state` is the checkpoint of the run that is resumed or, with init_from, the one
     # whose weights a new run starts with. Other new runs have none. read_start() adds the options
-    # of the checkpoint to `config`, and resolve(), below, those that are still open.
+    # of the checkpoint to `config`, and resolve(), below, those that are still open, such as the
+    # intervals. `resuming` is asked once, because with resume=auto the answer changes when the run
+    # is first saved.
     resuming = config.uses_own_checkpoint
     config, state = read_start(config)
     first_step = state["step"] if resuming else 0  # the number of steps that are done already
@@ -1253,9 +1265,10 @@ def run(config, watch, say):
     if state:
         check_dataset(config, state, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. A new run and a resumed one may both be at step 0. But only the new
-    # one evaluates there, and ranks that disagree about this would wait for each other in vain.
+    # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
+    # A run that was stopped early is resumed at step 0. It does not evaluate there again, as a new
+    # run does, so ranks that disagree about this would wait for each other in vain.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1281,24 +1294,25 @@ def run(config, watch, say):
     # With one rank it is `model` itself. Only the optimizer step uses ddp_model.
     ddp_model = distribute(model, process)
 
-    # Folder. A new run makes room for its files. A resumed one continues its log, which may have
-    # records of steps after the checkpoint.
+    # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
+    # is noticed. Read it now, because their file may be edited while the run lasts.
+    code = block_code(model)
+
+    # Folder and log. A new run moves an earlier one in its folder away. It does so only now, when
+    # nothing in the set-up can fail any more. A resumed run drops the records after its checkpoint.
     if main_process:
         if resuming:
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
-    # Each checkpoint keeps the source of the block's classes, so that a later change of them is
-    # noticed. Read it now, because their file may be edited while the run lasts.
-    code = block_code(model)
-
-    # Log. `seconds` is the time that all steps so far have taken, and initial_loss the validation
-    # loss of the initial weights, which check_val_loss() needs. A new run measures it in the loop.
+    # `seconds` is the time that all steps so far have taken. initial_loss is the validation loss of
+    # the initial weights, by which check_val_loss() tells that a run has diverged. A new run
+    # measures it in the loop.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
-        # Every rank reads these. A rank that reads the log before rank 0 has cut it finds the same
-        # initial_loss, and only rank 0 uses `seconds`.
+        # Every rank comes here, perhaps while rank 0 is still cutting the log. That does no harm,
+        # since only rank 0 uses `seconds`, and the first record always stays.
         records = read_log(folder)
         if records:
             seconds = records[-1].get("seconds", 0.0)
@@ -1307,7 +1321,7 @@ def run(config, watch, say):
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
     new_tokens = (config.max_steps - first_step) * config.total_batch_size
-    epochs = new_tokens / dataset.train_tokens
+    epochs = new_tokens / dataset.train.tokens
     say(f"{folder}: {config.arch}, {n_parameters:,} parameters, {process.world_size} x "
         f"{process.device.type}, {str(process.dtype).removeprefix('torch.')}")
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
@@ -1316,10 +1330,7 @@ def run(config, watch, say):
         say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
             "and one to two minutes on a GPU.")
 
-    # The optimizer steps are timed in laps. A lap begins before a step, and ends when the loss is
-    # read, some steps later. So `seconds`, the sum of all laps, leaves out the time for evaluating,
-    # logging and saving. (The first lap includes compiling. If a run is stopped between two records
-    # and resumed, the steps between the last record and the stop are missing.)
+    # The loop times the optimizer steps in laps of one or more steps.
     lap_steps = 0  # the number of steps in the current lap
     lap_start = None  # the time at which it began
     measured = None  # what the latest optimizer step has measured
@@ -1337,14 +1348,17 @@ def run(config, watch, say):
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # What was due here had been done before the run was saved.
+                # The run was saved at this step, so go on with the next one.
                 evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read the loss of the latest step, if a record is due (and a step has been taken).
-            # This makes the CPU wait until the GPU has done all queued steps, which ends a lap.
-            # Read it also after the first step of this process. That step may include compiling,
-            # so it becomes a lap of its own, and the speed in later records does not include it.
+            # This makes the CPU wait until the GPU has done all queued steps, so their time is
+            # known now, and a lap ends. The next lap begins with the next step. In this way
+            # `seconds`, the sum of all laps, leaves out evaluating, logging and saving.
+            # Read the loss also after the first step of this process, even if it will not be
+            # logged. That step may include compiling, so it becomes a lap of its own, and the speed
+            # in later records does not include it.
             after_first_step = step == first_step + 1
             if after_first_step or (logging and step > first_step):
                 record |= read_measurements(measured, step, process)
@@ -1355,6 +1369,7 @@ def run(config, watch, say):
                 lap_steps = 0
                 if after_first_step:
                     say_if_slow(lap_seconds, config.max_steps - first_step, process, say)
+            # (After a stop and a resume, the time between the last record and the stop is missing.)
             record["seconds"] = seconds
 
             # Evaluate
@@ -1373,11 +1388,7 @@ def run(config, watch, say):
             # every tenth step, in case records are rare.
             stopping = False
             if process.world_size == 1 or logging or step % 10 == 0:
-                noted = sum(process.gather(signals), [])  # the lists of all ranks, joined
-                stopping = len(noted) > 0
-                # Note them on every rank, so that noted_signals() ends each of them alike. (A rank
-                # may then have its own signal twice, which does no harm.)
-                signals.extend(noted)
+                stopping = any_rank_stops(signals, process)
             if stopping:
                 saving = True
                 # The loss may not have been read above. Read it now, only so that Diverged is
@@ -1385,7 +1396,8 @@ def run(config, watch, say):
                 if step > first_step:
                     read_measurements(measured, step, process)
 
-            # Log, save and draw, on the main process
+            # Log, save and draw, on the main process. (The other ranks go on, and wait for it where
+            # they next exchange something.)
             if main_process:
                 if logging:
                     append_log(folder, record)
@@ -1407,13 +1419,13 @@ def run(config, watch, say):
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
             lap_steps += 1
 
-        # If a signal has come, noted_signals() raises its exception when the `with` block is left,
-        # in place of the `return` below. As soon as one rank exits with an error, torchrun kills
-        # the others, and rank 0 may still be saving. So wait for it.
+        # Wait for rank 0, which may still be saving. As soon as one rank exits with an error,
+        # torchrun kills the others.
         process.barrier()
         if not finished:
             say(f"\nStopped and saved at step {step}. "
                 "To resume: the same command with --resume=true")
+        # If a signal has come, the `with` block raises its exception instead of returning.
         return read_log(folder)
 
 
