@@ -469,7 +469,8 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         lambda right: right.diagonal().diag(),
     "That is the diagonal. Return all n x n derivatives; the others are not 0.":
         lambda right: right.diagonal(),
-    "In your last term y was divided by a root without eps. Use LayerNorm's output, with eps.":
+    "Your last term is the one without eps. It is y y^T / n with LayerNorm's y. Is eps under the "
+    "root that y is divided by, and do you divide by n, and not by the sum of y^2?":
         y_without_eps,
 }, without=AUTOGRAD)
 

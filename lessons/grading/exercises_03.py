@@ -307,8 +307,8 @@ def relu_alone(activation, qk_norm):
 
 
 ABOUT = {
-    "norm1": "norm1: its gain acts on q and k as well as on v. What do larger scores do to a "
-             "softmax, and what if q and k are made unit vectors?",
+    "norm1": "norm1: its gain acts on q, k and v. What do larger scores do to a softmax, and what "
+             "if q and k are made unit vectors? What becomes of the factor in v after W_o?",
     "W_v": "W_v: the output of attention is linear in v. Follow the factor from there.",
     "head_scale": "HeadScale: *all* its entries are doubled, so the ratios between heads stay the "
                   "same. What comes after W_o?",

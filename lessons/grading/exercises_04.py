@@ -420,8 +420,8 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
     "A 1 leaves cosines as they are. The dot product of unit vectors has variance 1/d_k, and it "
     "should be brought to 1.":
         lambda d_k: (d_k ** -0.5, 1.0, 1.0),
-    "Your second factor undoes the cosine's variance. It should undo the standard deviation. The "
-    "third follows from the second.":
+    "Your second factor is one over the cosine's variance. It should be one over its standard "
+    "deviation, and the cosine is a sum of d_k products. The third follows from the second.":
         lambda d_k: (d_k ** -0.5, d_k, d_k ** 0.5),
 })
 
@@ -1333,8 +1333,9 @@ PROPERTIES = {
         "w_down, its Norm and its step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "With alpha_a of 0 yours is right. With one token, where the softmax gives 1 and so "
-        "attention gives v, yours is off: look at the softmax, v, how the heads are joined, w_o, "
-        "attention's Norm and step, and at whether the MLP uses the h that attention left.":
+        "attention gives v, yours is off: do the MLP and its step both use the h that attention "
+        "left? Otherwise look at the softmax, v, how the heads are joined, w_o, and attention's "
+        "Norm and step.":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
         "With one token yours is right. Look at what matters only with several tokens: which rows "
         "are q's and k's, how the heads are split, rope, the norms and s_qk in each head, the "

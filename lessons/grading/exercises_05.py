@@ -658,7 +658,8 @@ PROPERTIES = {
         "Some of yours are: is each row divided by its own length, and is a length the root of a "
         "sum of squares?":
             lambda y, W: (y <= len(W) ** 0.5 + 0.001).all(),
-        "With one row in each, the length is the absolute value of one cosine. Yours is not.":
+        "With one row in each, the length is the absolute value of the cosine of these two rows as "
+        "given. Yours is another number.":
             lambda y, right, W: len(W) > 1 or near(y, right, 1e-5),
         "A row of zeros in X should give length 0.":
             lambda y, X: near(y[X.norm(dim=-1) == 0], 0),
@@ -714,10 +715,10 @@ PROPERTIES = {
         "sum?":
             lambda y, right: y > right / 30,
         "SiLU(t) is about t / 2 for small t, and nearly t or 0 for large ones. So nu times sigma "
-        "lies between sqrt(2) and 2, and yours does not. Do you take the root? Has the argument of "
-        "SiLU the standard deviation sigma? Does a grid reach several sigma to both sides, and do "
-        "you weight it with the normal density and divide by the sum of the weights? Are random "
-        "numbers normal, and a million?":
+        "lies between sqrt(2) and 2. Yours does not for each sigma. Do you take the root? Has the "
+        "argument of SiLU the standard deviation sigma? Does a grid reach several sigma to both "
+        "sides, and do you weight it with the normal density and divide by the sum of the weights? "
+        "Are random numbers normal, and a million?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
         "Yours is smaller: is it SiLU, with sigma in its argument?":

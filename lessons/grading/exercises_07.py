@@ -625,7 +625,7 @@ PROPERTIES = {
             third_of_all},
     "7.2": {
         "The four steps: divide your bytes by n d size to get a number of arrays. It is not the "
-        "number of arrays that the four steps read and write.":
+        "number of arrays of x's size that the four steps read and write.":
             lambda y, n, d, size: near(y[0] / (n * d * size), 7, 1e-6),
         "The single pass: divide your bytes by n d size to get a number of arrays. Which arrays "
         "does the pass read and write?":
@@ -738,7 +738,7 @@ PROPERTIES = {
         "keys.":
             lambda y, right: not near(y[0], right[0], 1e-3) or near(y[1], right[1], 1e-3),
         "dk is right, so your dS is too. dq collects from the same dS, over keys instead of "
-        "queries.":
+        "queries, and needs no other factor.":
             lambda y, right: not near(y[1], right[1], 1e-3) or near(y[0], right[0], 1e-3),
         "Check dS first. Each of its rows should sum to 0, because a softmax does not notice a "
         "number that is added to all scores of a query. If they do: does entry (i, j) of dP "

@@ -204,7 +204,7 @@ SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, trains=("h",), 
     "From layer 2 on your factor is too small: look again at the power of the layer's number.":
         lambda h, norm, branch, layer: h + branch(norm(h) / layer),
     "Your factor is 1 / (2 layer). If you meant a root: in Python x ** 1/2 is (x ** 1) / 2, "
-    "because a power is taken before a division. Write x ** 0.5.":
+    "because a power is taken before a division. Write x ** 0.5, or x ** -0.5.":
         lambda h, norm, branch, layer: h + branch(norm(h) / layer ** 1 / 2),
     "Layers count from 1 here, and the first layer is not scaled.":
         lambda h, norm, branch, layer: scaled_step(h, norm, branch, layer + 1),
@@ -928,8 +928,8 @@ PROPERTIES = {
     "8.4": {
         "Yours is off even in layer 1, where nothing is scaled and the step is plain Pre-LN.":
             lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
-        "Yours is right in layer 1. In the other layers, what is divided, by which power of the "
-        "layer's number, and does one call still take one step?":
+        "Yours is right in layer 1, but not in all of them. What is divided, by which power of "
+        "which number, and does one call still take one step?":
             never},
     "8.5": {
         "After one contribution, which has length 1, the stream has length 1.":
