@@ -1,3 +1,10 @@
+import gc
+
+# Python's garbage collector goes through all objects again and again, and torch has very many. Let
+# it wait for more new ones. This takes about 4 s off the tests.
+gc.set_threshold(100_000, 20, 100)
+
+
 def pytest_collection_modifyitems(items):
     """Run the tests that wait for a notebook last.
 
