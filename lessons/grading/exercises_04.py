@@ -1335,7 +1335,7 @@ PROPERTIES = {
         "With alpha_a of 0 yours is right. With one token, where the softmax gives 1 and so "
         "attention gives v, yours is off: do the MLP and its step both use the h that attention "
         "left? Otherwise look at the softmax, v, how the heads are joined, w_o, and attention's "
-        "Norm and step.":
+        "Norm and step. Is anything normalized that should not be?":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
         "With one token yours is right. Look at what matters only with several tokens: which rows "
         "are q's and k's, how the heads are split, rope, the norms and s_qk in each head, the "

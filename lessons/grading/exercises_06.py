@@ -59,6 +59,7 @@ def reach_inputs(generator):
     losses = numbers(2.0, 1.7, 1.5, 1.4)
     yield "between two runs", 1.6, tokens, losses
     yield "the loss of a run", 1.7, tokens, losses
+    yield "the loss of a later run", 1.5, tokens, losses
     yield "below all of them", 1.3, tokens, losses
     yield "above all of them", 2.4, tokens, losses
     yield "two runs", 3.0, numbers(5e9, 7e10), numbers(3.2, 2.8)
