@@ -12,13 +12,14 @@ earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from
 which the later ones win: the defaults below, the size preset, the arch's recipe, the checkpoint,
 the command line.
 """
-# You may begin with run(), near the end of the file. It reads the checkpoint, sets up the ranks,
-# the dataset, the model and the optimizer, and then loops: evaluate, log, save, stop, and take one
-# optimizer step. The functions that do the work are in the sections above it. Of these, read
-# batches(), learning_rate(), optimizer_step() and evaluate() first, and, for several GPUs,
-# distribute() and sum_bucket(). What makes a program robust, but is not about training, can wait:
-# TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), with_checkpoint() (the
-# options of a resumed run), draw_curve() and noted_signals().
+# main() calls train(), which locks the run's folder and calls run(). You may begin with run(), near
+# the end of the file. It reads the checkpoint, sets up the ranks, the dataset, the model and the
+# optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. The functions
+# that do the work are in the sections above it. Of these, read batches(), learning_rate(),
+# optimizer_step() and evaluate() first, and, for several GPUs, distribute() and sum_bucket(). What
+# makes a program robust, but is not about training, can wait: TrainConfig.__init__(),
+# set_up_process(), open_dataset(), block_code(), read_checkpoint(), with_checkpoint() (the options
+# of a resumed run), open_folder(), draw_curve() and noted_signals().
 import ast
 import contextlib
 import copy
@@ -118,7 +119,8 @@ def recipe(values):
     # were 0.7 to 3.8 times what it gives (lessons/studies). check_model() reports a width of 0.
     options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
     if values["init_from"]:
-        # Trained weights would be damaged by the learning rate that suits random ones.
+        # A tenth is a precaution, so that trained weights are not damaged. At laptop size the whole
+        # learning rate was better (lessons/studies); larger models have not been tried.
         options["learning_rate"] /= 10
     if values["tie"]:
         # The embedding is the output head as well, and 0.02 suits the head.
@@ -445,7 +447,7 @@ def open_dataset(config, process):
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
         # A run is resumed only with the dataset that it was started with, as its fingerprint tells
         # (check_dataset). In older datasets, which have no fingerprint, the sizes take its place.
-        # (A shard that is added later changes neither.)
+        # (A shard that the user adds later changes neither, so it goes unnoticed.)
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
@@ -461,8 +463,8 @@ def open_dataset(config, process):
     return dataset
 
 
-# A step may need the orders of two epochs, seldom of more. Keep only two of them, because an order
-# takes 8 bytes per window of the dataset.
+# A step at the end of an epoch also needs the order of the next one. Keep only two orders, because
+# an order takes 8 bytes per window of the dataset.
 @functools.lru_cache(maxsize=2)
 def epoch_order(seed, epoch, n_windows):
     """Return the numbers of all training windows, each once, in this epoch's random order."""
@@ -483,9 +485,9 @@ def batches(tokens, step, config, process):
         epoch, index_in_epoch = divmod(position, tokens.windows)
         order = epoch_order(config.seed, epoch, tokens.windows)
         indices.append(order[index_in_epoch])
-    # Many programs read the next batch in another thread. Here the CPU queues a GPU's work and does
-    # not wait for it, so it comes to the next batch while the GPU is busy. By our estimate, another
-    # thread would save less than 1%.
+    # Many programs read the next batch in another thread. But the CPU only queues the GPU's work,
+    # without waiting for it, so it reads the next batch while the GPU is still busy. By our
+    # estimate, another thread would save less than 1%.
     size = config.batch_size
     return [tokens.batch(indices[first:first + size], process.device)
             for first in range(0, len(indices), size)]
@@ -499,7 +501,7 @@ def make_model(config, device, state=None):
     Raises DataError if the checkpoint's weights do not fit, and warns if the block's code has
     changed.
     """
-    torch.manual_seed(config.seed)  # so that all ranks make the same weights
+    torch.manual_seed(config.seed)
     model = GPT(config)
     if state:
         with explain_errors("the checkpoint's weights do not fit this model"):
@@ -597,9 +599,9 @@ def sum_bucket(state, bucket):
 
     The loss is divided that early because of PowerNorm. Its nu is a running mean of gradients from
     inside the backward pass (PowerScale.backward in model.py), where DistributedDataParallel has
-    not reduced anything yet. If these were gradients of each rank's own mean loss, nu would be
-    larger by a factor of the number of ranks, and a run that is resumed with another number of
-    ranks would start with a wrong nu.
+    not reduced anything yet. With N ranks, the gradients of each rank's own mean loss would be N
+    times larger there, and so would nu, and a run that is resumed with another number of ranks
+    would start with a wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -645,8 +647,9 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     n_windows = min(max(1, n_windows), tokens.windows)
     chosen = [i * tokens.windows // n_windows for i in range(n_windows)]
 
-    # In eval mode a compiled model has to be compiled once more. On a CPU validation is too short
-    # for that to pay, so there the stance "force_eager" ignores the compiled code.
+    # In eval mode a compiled model has to be compiled once more. On a CPU this takes about as long
+    # as it would save in the default run, so there the stance "force_eager" ignores the compiled
+    # code.
     stance = "default" if process.device.type == "cuda" else "force_eager"
 
     model.eval()
@@ -705,9 +708,9 @@ def read_checkpoint(source):
         # With mmap=True a tensor is read from the file only when it is used.
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
-        # These are all that is needed to load a model. If the file holds a dict that lacks some of
-        # them, check() says which. If it holds anything else, one of the next lines fails, and
-        # explain_errors() reports that.
+        # These are needed to load a model and to resume its run. If the file holds a dict that
+        # lacks some of them, check() says which. If it holds anything else, one of the next lines
+        # fails, and explain_errors() reports that.
         missing = {"model", "config", "step", "tokenizer"} - state.keys()
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
               f"no {' and no '.join(sorted(missing))}")
@@ -1076,7 +1079,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
         group["lr"] = lr
 
     # Reseed every step, so that a resumed run draws the dropout masks that an undisturbed one would
-    # draw. (The hash of numbers is always the same; only that of text changes at each start.)
+    # draw. Each rank has masks of its own. (The hash of numbers is always the same; only that of
+    # text changes at each start.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
     loss = 0.0
@@ -1131,13 +1135,13 @@ def noted_signals():
     once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
     once from torchrun.)
 
-    If a signal has come, the exception that it usually causes is raised when the `with` block is
-    left. By then the run has been saved and stopped, or has finished or failed. So a loop over
-    several runs ends, too.
+    If a signal has come, KeyboardInterrupt or SystemExit is raised when the `with` block is left.
+    By then the run has been saved and stopped, or has finished or failed. So a loop over several
+    runs ends, too.
     """
     received = []
-    # For each signal, by its number, the handler that it had before. It acts on a second signal of
-    # this kind, and again after the run.
+    # For each signal, by its number, the handler that it had before, or the default one if it was
+    # ignored. It acts on a second signal of this kind, and after the run.
     handlers = {}
 
     def note(number, frame):
@@ -1217,7 +1221,8 @@ def train(config, watch=None, say=print_line):
     dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
     stop, the run is saved, and then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    main_process = os.environ.get("RANK", "0") == "0"  # torchrun sets RANK
+    # torchrun sets RANK. (The group of processes does not exist yet.)
+    main_process = os.environ.get("RANK", "0") == "0"
     if say is None or not main_process:
         say = lambda line: None  # only rank 0 speaks
     if config.eval_only:
@@ -1250,8 +1255,7 @@ def run(config, watch, say):
     # Checkpoint. `state` is the checkpoint of the run that is resumed or, with init_from, the one
     # whose weights a new run starts with. Other new runs have none. read_start() adds the options
     # of the checkpoint to `config`, and resolve(), below, those that are still open, such as the
-    # intervals. `resuming` is asked once, because with resume=auto the answer changes when the run
-    # is first saved.
+    # intervals. Keep the answer in `resuming`: with resume=auto it changes when this run is saved.
     resuming = config.uses_own_checkpoint
     config, state = read_start(config)
     first_step = state["step"] if resuming else 0  # the number of steps that are done already
@@ -1267,8 +1271,8 @@ def run(config, watch, say):
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # A run that was stopped early is resumed at step 0. It does not evaluate there again, as a new
-    # run does, so ranks that disagree about this would wait for each other in vain.
+    # A run may have been saved at step 0. If it is resumed, it does not evaluate there again, but a
+    # new run does. Ranks that disagree about this would wait for each other in vain.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1287,32 +1291,33 @@ def run(config, watch, say):
     state = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
-    # blocks and the loss when they are first used. This changes `model` in place.
+    # blocks and the loss when they are first called in training. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
-    # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
-    # With one rank it is `model` itself. Only the optimizer step uses ddp_model.
+    # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
+    # (sum_bucket). With one rank it is `model` itself. Only the optimizer step uses ddp_model.
     ddp_model = distribute(model, process)
 
     # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
     # is noticed. Read it now, because their file may be edited while the run lasts.
     code = block_code(model)
 
-    # Folder and log. A new run moves an earlier one in its folder away. It does so only now, when
-    # nothing in the set-up can fail any more. A resumed run drops the records after its checkpoint.
+    # Folder and log. A new run moves an earlier one in its folder away. It does so last, so that
+    # nothing has been moved if the set-up fails. A resumed run drops the records that are later
+    # than its checkpoint.
     if main_process:
         if resuming:
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
     # `seconds` is the time that all steps so far have taken. initial_loss is the validation loss of
-    # the initial weights, by which check_val_loss() tells that a run has diverged. A new run
-    # measures it in the loop.
+    # the initial weights. (A later one may be as high before check_val_loss() calls the run
+    # diverged.) A new run measures it in the loop.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
         # Every rank comes here, perhaps while rank 0 is still cutting the log. That does no harm,
-        # since only rank 0 uses `seconds`, and the first record always stays.
+        # since only rank 0 writes `seconds` to the log, and the first record always stays.
         records = read_log(folder)
         if records:
             seconds = records[-1].get("seconds", 0.0)
@@ -1341,8 +1346,8 @@ def run(config, watch, say):
             # At this point `step` optimizer steps have been taken. A pass of the loop evaluates,
             # logs, saves and stops, each if it is due, and then takes the next step.
 
-            # Decide what is due. Each validation and each checkpoint that is due has a record in
-            # the log.
+            # Decide what is due. Whenever a validation or a checkpoint is due, so is a record in
+            # the log. (At step 0 the initial weights are validated and saved, too.)
             finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
@@ -1352,16 +1357,16 @@ def run(config, watch, say):
                 evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss of the latest step, if a record is due (and a step has been taken).
-            # This makes the CPU wait until the GPU has done all queued steps, so their time is
-            # known now, and a lap ends. The next lap begins with the next step. In this way
-            # `seconds`, the sum of all laps, leaves out evaluating, logging and saving.
-            # Read the loss also after the first step of this process, even if it will not be
-            # logged. That step may include compiling, so it becomes a lap of its own, and the speed
-            # in later records does not include it.
+            # Read the loss of the latest step, if a record is due (and a step has been taken). Read
+            # it also after the first step of this process, even if it will not be logged. That step
+            # may include compiling, and the speed in later records should not.
             after_first_step = step == first_step + 1
             if after_first_step or (logging and step > first_step):
                 record |= read_measurements(measured, step, process)
+                # To read the loss, the CPU has waited until the GPU has done all queued steps. So
+                # their time is known now, and a lap ends. The next one begins with the next step.
+                # In this way `seconds` leaves out evaluating, logging and saving. (If a run is
+                # stopped and resumed, the time from the last record to the stop is missing, too.)
                 lap_seconds = time.perf_counter() - lap_start
                 seconds += lap_seconds
                 record["tokens_per_s"] = lap_steps * config.total_batch_size / lap_seconds
@@ -1369,10 +1374,10 @@ def run(config, watch, say):
                 lap_steps = 0
                 if after_first_step:
                     say_if_slow(lap_seconds, config.max_steps - first_step, process, say)
-            # (After a stop and a resume, the time between the last record and the stop is missing.)
             record["seconds"] = seconds
 
-            # Evaluate
+            # Evaluate. (The training loss above is that before the latest step, the validation loss
+            # that after it.)
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
@@ -1391,8 +1396,8 @@ def run(config, watch, say):
                 stopping = any_rank_stops(signals, process)
             if stopping:
                 saving = True
-                # The loss may not have been read above. Read it now, only so that Diverged is
-                # raised instead of saving NaN.
+                # The loss may not have been read above. If it is NaN, this raises Diverged, so that
+                # the last good checkpoint stays.
                 if step > first_step:
                     read_measurements(measured, step, process)
 

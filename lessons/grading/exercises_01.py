@@ -469,8 +469,8 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         lambda right: right.diagonal().diag(),
     "That is the diagonal. Return all n x n derivatives; the others are not 0.":
         lambda right: right.diagonal(),
-    "Your last term is the one without eps. It is y y^T / n with LayerNorm's y. Is eps under the "
-    "root that y is divided by, and do you divide by n, and not by the sum of y^2?":
+    "Your last term is the one without eps. It should be y y^T / n with LayerNorm's y. Is eps under "
+    "the root that y is divided by, and do you divide by n, and not by the sum of y^2?":
         y_without_eps,
 }, without=AUTOGRAD)
 
@@ -1012,6 +1012,9 @@ PROPERTIES = {
         "The earlier a sublayer, the more factors below 1 it collects. Yours do not fall towards "
         "the front.":
             lambda y: (y.diff() > -1e-6).all(),
+        "With a single sublayer there is one factor, |h| / |h + f(h)| for directions at right "
+        "angles. Yours is different. Is every sublayer's factor this one, the first one's, too?":
+            lambda y, r: len(r) > 1 or near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
         "The last entry has one factor, |h| / |h + f(h)| for directions at right angles. The "
         "sublayer before has normalized h, so only the last ratio matters. Yours is different.":
             lambda y, r: near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),

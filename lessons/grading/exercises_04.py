@@ -1332,10 +1332,13 @@ PROPERTIES = {
         "step leaves h so, look at the MLP: what it reads, u and z with their scales, SiLU, "
         "w_down, its Norm and its step.":
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
-        "With alpha_a of 0 yours is right. With one token, where the softmax gives 1 and so "
-        "attention gives v, yours is off: do the MLP and its step both use the h that attention "
-        "left? Otherwise look at the softmax, v, how the heads are joined, w_o, and attention's "
-        "Norm and step. Is anything normalized that should not be?":
+        "With alpha_a of 0 yours is right. With one head and one token, where the softmax gives 1 "
+        "and so attention gives v, yours is off: do the MLP and its step both use the h that "
+        "attention left? Otherwise look at the softmax, v, w_o, and attention's Norm and step.":
+            lambda y, right, h, n_head: h.shape[1] > 1 or n_head > 1 or near(y, right, 1e-4),
+        "With one head and one token yours is right. With several heads and one token, where each "
+        "head gives its v, yours is off: which rows are v's, how are they cut into heads, is "
+        "anything done to each head's output, and how are the heads joined?":
             lambda y, right, h: h.shape[1] > 1 or near(y, right, 1e-4),
         "With one token yours is right. Look at what matters only with several tokens: which rows "
         "are q's and k's, how the heads are split, rope, the norms and s_qk in each head, the "

@@ -929,7 +929,7 @@ PROPERTIES = {
         "Yours is off even in layer 1, where nothing is scaled and the step is plain Pre-LN.":
             lambda y, h, norm, branch, layer: layer > 1 or near(y, h + branch(norm(h))),
         "Yours is right in layer 1, but not in all of them. What is divided, by which power of "
-        "which number, and does one call still take one step?":
+        "which number, is anything else scaled, and does one call still take one step?":
             never},
     "8.5": {
         "After one contribution, which has length 1, the stream has length 1.":
