@@ -7,19 +7,20 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
     torchrun --nproc_per_node=8 train.py --size=0.5b --data=data/fineweb10B-gpt2
 
 Results go to --out_dir: ckpt.pt, log.jsonl and loss.png. By default it is a folder in out/ with the
-arch's name (and +qk_norm, if that is set), or out/tuned with --init_from. A new run first moves an
-earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from these sources, of
-which the later ones win: the defaults below, the size preset, the arch's recipe, the checkpoint,
-the command line.
+arch's name (and +qk_norm, if that is set), or out/tuned with --init_from. Before training, a new
+run moves an earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from these
+sources, of which the later ones win: the defaults below, the size preset, the arch's recipe, the
+checkpoint, the command line.
 """
 # main() calls train(), which locks the run's folder and calls run(). You may begin with run(), near
 # the end of the file. It reads the checkpoint, sets up the ranks, the dataset, the model and the
 # optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. The functions
 # that do the work are in the sections above it. Of these, read batches(), learning_rate(),
-# optimizer_step() and evaluate() first, and, for several GPUs, distribute() and sum_bucket(). What
-# makes a program robust, but is not about training, can wait: TrainConfig.__init__(),
-# set_up_process(), open_dataset(), block_code(), read_checkpoint(), with_checkpoint() (the options
-# of a resumed run), open_folder(), draw_curve() and noted_signals().
+# optimizer_step(), read_measurements() and evaluate() first, and, for several GPUs, distribute()
+# and sum_bucket(). What makes a program robust, but is not about training, can wait: the
+# environment variables below, TrainConfig.__init__(), set_up_process(), open_dataset(),
+# block_code(), read_checkpoint(), with_checkpoint() (the options of a resumed run), open_folder(),
+# draw_curve() and noted_signals().
 import ast
 import contextlib
 import copy
@@ -119,8 +120,9 @@ def recipe(values):
     # were 0.7 to 3.8 times what it gives (lessons/studies). check_model() reports a width of 0.
     options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
     if values["init_from"]:
-        # A tenth is a precaution, so that trained weights are not damaged. At laptop size the whole
-        # learning rate was better (lessons/studies); larger models have not been tried.
+        # A tenth is a precaution, so that trained weights are not damaged. At laptop size this was
+        # not needed: the whole learning rate was better (lessons/studies). We have not tried larger
+        # models.
         options["learning_rate"] /= 10
     if values["tie"]:
         # The embedding is the output head as well, and 0.02 suits the head.
@@ -139,7 +141,7 @@ class TrainConfig(GPTConfig):
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
-    file of an arch cannot be run.
+    file of an arch raises an exception.
     """
     # Run
     size: str = "laptop"            # preset: laptop | 32m | 62m | 125m | 250m | 0.5b | 1b
@@ -273,9 +275,9 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
         # batch size that divides both the sequences of a process and the preset's batch size.
         sequences = c.total_batch_size // (c.block_size * world_size)
         c.batch_size = math.gcd(sequences, c.batch_size)
-    micro_batch_tokens = c.batch_size * c.block_size * world_size
+    tokens_at_once = c.batch_size * c.block_size * world_size  # a micro-batch of every rank
     # With eval_only no optimizer step is taken, so how its batch is divided does not matter.
-    if c.total_batch_size % micro_batch_tokens != 0 and not c.eval_only:
+    if c.total_batch_size % tokens_at_once != 0 and not c.eval_only:
         raise ConfigError(
             f"total_batch_size={c.total_batch_size}: expected a multiple of batch_size x "
             f"block_size x processes = {c.batch_size} x {c.block_size} x {world_size}")
@@ -359,7 +361,7 @@ def set_up_process(config):
         if on_gpu:
             is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
         else:
-            is_fast = torch.cpu._is_avx512_bf16_supported()  # never on Apple's chips
+            is_fast = torch.cpu._is_avx512_bf16_supported()  # false on Apple's chips
         dtype = "bfloat16" if is_fast else "float32"
 
     if on_gpu:
@@ -1086,8 +1088,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     loss = 0.0
     for number, (x, y) in enumerate(micro_batches, 1):
         # DistributedDataParallel sums the gradients over the ranks in the backward pass of the last
-        # micro-batch only. Setting this attribute is what its no_sync() does. Without
-        # DistributedDataParallel nothing reads it.
+        # micro-batch only. Setting this attribute before the forward pass is what its no_sync()
+        # does. Without DistributedDataParallel nothing reads it.
         is_last = number == len(micro_batches)
         model.require_backward_grad_sync = is_last
         with process.autocast():
@@ -1219,7 +1221,8 @@ def train(config, watch=None, say=print_line):
     because it may run the model, and PowerNorm's forward pass in training mode waits for the other
     ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
     dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
-    stop, the run is saved, and then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
+    stop, the run is saved (unless it fails at that moment), and then this function raises
+    KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
     # torchrun sets RANK. (The group of processes does not exist yet.)
     main_process = os.environ.get("RANK", "0") == "0"
@@ -1251,11 +1254,13 @@ def evaluate_only(config, say):
 
 
 def run(config, watch, say):
-    """Set up a run and train, step by step, as train() describes."""
+    """Set up a run and train. Its arguments and results are those of train()."""
     # Checkpoint. `state` is the checkpoint of the run that is resumed or, with init_from, the one
     # whose weights a new run starts with. Other new runs have none. read_start() adds the options
     # of the checkpoint to `config`, and resolve(), below, those that are still open, such as the
-    # intervals. Keep the answer in `resuming`: with resume=auto it changes when this run is saved.
+    # intervals.
+    # With resume=auto, uses_own_checkpoint looks for a ckpt.pt, which this run will write. So ask
+    # now, and keep the answer.
     resuming = config.uses_own_checkpoint
     config, state = read_start(config)
     first_step = state["step"] if resuming else 0  # the number of steps that are done already
@@ -1271,8 +1276,8 @@ def run(config, watch, say):
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # A run may have been saved at step 0. If it is resumed, it does not evaluate there again, but a
-    # new run does. Ranks that disagree about this would wait for each other in vain.
+    # Step 0 may be that of a new run, or of one that was saved there and is resumed. Only the new
+    # one evaluates at step 0, so two such ranks would wait for each other in vain.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1291,7 +1296,8 @@ def run(config, watch, say):
     state = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
-    # blocks and the loss when they are first called in training. This changes `model` in place.
+    # blocks and the loss when they are first called: on a GPU in the validation at step 0, on a CPU
+    # in the first optimizer step. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
     # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
@@ -1302,22 +1308,22 @@ def run(config, watch, say):
     # is noticed. Read it now, because their file may be edited while the run lasts.
     code = block_code(model)
 
-    # Folder and log. A new run moves an earlier one in its folder away. It does so last, so that
-    # nothing has been moved if the set-up fails. A resumed run drops the records that are later
-    # than its checkpoint.
+    # Folder and log. A new run moves an earlier one in its folder away. It does so only now, and
+    # nothing has been moved if the set-up above fails. A resumed run drops the records that are
+    # later than its checkpoint.
     if main_process:
         if resuming:
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
     # `seconds` is the time that all steps so far have taken. initial_loss is the validation loss of
-    # the initial weights. (A later one may be as high before check_val_loss() calls the run
-    # diverged.) A new run measures it in the loop.
+    # the initial weights, up to which check_val_loss() accepts later ones. (It accepts twice the
+    # loss of guessing in any case.) A new run measures it in the loop.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
-        # Every rank comes here, perhaps while rank 0 is still cutting the log. That does no harm,
-        # since only rank 0 writes `seconds` to the log, and the first record always stays.
+        # Every rank reads the log, perhaps while rank 0 is still cutting it. That does no harm:
+        # only rank 0 needs the latest `seconds`, and the first record, with the initial loss, stays.
         records = read_log(folder)
         if records:
             seconds = records[-1].get("seconds", 0.0)
@@ -1343,30 +1349,32 @@ def run(config, watch, say):
     # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
     with noted_signals() as signals:
         for step in range(first_step, config.max_steps + 1):
-            # At this point `step` optimizer steps have been taken. A pass of the loop evaluates,
-            # logs, saves and stops, each if it is due, and then takes the next step.
+            # At this point `step` optimizer steps have been taken. A pass of the loop reads their
+            # loss, evaluates, asks whether to stop, logs, saves and stops, each if it is due, and
+            # then takes the next step.
 
             # Decide what is due. Whenever a validation or a checkpoint is due, so is a record in
-            # the log. (At step 0 the initial weights are validated and saved, too.)
+            # the log. (A stop, below, saves without one. At step 0 the initial weights are
+            # validated and saved, too.)
             finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # The run was saved at this step, so go on with the next one.
+                # The run was saved at this step, so this pass only takes the next one.
                 evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss of the latest step, if a record is due (and a step has been taken). Read
-            # it also after the first step of this process, even if it will not be logged. That step
-            # may include compiling, and the speed in later records should not.
+            # Read the loss of the latest step, if a record is due (and a step has been taken). To
+            # read it, the CPU waits until the GPU has done all queued steps. So their time is known
+            # then, and a lap ends. The next lap begins with the next step, so that no lap includes
+            # evaluating, logging or saving.
+            # The first step may include compiling, so it is a lap of its own, to keep the speed in
+            # later records free of that. (Its loss is read, but logged only if a record is due.)
             after_first_step = step == first_step + 1
-            if after_first_step or (logging and step > first_step):
+            lap_ends = after_first_step or (logging and step > first_step)
+            if lap_ends:
                 record |= read_measurements(measured, step, process)
-                # To read the loss, the CPU has waited until the GPU has done all queued steps. So
-                # their time is known now, and a lap ends. The next one begins with the next step.
-                # In this way `seconds` leaves out evaluating, logging and saving. (If a run is
-                # stopped and resumed, the time from the last record to the stop is missing, too.)
                 lap_seconds = time.perf_counter() - lap_start
                 seconds += lap_seconds
                 record["tokens_per_s"] = lap_steps * config.total_batch_size / lap_seconds
@@ -1374,6 +1382,7 @@ def run(config, watch, say):
                 lap_steps = 0
                 if after_first_step:
                     say_if_slow(lap_seconds, config.max_steps - first_step, process, say)
+            # (If a run is stopped and resumed, the time from the last record to the stop is lost.)
             record["seconds"] = seconds
 
             # Evaluate. (The training loss above is that before the latest step, the validation loss
@@ -1388,16 +1397,17 @@ def run(config, watch, say):
                     extra = watch(model, optimizer, step) or {}
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. With several ranks this makes the CPU wait
-            # for the GPU, so ask only if a record is due, since the CPU waits then anyway, and at
-            # every tenth step, in case records are rare.
+            # Ask whether any rank has been told to stop. One rank asks in every pass. Several have
+            # to exchange their answers, for which the CPU waits for the GPU. So they ask only if a
+            # record is due, since the CPU has waited then anyway, and at every tenth step, in case
+            # records are rare.
             stopping = False
             if process.world_size == 1 or logging or step % 10 == 0:
                 stopping = any_rank_stops(signals, process)
             if stopping:
                 saving = True
-                # The loss may not have been read above. If it is NaN, this raises Diverged, so that
-                # the last good checkpoint stays.
+                # Do not save weights of a loss that is NaN, but raise Diverged. (The loss may not
+                # have been read above.)
                 if step > first_step:
                     read_measurements(measured, step, process)
 
@@ -1424,8 +1434,8 @@ def run(config, watch, say):
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
             lap_steps += 1
 
-        # Wait for rank 0, which may still be saving. As soon as one rank exits with an error,
-        # torchrun kills the others.
+        # Wait for rank 0, which may still be saving. After a signal the ranks exit with an error
+        # code, and as soon as one has done so, torchrun kills the others.
         process.barrier()
         if not finished:
             say(f"\nStopped and saved at step {step}. "

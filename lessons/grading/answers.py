@@ -95,8 +95,11 @@ def gradients(function, exercise):
 
     exercise.trains names these arguments. If one is a dict of tensors, its tensors have names such
     as p["w_o"]. The gradient is that of a weighted sum of what the function returns for the first
-    input. It is None if no gradient reaches the argument. If the function returns anything but a
-    tensor, such as an array or a list, return an empty dict.
+    input. It is None if no gradient reaches the argument.
+
+    Return an empty dict if the function returns anything but a tensor, such as a list, or raises an
+    exception, as NumPy's functions do for a tensor that requires a gradient. Raises RuntimeError if
+    autograd fails, for example because a tensor that it needs was changed in place.
     """
     inputs = copy(next(iter(arguments(exercise).values())))
     leaves = {}
@@ -111,16 +114,16 @@ def gradients(function, exercise):
         leaf.requires_grad_()
     try:
         y = function(*inputs)
-        if not isinstance(y, torch.Tensor):
-            return {}
-        # A plain sum would not do, because it is constant behind a norm that subtracts the mean.
-        weights = torch.arange(y.numel()).cos().view(y.shape)
-        total = (y * weights).sum()
-        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     except Exception:
-        # For example, nothing that was returned has a graph, or .numpy() was called on a tensor
-        # that needs a gradient.
-        found = [None] * len(leaves)
+        return {}
+    if not isinstance(y, torch.Tensor):
+        return {}
+    if not y.requires_grad:
+        return dict.fromkeys(leaves)
+    # A plain sum would not do, because it is constant behind a norm that subtracts the mean.
+    weights = torch.arange(y.numel()).cos().view(y.shape)
+    total = (y * weights).sum()
+    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return dict(zip(leaves, found))
 
 

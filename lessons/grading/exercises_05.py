@@ -577,8 +577,7 @@ def angpt_block(h, p, n_head, cos, sin, *, nu_uz=0.5, gate_width=lambda d, d_k: 
     return step(start, y, alpha_m, alpha_a if one_nu else alpha_m, norm_h_m, subtracted)
 
 
-BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, trains=("h", "p"),
-                 misconceptions={
+BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, misconceptions={
     "In yours a token attends to all later ones: is there a mask, and do you use its result?":
         partial(angpt_block, hidden_from=NO_TOKEN),
     "The scores are divided by sqrt(d_k) as well, by you or by scaled_dot_product_attention. g, "

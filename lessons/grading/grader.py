@@ -31,6 +31,7 @@ import dis
 import importlib
 import inspect
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
@@ -219,10 +220,10 @@ def grade(number, function):
         return exercise.reference
     expected, _ = own_answers(exercise.reference, exercise)
     wrong = [label for label in expected if not agree(label, None, found, expected, exercise)]
-    cut_off = []
+    about_gradients = None
     if exercise.trains and not wrong and not overwritten:
-        cut_off = wrong_gradients(function, exercise)
-    if not wrong and not overwritten and not cut_off:
+        about_gradients = gradient_sentence(function, exercise)
+    if not wrong and not overwritten and not about_gradients:
         largest = largest_gap(found, expected)
         print(f"{number}  pass: {len(found)} inputs, largest difference {largest:.1g}")
         results[number] = "solved", []
@@ -240,10 +241,7 @@ def grade(number, function):
         print(f"{number}  not yet: the values are right, but the function changes its arguments")
     else:
         print(f"{number}  not yet: the values are right, but not all gradients are")
-        sentences.append(
-            f"Training with your function would go wrong, because the gradients of these are wrong "
-            f"or missing: {some_of(cut_off)}. Do you hide something from autograd, for example "
-            "with .item(), .tolist(), .detach(), .data, torch.tensor() or torch.no_grad()?")
+        sentences.append(about_gradients)
     results[number] = "wrong", sentences
     for sentence in sentences:
         print(f"     {sentence}")
@@ -251,11 +249,19 @@ def grade(number, function):
     return exercise.reference
 
 
-def wrong_gradients(function, exercise):
-    """Return the names of the arguments whose gradients are missing or not those expected."""
-    expected = gradients(exercise.reference, exercise)
+def gradient_sentence(function, exercise):
+    """Return what is wrong with the gradients of a function whose values are right, or None."""
+    # The caller may have switched gradients off.
+    with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = gradients(exercise.reference, exercise)
+        try:
+            found = gradients(function, exercise)
+        except RuntimeError as error:
+            return (f"Training with your function would fail. autograd says: {error} (An operation "
+                    "in place, such as *=, changes a tensor whose values autograd may need.)")
     names = []
-    for name, gradient in gradients(function, exercise).items():
+    for name, gradient in found.items():
         if gradient is None:
             gradient = torch.zeros_like(expected[name])
         # The two forms of GELU differ by less than this.
@@ -263,7 +269,11 @@ def wrong_gradients(function, exercise):
         is_right = (gradient - expected[name]).abs().max() <= tolerance
         if not is_right:
             names.append(name)
-    return names
+    if not names:
+        return None
+    return ("Training with your function would go wrong, because the gradients of these are wrong "
+            f"or missing: {some_of(names)}. Do you hide something from autograd, for example with "
+            ".item(), .tolist(), .detach(), .data, torch.tensor() or torch.no_grad()?")
 
 
 def print_wrong(number, exercise, function, found, expected, wrong, sentences):
