@@ -1323,7 +1323,7 @@ def run(config, watch, say):
     initial_loss = 0.0
     if resuming:
         # Every rank reads the log, perhaps while rank 0 is still cutting it. That does no harm:
-        # only rank 0 needs the latest `seconds`, and the first record, with the initial loss, stays.
+        # only rank 0 needs the latest `seconds`, and the first record stays.
         records = read_log(folder)
         if records:
             seconds = records[-1].get("seconds", 0.0)
