@@ -417,6 +417,9 @@ SCALES = Exercise(reference=softmax_scales, inputs=width_inputs, parts=PARTS, mi
     "The Transformer's 1/sqrt(d_k) is for entries of variance 1. Unit vectors have entries of "
     "variance 1/d_k.":
         lambda d_k: (d_k ** -0.5, d_k ** -0.5, d_k ** -0.25),
+    "Your first two are one over what is expected, so that each is the other one's value. Are they "
+    "factors to multiply by, and not standard deviations to divide by? Or are the two exchanged?":
+        lambda d_k: (d_k ** 0.5, d_k ** -0.5, d_k ** 0.25),
     "A 1 leaves cosines as they are. The dot product of unit vectors has variance 1/d_k, and it "
     "should be brought to 1.":
         lambda d_k: (d_k ** -0.5, 1.0, 1.0),

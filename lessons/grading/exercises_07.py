@@ -186,7 +186,7 @@ MFU = Exercise(reference=mfu, inputs=mfu_inputs, misconceptions={
         partial(mfu, flops_each=2),
     "Yours is what 4 FLOPs per parameter give. The backward pass alone has that many, because it "
     "computes a gradient for the input and one for the weight. Do you leave out the forward pass, "
-    "or some of the parameters?":
+    "half of the backward pass, or some of the parameters?":
         partial(mfu, flops_each=4),
     "Yours is what 3 FLOPs per parameter give. The backward pass makes two products for each one "
     "of the forward pass, each product multiplies and adds, and both passes are added up.":
@@ -709,8 +709,8 @@ PROPERTIES = {
         "ratios. Is it a mean, or a ratio of two medians or means?":
             lambda y, right: near(y[0], right[0], 1e-5) or not same_ends(y, right),
         "Compute one ratio per round, b over a, and then three quantiles of these ratios, "
-        "interpolated where one falls between two of them. Do the outer two leave out equally much "
-        "at each end, and 20% together?":
+        "interpolated linearly where one falls between two of them. Do the outer two leave out "
+        "equally much at each end, and 20% together?":
             never},
     "7.10": {
         "w_down: which factor is applied after the nonlinearity and is a number? It should be "
