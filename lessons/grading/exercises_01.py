@@ -933,8 +933,9 @@ PROPERTIES = {
         "At least once only your diagonal is wrong. Does every term act there, too?":
             lambda y, x, right: is_tiny(x) or len(x) == 1 or equals(y, right)
             or not equals(without_diagonal(y), without_diagonal(right)),
-        "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not. Look at "
-        "the term from the mean (its factor, sign and 1/s). Do the rows of the last term sum to 0?":
+        "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not. Is the "
+        "term from the mean wrong (its factor, sign or 1/s), or do the rows of the last term not "
+        "sum to 0?":
             lambda y, x: is_tiny(x) or near(of_largest(y).sum(-1), 0),
         "J is symmetric; yours is not.":
             lambda y, x: is_tiny(x) or near(of_largest(y), of_largest(y).T),

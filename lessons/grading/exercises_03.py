@@ -130,6 +130,11 @@ def gain_and_shift_first(x, w_up, w_down, gamma, beta):
     return standard(gamma * hidden + beta) @ w_down.T
 
 
+def gain_first(x, w_up, w_down, gamma, beta):
+    hidden = gelu(x @ w_up.T)
+    return (standard(gamma * hidden) + beta) @ w_down.T
+
+
 def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
@@ -168,6 +173,9 @@ FFN = Exercise(                                             # both forms of GELU
         lambda x, w_up, w_down, gamma, beta: ffn_branch(x, w_up, w_down, gamma, gamma * beta),
     "Your gamma and beta act before the division by the standard deviation. They come after it.":
         gain_and_shift_first,
+    "Your gamma multiplies what goes into the normalization, which undoes a part of it. gamma "
+    "multiplies the normalized values.":
+        gain_first,
     "You subtract the mean, but divide by the root of a mean of squares from which it is not "
     "subtracted. The variance is the mean of (a - mean)^2.":
         partial(ffn_branch, norm=centred_over_rms),

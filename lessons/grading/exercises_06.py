@@ -320,8 +320,8 @@ REPRODUCED = Exercise(reference=reproduced, inputs=rows_inputs, misconceptions={
     "You count rows as ends although the run had not ended there. At a run's end, the tokens so "
     "far equal those planned.":
         partial(reproduced, keep=same, by=DONE),
-    "You take the last row of each run, and some runs were stopped before their end. Only complete "
-    "runs count.":
+    "You count runs that were stopped before their end. A row counts only if its tokens so far "
+    "equal those planned, and a budget that no run completed does not count at all.":
         partial(reproduced, keep=last_rows),
     "You divide the longest budget that was planned, but that run was stopped. Take the longest "
     "budget of the baseline's complete runs.":
@@ -1199,8 +1199,8 @@ PROPERTIES = {
         "differ there.":
             lambda y, right: not near(right[0], right[1], 1e-9) or near(y[0], y[1]),
         "Your first number is right. For the second: which row has the first seed's lowest loss, "
-        "for each side? Is yours the baseline's mean minus the other's, each over the runs of its "
-        "own row?":
+        "for each side? Is yours the baseline's mean minus the other's, each over all the runs of "
+        "its own row?":
             never},
     "6.8": {
         "Losses fall with C, so a is positive in L = A C^-a. Yours is not.":
