@@ -92,8 +92,8 @@ def train_config(name, training, **changes):
     """
     arch, *switches = name.split("+")
     if ":" not in arch:
-        check_choice("archs", arch, ARCHS, "; ARCH+qk_norm adds QK norm, and FILE.py:NAME is an "
-                     "arch in a file of your own")
+        check_choice("archs", arch, ARCHS, "; GPT+ is rmsnorm+qk_norm, and FILE.py:NAME is an arch "
+                     "in a file of your own")
     switched_on = dict.fromkeys(switches, True)
     return TrainConfig(**{"arch": arch, **switched_on, **training, **changes})
 

@@ -406,6 +406,8 @@ def read_meta(folder):
     source, hint = "...", ""
     if Path(folder).is_file():
         source = folder
+        check(Path(folder).suffix not in (".bin", ".json"),
+              f"data={folder}: expected the dataset's folder, {Path(folder).parent}")
     if Path("data", folder, "meta.json").exists():
         hint = f"; did you mean data/{folder}?"
     check(path.exists(), f"data={folder}: no complete dataset; python prepare.py --source={source} "
@@ -804,7 +806,8 @@ def prepare(source="stdlib", **options):
     print(f"{folder}: {n_train:,} tokens to train on, {n_val:,} to validate on")
     if min(n_train, n_val) <= GPTConfig.block_size:
         print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; give more "
-              "text or a larger --val_tokens, or set a smaller --block_size for train.py")
+              "text, a larger --val_tokens or (if set) a larger --tokens, or set a smaller "
+              "--block_size for train.py")
     return folder
 
 

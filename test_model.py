@@ -989,6 +989,8 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
         process.kill()
     with pytest.raises(DataError, match="no complete dataset; python prepare.py"):
         read_meta(tmp_path / "long")
+    with pytest.raises(DataError, match="expected the dataset's folder, .*whole/long"):
+        read_meta(tmp_path / "whole/long/meta.json")
     again = prepare(**options, data_dir=str(tmp_path))
     assert files_of(again) == files_of(whole)
     with source.open("a") as file:
@@ -2064,6 +2066,9 @@ ARCHS["mine"] = Mine
     path.write_text(working)
     model, _, _ = load_model(config.out_dir, arch=arch)
     assert type(model.blocks[0]).__name__ == "Mine"
+    path.write_text("from model import ARCHS\nARCHS['mine'] = lambda config: None")
+    with pytest.raises(ConfigError, match="'mine'.* to be a class that inherits from .* Block"):
+        tiny(arch=arch)
     assert type(model.norm_f) is type(model.blocks[0].norm1)
 
 
@@ -2118,6 +2123,10 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     _, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run", "--resume=true")
     assert len(out.split("A sample")[1]) > 100
     assert read_checkpoint("out/tuned")["step"] == 6
+    with patch.object(train_py, "load_model", side_effect=DataError("not in the cache")):
+        code, out, _ = command(*words(tiny(out_dir=None)), "--init_from=run", "--resume=true")
+    assert code == 0
+    assert "The run is complete, but no sample can be made: not in the cache" in out
 
 
 def free_port():

@@ -64,7 +64,7 @@ import torch.distributed as dist
 from matplotlib.figure import Figure
 from torch.nn.parallel import DistributedDataParallel
 
-from model import ARCHS, GPT, ConfigError, GPTConfig
+from model import ARCHS, GPT, Block, ConfigError, GPTConfig
 from prepare import (DataError, atomic_write, check, check_at_least, check_choice, clean_options,
                      explain_errors, get_tokenizer, lock_folder, parse_options, prepare, read_meta,
                      read_shard, run_script, token_lengths)
@@ -254,6 +254,10 @@ def load_arch(arch):
         # torch.compile and inspect look up a class's module here.
         sys.modules[path] = module
         spec.loader.exec_module(module)
+    block = ARCHS.get(name, Block)
+    if not (inspect.isclass(block) and issubclass(block, Block)):
+        raise ConfigError(f"arch={arch}: expected ARCHS[{name!r}] to be a class that inherits from "
+                          "model.py's Block")
     return name
 
 
@@ -1048,8 +1052,8 @@ def check_val_loss(val_loss, initial_loss, step, config):
     allowed, too.
     """
     if not math.isfinite(val_loss):
-        raise Diverged(f"step {step}: the validation loss is {val_loss}; "
-                       "a lower --learning_rate may help")
+        cause = "a lower --learning_rate may help" if step > 0 else "no step has been taken yet"
+        raise Diverged(f"step {step}: the validation loss is {val_loss}; {cause}")
     largest_sane_loss = max(2 * math.log(config.vocab_size), initial_loss)
     if val_loss > largest_sane_loss:
         raise Diverged(f"step {step}: the validation loss {val_loss:.4g} is far above that of "
@@ -1449,8 +1453,9 @@ def main(argv):
     train(config)
     # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ and not config.eval_only:
-        # A tokenizer may need a download that fails. The run is complete without this sample.
-        with contextlib.suppress(DataError):
+        # The run is complete without this sample, which may fail: a tokenizer may need a download,
+        # and the logits of an arch of your own may be NaN.
+        try:
             model, tokenizer, _ = load_model(config.out_dir)
             print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
             start = torch.tensor([[tokenizer.eot_token]])
@@ -1459,6 +1464,8 @@ def main(argv):
             # A padded vocabulary has ids that stand for no text.
             tokens = tokens[tokens < tokenizer.n_vocab]
             print_line(tokenizer.decode(tokens.tolist()))
+        except (DataError, RuntimeError) as error:
+            print_line(f"The run is complete, but no sample can be made: {error}")
 
 
 if __name__ == "__main__":
