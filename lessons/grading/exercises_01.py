@@ -642,8 +642,8 @@ STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("ru
     "For the second number you give contribution l + 1 the length sqrt(l). That is the length of "
     "the sum under rule a; under rule b the sum is longer by then.":
         lambda count, right: (right[0], math.sqrt(1 + count * (count - 1) / 2)),
-    "Under rule b the later contributions do not have length 1: each is as long as the sum so "
-    "far, and so doubles the expected square.":
+    "Under rule b the contributions from the third on are longer than 1: each is as long as the sum "
+    "so far, and so doubles the expected square.":
         lambda right: (right[0], right[0]),
     "For rule b you add the lengths of the earlier contributions. A later one is as long as the "
     "sum of the earlier vectors, and in independent directions the squares of the lengths add up.":
@@ -724,7 +724,7 @@ def weight_inputs(generator):
         return 1 + 0.5 * randn64(generator, 4)
 
     yield "wte.weight", "wte.weight", matrix(7, 4), None
-    yield "wpe.weight", "wpe.weight", matrix(5, 4), None
+    yield "wpe.weight", "wpe.weight", matrix(3, 4), None
     yield "blocks.0.norm1.weight", "blocks.0.norm1.weight", gain(), None
     yield "blocks.0.w_qkv.weight", "blocks.0.w_qkv.weight", matrix(12, 4), gain()
     yield "blocks.0.w_o.weight", "blocks.0.w_o.weight", matrix(4, 4), None

@@ -615,8 +615,8 @@ PROPERTIES = {
         "The matrices: count how many d x d squares a layer has, add the head, and take two FLOPs "
         "for each entry.":
             lambda y, right: near(y[0], right[0], 1e-6),
-        "Attention: how many keys does one token see on average, and how many FLOPs does one key "
-        "cost, and one value?":
+        "Attention: how many keys does one token see on average, and how many values does it add "
+        "up? How many FLOPs does one key cost, and one value?":
             lambda y, right: near(y[1], right[1], 1e-6),
         "Divide your norms by 4 d: the number of norms in the model, 2 L + 1, should come out.":
             lambda y, right: near(y[2], right[2], 1e-6),
