@@ -685,8 +685,8 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
         own_input,
     "You always give the model the whole row. Give it only `context` tokens.":
         lambda model, tokens, last: late_loss(model, tokens, tokens.shape[1] - 1, last),
-    "You give the model one token too few. `context` inputs and the last target make context + 1 "
-    "tokens.":
+    "Your loss is the one with only context - 1 tokens before the last token. `context` inputs and "
+    "the last target make context + 1 tokens: which ones do you take from the end of the row?":
         lambda model, tokens, context, last: late_loss(model, tokens, context - 1, last),
     "That is the sum of the losses. Their mean is asked for.":
         lambda tokens, last, right: right * len(tokens) * last,
