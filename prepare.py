@@ -406,7 +406,7 @@ def read_meta(folder):
     source, hint = "...", ""
     if Path(folder).is_file():
         source = folder
-        check(Path(folder).suffix not in (".bin", ".json"),
+        check(not Path(folder).with_name("meta.json").exists(),
               f"data={folder}: expected the dataset's folder, {Path(folder).parent}")
     if Path("data", folder, "meta.json").exists():
         hint = f"; did you mean data/{folder}?"

@@ -64,7 +64,7 @@ import torch.distributed as dist
 from matplotlib.figure import Figure
 from torch.nn.parallel import DistributedDataParallel
 
-from model import ARCHS, GPT, Block, ConfigError, GPTConfig
+from model import ARCHS, GPT, ConfigError, GPTConfig
 from prepare import (DataError, atomic_write, check, check_at_least, check_choice, clean_options,
                      explain_errors, get_tokenizer, lock_folder, parse_options, prepare, read_meta,
                      read_shard, run_script, token_lengths)
@@ -120,9 +120,9 @@ def recipe(values):
     # were 0.7 to 3.8 times what it gives (lessons/studies). check_model() reports a width of 0.
     options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
     if values["init_from"]:
-        # A tenth is a precaution, so that trained weights are not damaged. At laptop size this was
-        # not needed: the whole learning rate was better (lessons/studies). We have not tried larger
-        # models.
+        # A tenth is a precaution, so that trained weights are not damaged. A small model did not
+        # need it: there the whole learning rate was better (lessons/studies). We have not tried
+        # larger models.
         options["learning_rate"] /= 10
     if values["tie"]:
         # The embedding is the output head as well, and 0.02 suits the head.
@@ -254,8 +254,7 @@ def load_arch(arch):
         # torch.compile and inspect look up a class's module here.
         sys.modules[path] = module
         spec.loader.exec_module(module)
-    block = ARCHS.get(name, Block)
-    if not (inspect.isclass(block) and issubclass(block, Block)):
+    if name in ARCHS and not hasattr(ARCHS[name], "family"):
         raise ConfigError(f"arch={arch}: expected ARCHS[{name!r}] to be a class that inherits from "
                           "model.py's Block")
     return name
@@ -1300,8 +1299,8 @@ def run(config, watch, say):
     state = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
-    # blocks and the loss when they are first called: on a GPU in the validation at step 0, on a CPU
-    # in the first optimizer step. This changes `model` in place.
+    # blocks and the loss when they are first called, in an optimizer step or, on a GPU, in a
+    # validation. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
     # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
@@ -1353,9 +1352,9 @@ def run(config, watch, say):
     # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
     with noted_signals() as signals:
         for step in range(first_step, config.max_steps + 1):
-            # At this point `step` optimizer steps have been taken. A pass of the loop reads their
-            # loss, evaluates, asks whether to stop, logs, saves and stops, each if it is due, and
-            # then takes the next step.
+            # At this point `step` optimizer steps have been taken. A pass of the loop reads the
+            # loss of the latest one, evaluates, asks whether to stop, logs, saves and stops, each
+            # if it is due, and then takes the next step.
 
             # Decide what is due. Whenever a validation or a checkpoint is due, so is a record in
             # the log. (A stop, below, saves without one. At step 0 the initial weights are
@@ -1453,19 +1452,20 @@ def main(argv):
     train(config)
     # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ and not config.eval_only:
-        # The run is complete without this sample, which may fail: a tokenizer may need a download,
-        # and the logits of an arch of your own may be NaN.
+        # The run is complete without this sample. It may fail, because a tokenizer needs a
+        # download, or because an arch of your own does not work with the KV cache.
         try:
             model, tokenizer, _ = load_model(config.out_dir)
-            print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n")
             start = torch.tensor([[tokenizer.eot_token]])
             # generate() yields one new token at a time, without the start.
             tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
             # A padded vocabulary has ids that stand for no text.
             tokens = tokens[tokens < tokenizer.n_vocab]
-            print_line(tokenizer.decode(tokens.tolist()))
-        except (DataError, RuntimeError) as error:
-            print_line(f"The run is complete, but no sample can be made: {error}")
+            text = tokenizer.decode(tokens.tolist())
+            print_line(f"\nA sample of {config.out_dir} (sample.py writes more):\n\n{text}")
+        except Exception as error:
+            print_line(f"\nThe run is complete, but no sample can be made: "
+                       f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -412,8 +412,8 @@ MIXERS = [
      "first sequence only."),
     ("a mean over the sequences, position by position", lambda x: x - x.mean(0),
      "You accept a mean over the sequences of the batch. If one sequence alone gets other values, "
-     "the others change at the same position, and the changes are of both signs. If sequences only "
-     "change places, the mean stays the same."),
+     "the others change at the same position, up or down. If sequences only change places, the "
+     "mean stays the same."),
     ("the neighbour's first token", first_to_next_sequence,
      "You accept a leak from the first token of each sequence into the next sequence."),
     ("the last token of the sequence behind", last_to_earlier_sequence,

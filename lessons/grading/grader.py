@@ -257,9 +257,11 @@ def gradient_sentence(function, exercise):
         expected = gradients(exercise.reference, exercise)
         try:
             found = gradients(function, exercise)
-        except RuntimeError as error:
-            return (f"Training with your function would fail. autograd says: {error} (An operation "
-                    "in place, such as *=, changes a tensor whose values autograd may need.)")
+        except Exception as error:
+            sentence = f"Training with your function would fail: {type(error).__name__}: {error}"
+            if "inplace" in str(error):
+                sentence += " (An operation in place, such as *=, changes its operand.)"
+            return sentence
     names = []
     for name, gradient in found.items():
         if gradient is None:
