@@ -8,9 +8,9 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
 
 Results go to --out_dir: ckpt.pt, log.jsonl and loss.png. By default it is a folder in out/ with the
 arch's name (and +qk_norm, if that is set), or out/tuned with --init_from. Before training, a new
-run moves an earlier one in its folder to <folder>.1, <folder>.2 and so on. Options come from these
-sources, of which the later ones win: the defaults below, the size preset, the arch's recipe, the
-checkpoint, the command line.
+run moves an earlier one in its folder to <folder>.1 (.2, .3 ... if that exists). Options come from
+these sources, of which the later ones win: the defaults below, the size preset, the arch's recipe,
+the checkpoint, the command line.
 """
 # main() calls train(), which locks the run's folder and calls run(). You may begin with run(), near
 # the end of the file. It reads the checkpoint, sets up the ranks, the dataset, the model and the
@@ -20,7 +20,7 @@ checkpoint, the command line.
 # and sum_bucket(). What makes a program robust, but is not about training, can wait: the
 # environment variables below, TrainConfig.__init__(), set_up_process(), open_dataset(),
 # block_code(), read_checkpoint(), with_checkpoint() (the options of a resumed run), open_folder(),
-# draw_curve() and noted_signals().
+# draw_curve() and noted_signals(). Look into the others where run() calls them.
 import ast
 import contextlib
 import copy
@@ -558,7 +558,9 @@ def make_optimizer(model, config):
 
 
 def compile_model(model, config, process):
-    """Let torch compile the blocks and the loss at their first call, if --compile asks for it.
+    """Let torch compile the blocks and the loss at their first call, if --compile says so.
+
+    It does if it is "true", or "auto" and compiling pays.
 
     Return True if they will be compiled. Raises DataError if --compile=true does not work on this
     machine.
@@ -667,9 +669,9 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
         batch_bytes = dataset.token_bytes[y.numpy()].sum()
         # Fill up the last micro-batch, since another shape would have to be compiled. Targets of -1
         # do not count.
-        missing = (0, 0, 0, size - len(x))  # left, right, above, below
-        x = torch.nn.functional.pad(x, missing)
-        y = torch.nn.functional.pad(y, missing, value=-1)
+        padding = (0, 0, 0, size - len(x))  # left, right, above, below
+        x = torch.nn.functional.pad(x, padding)
+        y = torch.nn.functional.pad(y, padding, value=-1)
         with process.autocast(), torch.compiler.set_stance(stance):
             _, loss = model(x.to(process.device), y.to(process.device), loss_only=True)
         own_rows.append((batch_tokens, batch_bytes, loss.item()))
@@ -841,7 +843,7 @@ def read_start(config):
 
     If the run in out_dir is resumed or evaluated, this is its own checkpoint. (A run that began
     with init_from has newer weights there.) With init_from, it is the one that init_from names. The
-    config is completed by its options. Raises DataError.
+    config is completed by the checkpoint's options. Raises DataError.
     """
     if config.uses_own_checkpoint:
         is_there = Path(config.out_dir, "ckpt.pt").exists()
@@ -1262,8 +1264,8 @@ def run(config, watch, say):
     # whose weights a new run starts with. Other new runs have none. read_start() adds the options
     # of the checkpoint to `config`, and resolve(), below, those that are still open, such as the
     # intervals.
-    # With resume=auto, uses_own_checkpoint looks for a ckpt.pt, which this run will write. So ask
-    # now, and keep the answer.
+    # Keep the answer to whether this run is resumed: with resume=auto it changes as soon as the run
+    # has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
     config, state = read_start(config)
     first_step = state["step"] if resuming else 0  # the number of steps that are done already
@@ -1280,7 +1282,7 @@ def run(config, watch, say):
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     # Step 0 may be that of a new run, or of one that was saved there and is resumed. Only the new
-    # one evaluates at step 0, so two such ranks would wait for each other in vain.
+    # one evaluates at step 0, so what two such ranks exchange would be mixed up.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
@@ -1320,13 +1322,14 @@ def run(config, watch, say):
         else:
             open_folder(folder, say)
     # `seconds` is the time that all steps so far have taken. initial_loss is the validation loss of
-    # the initial weights, up to which check_val_loss() accepts later ones. (It accepts twice the
-    # loss of guessing in any case.) A new run measures it in the loop.
+    # the initial weights, which a new run measures in the loop. check_val_loss() stops a run whose
+    # validation loss exceeds both initial_loss and twice the loss of guessing.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
-        # Every rank reads the log, perhaps while rank 0 is still cutting it. That does no harm:
-        # only rank 0 needs the latest `seconds`, and the first record stays.
+        # Every rank reads the log, perhaps before rank 0 has cut it. (The cut one replaces it as a
+        # whole.) That does no harm: only rank 0 needs the latest `seconds`, and the first record
+        # stays.
         records = read_log(folder)
         if records:
             seconds = records[-1].get("seconds", 0.0)
@@ -1354,7 +1357,7 @@ def run(config, watch, say):
         for step in range(first_step, config.max_steps + 1):
             # At this point `step` optimizer steps have been taken. A pass of the loop reads the
             # loss of the latest one, evaluates, asks whether to stop, logs, saves and stops, each
-            # if it is due, and then takes the next step.
+            # if it is due, and then takes the next step. (The last pass takes none.)
 
             # Decide what is due. Whenever a validation or a checkpoint is due, so is a record in
             # the log. (A stop, below, saves without one. At step 0 the initial weights are
@@ -1364,7 +1367,7 @@ def run(config, watch, say):
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # The run was saved at this step, so this pass only takes the next one.
+                # The run was saved at this step, so nothing is due but the next one.
                 evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
@@ -1409,8 +1412,8 @@ def run(config, watch, say):
                 stopping = any_rank_stops(signals, process)
             if stopping:
                 saving = True
-                # Do not save weights of a loss that is NaN, but raise Diverged. (The loss may not
-                # have been read above.)
+                # If the latest loss or gradient was not finite, raise Diverged instead of saving.
+                # (They may not have been read above.)
                 if step > first_step:
                     read_measurements(measured, step, process)
 
