@@ -137,7 +137,7 @@ class TrainConfig(GPTConfig):
     In the comments behind the options, (...) says how an option gets its value if it is not set.
     The dataclass lists the options, but the constructor is ours, because the value of an option
     that is not set may depend on the size, the arch or a checkpoint. Some options stay None until
-    the dataset and the number of processes are known; then resolve() completes them.
+    the dataset is known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
@@ -1338,14 +1338,14 @@ def run(config, watch, say):
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
     new_tokens = (config.max_steps - first_step) * config.total_batch_size
-    epochs = new_tokens / dataset.train.tokens
+    epochs = new_tokens / (dataset.train.windows * config.block_size)
     say(f"{folder}: {config.arch}, {n_parameters:,} parameters, {process.world_size} x "
         f"{process.device.type}, {str(process.dtype).removeprefix('torch.')}")
     say(f"steps {first_step} to {config.max_steps} of {config.total_batch_size:,} tokens, "
         f"{epochs:,.2f} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
     if will_compile:
-        say("The model is compiled when it is first used, which takes about 20 seconds on a CPU "
-            "and one to two minutes on a GPU.")
+        say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
+            "to two minutes on a GPU.")
 
     # The loop times the optimizer steps in laps of one or more steps.
     lap_steps = 0  # the number of steps in the current lap
@@ -1403,17 +1403,17 @@ def run(config, watch, say):
                     extra = watch(model, optimizer, step) or {}
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. One rank asks in every pass. Several have
-            # to exchange their answers, for which the CPU waits for the GPU. So they ask only if a
-            # record is due, since the CPU has waited then anyway, and at every tenth step, in case
-            # records are rare.
+            # Ask whether any rank has been told to stop. A run with one rank asks in every pass.
+            # Several ranks have to exchange their answers, for which the CPU waits for the GPU. So
+            # they ask only if a record is due, since the CPU has waited then anyway, and at every
+            # tenth step, in case records are rare.
             stopping = False
             if process.world_size == 1 or logging or step % 10 == 0:
                 stopping = any_rank_stops(signals, process)
             if stopping:
                 saving = True
-                # If the latest loss or gradient was not finite, raise Diverged instead of saving.
-                # (They may not have been read above.)
+                # If the latest loss or gradient is not finite, this raises Diverged, so nothing is
+                # saved. (They may not have been read above.)
                 if step > first_step:
                     read_measurements(measured, step, process)
 
@@ -1446,7 +1446,8 @@ def run(config, watch, say):
         if not finished:
             say(f"\nStopped and saved at step {step}. "
                 "To resume: the same command with --resume=true")
-        # If a signal has come, the `with` block raises its exception instead of returning.
+        # If a signal has come, leaving the `with` block raises an exception. Then this function
+        # does not return.
         return read_log(folder)
 
 
