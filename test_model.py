@@ -1677,6 +1677,18 @@ def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     assert read_checkpoint(old)["step"] == 6
 
 
+@pytest.mark.parametrize("loss, initial_loss, step, says", [
+    (math.nan, 5.0, 0, "step 0: the validation loss is nan; no step has been taken yet"),
+    (math.inf, math.inf, 9, "step 9: the validation loss is inf; a lower --learning_rate may help"),
+    (11.2, 5.0, 9, "step 9: the validation loss 11.2 is far above that of guessing"),
+    (20.1, 20.0, 9, "far above"), (20.0, 20.0, 9, None), (11.0, 5.0, 9, None)])
+def test_a_validation_loss_is_diverged_above_the_initial_one_and_twice_guessing_s(
+        loss, initial_loss, step, says):
+    config = SimpleNamespace(vocab_size=257)       # 2 log(257) is 11.098
+    with pytest.raises(Diverged, match=says) if says else contextlib.nullcontext():
+        train_py.check_val_loss(loss, initial_loss, step, config)
+
+
 def test_initial_weights_may_be_far_worse_than_guessing(tiny):
     def stop(model, optimizer, step):
         if step == 2:

@@ -1313,9 +1313,9 @@ def run(config, watch, say):
     # is noticed. Read it now, because their file may be edited while the run lasts.
     code = block_code(model)
 
-    # Folder and log. A new run moves an earlier one in its folder away. It does so only now, and
-    # nothing has been moved if the set-up above fails. A resumed run drops the records that are
-    # later than its checkpoint.
+    # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
+    # set-up above fails, the earlier run stays where it is. A resumed run drops the records that
+    # are later than its checkpoint.
     if main_process:
         if resuming:
             cut_log(folder, first_step)
@@ -1367,7 +1367,7 @@ def run(config, watch, say):
             saving = finished or step % config.checkpoint_interval == 0
             logging = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # The run was saved at this step, so nothing is due but the next one.
+                # The run was saved at this step, so only the next step is due.
                 evaluating = saving = logging = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 

@@ -1,7 +1,7 @@
 import gc
 
 # Python's garbage collector goes through all objects again and again, and torch has very many. Let
-# it wait for more new ones. This takes about 4 s off the tests.
+# it wait for more new ones. This takes a few seconds off the tests.
 gc.set_threshold(100_000, 20, 100)
 
 
