@@ -90,10 +90,10 @@ def main(argv):
     if not config.init_from and not Path(config.out_dir).exists():
         folders = [os.path.expanduser(folder) for folder in config.out_dir.split(",")]
     for folder in folders:
-        model, tokenizer, state = load_model(folder, device, config.arch)
+        model, tokenizer, checkpoint = load_model(folder, device, config.arch)
         for seed in range(config.seed, config.seed + config.num_samples):
             if len(folders) * config.num_samples > 1:
-                print(f"--- {folder}, step {state['step']}, seed {seed}")
+                print(f"--- {folder}, step {checkpoint['step']}, seed {seed}")
             write(model, tokenizer, config.prompt, max_new_tokens=config.max_new_tokens,
                   temperature=config.temperature, top_k=config.top_k, seed=seed)
 

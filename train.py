@@ -403,7 +403,7 @@ class Tokens:
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
         lengths = [len(read_shard(path)) for path in self.paths]
-        self.tokens = sum(lengths)
+        self.n_tokens = sum(lengths)
         # Targets are shifted by one, so a shard needs one token after its last window.
         counts = [(n_tokens - 1) // length for n_tokens in lengths]
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
@@ -458,7 +458,7 @@ def open_dataset(config, process):
     for name in ("train", "val"):
         split = Tokens(config.data, name, config.block_size)
         # A shard that the user has added is used as well, so more tokens than counted are fine.
-        check(split.tokens >= meta[f"{name}_tokens"], f"{config.data}: a shard is missing, since "
+        check(split.n_tokens >= meta[f"{name}_tokens"], f"{config.data}: a shard is missing, since "
               f"the {name} shards have fewer tokens than meta.json counts; remove the folder and "
               "run prepare.py again")
         check(split.windows > 0, f"{config.data}: too few {name} tokens for one window of "
@@ -500,18 +500,18 @@ def batches(tokens, step, config, process):
 
 # ---- Model and optimizer -------------------------------------------------------------------------
 
-def make_model(config, device, state=None):
-    """Return a GPT with random weights, or with those of the checkpoint `state`.
+def make_model(config, device, checkpoint=None):
+    """Return a GPT with random weights, or with those of `checkpoint`.
 
     Raises DataError if the checkpoint's weights do not fit, and warns if the block's code has
     changed.
     """
     torch.manual_seed(config.seed)
     model = GPT(config)
-    if state:
+    if checkpoint:
         with explain_errors("the checkpoint's weights do not fit this model"):
-            model.load_state_dict(state["model"])
-        saved_code = state.get("block_code")
+            model.load_state_dict(checkpoint["model"])
+        saved_code = checkpoint.get("block_code")
         code = block_code(model)
         has_changed = saved_code and code and code != saved_code
         if has_changed and os.environ.get("RANK", "0") == "0":
@@ -713,18 +713,18 @@ def read_checkpoint(source):
             check(zipfile.is_zipfile(file), f"{path}: not a whole checkpoint; the file is empty, "
                   "cut off, or not one of torch.save()")
         # With mmap=True a tensor is read from the file only when it is used.
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         # These are needed to load a model and to resume its run. If the file holds a dict that
         # lacks some of them, check() says which. If it holds anything else, one of the next lines
         # fails, and explain_errors() reports that.
-        missing = {"model", "config", "step", "tokenizer"} - state.keys()
+        missing = {"model", "config", "step", "tokenizer"} - checkpoint.keys()
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
               f"no {' and no '.join(sorted(missing))}")
         # Old checkpoints store the arch as FILE.py:NAME. Keep the name only, since loading a
         # checkpoint must never run a file.
-        state["config"]["arch"] = state["config"]["arch"].split(":")[-1]
-    return state
+        checkpoint["config"]["arch"] = checkpoint["config"]["arch"].split(":")[-1]
+    return checkpoint
 
 
 def save_checkpoint(path, model, code, optimizer, step, config, dataset):
@@ -742,17 +742,18 @@ def save_checkpoint(path, model, code, optimizer, step, config, dataset):
         }, file)
 
 
-def check_dataset(config, state, dataset, resuming=False):
+def check_dataset(config, checkpoint, dataset, resuming=False):
     """Raise DataError unless a checkpoint fits the dataset.
 
     It must have the same tokenizer and, if its run is resumed, must come from the same dataset.
     """
-    check(state["tokenizer"] == dataset.tokenizer, f"the checkpoint was trained with tokenizer="
-          f"{state['tokenizer']}, but {config.data} has tokenizer={dataset.tokenizer}")
+    check(checkpoint["tokenizer"] == dataset.tokenizer, "the checkpoint was trained with "
+          f"tokenizer={checkpoint['tokenizer']}, but {config.data} has "
+          f"tokenizer={dataset.tokenizer}")
     if resuming:
         # Older checkpoints have the dataset's sizes in place of its fingerprint, and the oldest
         # have nothing, so that any dataset passes.
-        trained_on = state.get("dataset", dataset.fingerprint)
+        trained_on = checkpoint.get("dataset", dataset.fingerprint)
         check(trained_on in (dataset.fingerprint, dataset.sizes),
               f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
               "resume with the same --data, or start a new run with --init_from")
@@ -770,7 +771,7 @@ def load_moments(optimizer, saved):
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
-def with_checkpoint(config, state, own_checkpoint=False):
+def with_checkpoint(config, checkpoint, own_checkpoint=False):
     """Return config, completed by the options of a checkpoint.
 
     A run that starts from another run's weights inherits the options of the model. If
@@ -781,7 +782,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
     own_checkpoint is true, its run.
     """
     source = config.out_dir if own_checkpoint else config.init_from
-    saved = state["config"]
+    saved = checkpoint["config"]
     check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: its arch is defined in a "
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
@@ -797,7 +798,7 @@ def with_checkpoint(config, state, own_checkpoint=False):
         # intervals, are derived again, since a longer run has other ones. (Older checkpoints call
         # them "given", and the oldest do not tell which were set, so inherit all of theirs. Some
         # may no longer exist.)
-        earlier = state.get("options", state.get("given", saved))
+        earlier = checkpoint.get("options", checkpoint.get("given", saved))
         set_before = {name: value for name, value in earlier.items()
                       if name in TrainConfig.__dataclass_fields__}
         # The options of the model win, since their arch is a mere name. In older checkpoints, the
@@ -823,13 +824,13 @@ def with_checkpoint(config, state, own_checkpoint=False):
               f"; repeat the earlier one or leave out --{name}, or choose another run")
     completed.check_model()
 
-    # A resumed run keeps its number of warmup steps. (The same fraction of a larger max_steps would
-    # be more steps, so that the run would be in its warmup again.) For example, a run of 1000 steps
-    # has a warmup_ratio of 0.2, so its warmup takes 200 steps. A second command resumes it with
-    # --max_steps=2000, and a third one with --max_steps=4000. The ratio becomes 0.1 and then 0.05,
-    # so the warmup still takes 200 steps. A command that sets the ratio of the earlier commands
-    # (0.2) again changes nothing. (The cosine after the warmup does become that of the longer run,
-    # so the learning rate rises when the run goes on.)
+    # A resumed run keeps its number of warmup steps, unless this command changes warmup_ratio. (The
+    # same ratio of a larger max_steps would give more steps, so that the run would be in its warmup
+    # again.) For example, a run with max_steps=1000 and warmup_ratio=0.2 has 200 warmup steps. When
+    # it is resumed with --max_steps=2000, its ratio becomes 0.1. The new checkpoint has 0.1 in its
+    # config, but TrainConfig(**inherited) still gives 0.2, the ratio that the commands mean. So
+    # --warmup_ratio=0.2 in the next command changes nothing. (The cosine after the warmup does
+    # become that of the longer run, so the learning rate rises when the run goes on.)
     if own_checkpoint:
         earlier_ratio = TrainConfig(**inherited).warmup_ratio
         if completed.warmup_ratio == earlier_ratio:
@@ -839,21 +840,21 @@ def with_checkpoint(config, state, own_checkpoint=False):
 
 
 def read_start(config):
-    """Return (config, state): `state` is the checkpoint that a run starts from, or None.
+    """Return (config, checkpoint): the checkpoint that a run starts from, if it starts from one.
 
     If the run in out_dir is resumed or evaluated, this is its own checkpoint. (A run that began
-    with init_from has newer weights there.) With init_from, it is the one that init_from names. The
-    config is completed by the checkpoint's options. Raises DataError.
+    with init_from has newer weights there.) With init_from, it is the one that init_from names.
+    Otherwise it is None. The config is completed by the checkpoint's options. Raises DataError.
     """
     if config.uses_own_checkpoint:
         is_there = Path(config.out_dir, "ckpt.pt").exists()
         hint = "give another --out_dir" if config.eval_only else "leave out --resume to start one"
         check(is_there, f"{config.out_dir}: no run here yet; {hint}")
-        state = read_checkpoint(config.out_dir)
-        return with_checkpoint(config, state, own_checkpoint=True), state
+        checkpoint = read_checkpoint(config.out_dir)
+        return with_checkpoint(config, checkpoint, own_checkpoint=True), checkpoint
     if config.init_from:
-        state = read_checkpoint(config.init_from)
-        return with_checkpoint(config, state), state
+        checkpoint = read_checkpoint(config.init_from)
+        return with_checkpoint(config, checkpoint), checkpoint
     return config, None
 
 
@@ -862,12 +863,12 @@ def load_model(source, device="cpu", arch=None):
 
     `arch` is "FILE.py:NAME" if the model's arch is defined in a file of your own. Raises DataError.
     """
-    state = read_checkpoint(source)
+    checkpoint = read_checkpoint(source)
     # Pretend to start a run from these weights: with_checkpoint() then gives it the options of the
     # model. An arch of None counts as not set.
-    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), state)
-    model = make_model(config, device, state)
-    return model.eval(), get_tokenizer(state["tokenizer"]), state
+    config = with_checkpoint(TrainConfig(init_from=source, arch=arch), checkpoint)
+    model = make_model(config, device, checkpoint)
+    return model.eval(), get_tokenizer(checkpoint["tokenizer"]), checkpoint
 
 
 # ---- A run's folder and its log ------------------------------------------------------------------
@@ -1245,13 +1246,13 @@ def train(config, watch=None, say=print_line):
 
 def evaluate_only(config, say):
     """Return the validation record of the run in out_dir, or of init_from's weights."""
-    config, state = read_start(config)
+    config, checkpoint = read_start(config)
     process = set_up_process(config)
     dataset = open_dataset(config, process)
-    check_dataset(config, state, dataset)
-    process.check_agreement(f"step {state['step']} of dataset {dataset.fingerprint}")
+    check_dataset(config, checkpoint, dataset)
+    process.check_agreement(f"step {checkpoint['step']} of dataset {dataset.fingerprint}")
     config = resolve(config, dataset.vocab_size, process.world_size)
-    model = make_model(config, process.device, state)
+    model = make_model(config, process.device, checkpoint)
     # Use as many tokens as the last validation of a run with these options.
     record = evaluate(model, dataset, config, process, config.final_eval_tokens)
     say(json.dumps(record))
@@ -1260,15 +1261,14 @@ def evaluate_only(config, say):
 
 def run(config, watch, say):
     """Set up a run and train. Its arguments and results are those of train()."""
-    # Checkpoint. `state` is the checkpoint of the run that is resumed or, with init_from, the one
-    # whose weights a new run starts with. Other new runs have none. read_start() adds the options
-    # of the checkpoint to `config`, and resolve(), below, those that are still open, such as the
-    # intervals.
+    # Checkpoint. It is that of the run that is resumed or, with init_from, the one whose weights a
+    # new run starts with. Other new runs have none. read_start() adds the options of the checkpoint
+    # to `config`, and resolve(), below, those that are still open, such as the intervals.
     # Keep the answer to whether this run is resumed: with resume=auto it changes as soon as the run
     # has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
-    config, state = read_start(config)
-    first_step = state["step"] if resuming else 0  # the number of steps that are done already
+    config, checkpoint = read_start(config)
+    first_step = checkpoint["step"] if resuming else 0  # the number of steps that are done already
 
     # Device and ranks
     process = set_up_process(config)
@@ -1276,8 +1276,8 @@ def run(config, watch, say):
 
     # Dataset
     dataset = open_dataset(config, process)
-    if state:
-        check_dataset(config, state, dataset, resuming)
+    if checkpoint:
+        check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
@@ -1291,14 +1291,14 @@ def run(config, watch, say):
         return read_log(folder)
 
     # Model
-    model = make_model(config, process.device, state)
+    model = make_model(config, process.device, checkpoint)
 
     # Optimizer
     optimizer = make_optimizer(model, config)
     if resuming:
-        load_moments(optimizer, state["optimizer"])
+        load_moments(optimizer, checkpoint["optimizer"])
     # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
-    state = None
+    checkpoint = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
     # blocks and the loss when they are first called, in an optimizer step or, on a GPU, in a
@@ -1321,15 +1321,13 @@ def run(config, watch, say):
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
+    process.barrier()  # the other ranks read the log, below, when rank 0 has cut it
     # `seconds` is the time that all steps so far have taken. initial_loss is the validation loss of
     # the initial weights, which a new run measures in the loop. check_val_loss() stops a run whose
     # validation loss exceeds both initial_loss and twice the loss of guessing.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
-        # Every rank reads the log, perhaps before rank 0 has cut it. (The cut one replaces it as a
-        # whole.) That does no harm: only rank 0 needs the latest `seconds`, and the first record
-        # stays.
         records = read_log(folder)
         if records:
             seconds = records[-1].get("seconds", 0.0)
@@ -1365,10 +1363,10 @@ def run(config, watch, say):
             finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
-            logging = evaluating or saving or step % config.log_interval == 0
+            recording = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
                 # The run was saved at this step, so only the next step is due.
-                evaluating = saving = logging = False
+                evaluating = saving = recording = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
             # Read the loss of the latest step, if a record is due (and a step has been taken). To
@@ -1378,7 +1376,7 @@ def run(config, watch, say):
             # The first step may include compiling, so it is a lap of its own, to keep the speed in
             # later records free of that. (Its loss is read, but logged only if a record is due.)
             after_first_step = step == first_step + 1
-            lap_ends = after_first_step or (logging and step > first_step)
+            lap_ends = after_first_step or (recording and step > first_step)
             if lap_ends:
                 record |= read_measurements(measured, step, process)
                 lap_seconds = time.perf_counter() - lap_start
@@ -1408,7 +1406,7 @@ def run(config, watch, say):
             # they ask only if a record is due, since the CPU has waited then anyway, and at every
             # tenth step, in case records are rare.
             stopping = False
-            if process.world_size == 1 or logging or step % 10 == 0:
+            if process.world_size == 1 or recording or step % 10 == 0:
                 stopping = any_rank_stops(signals, process)
             if stopping:
                 saving = True
@@ -1420,7 +1418,7 @@ def run(config, watch, say):
             # Log, save and draw, on the main process. (The other ranks go on, and wait for it where
             # they next exchange something.)
             if main_process:
-                if logging:
+                if recording:
                     append_log(folder, record)
                     say(progress_line(record, config))
                 if saving:
