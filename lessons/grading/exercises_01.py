@@ -470,7 +470,7 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
     "That is the diagonal. Return all n x n derivatives; the others are not 0.":
         lambda right: right.diagonal(),
     "Your last term is the one without eps. It should be y y^T / n with LayerNorm's y. Is eps under "
-    "the root that y is divided by, and do you divide by n, and not by the sum of y^2?":
+    "the root when you compute y, and do you divide by n, and not by the sum of y^2?":
         y_without_eps,
 }, without=AUTOGRAD)
 
@@ -870,8 +870,9 @@ def of_largest(x):
 
 
 EPS_IN_ANOTHER_PLACE = (
-    "Where eps is small against every row, yours has the right size. Is eps itself added under the "
-    "root, to a mean and not to a sum, do you normalize once, and is no row a special case?")
+    "Where eps is small against every row, yours has nearly the right size. Is eps itself added "
+    "under the root, to a mean and not to a sum, do you normalize once, and is no row a special "
+    "case?")
 
 
 PROPERTIES = {

@@ -705,8 +705,8 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
                   misconceptions={
     "sqrt(d) would be the bound for one group. A group has only d/groups entries.":
         lambda x, right: (right[0], math.sqrt(x.shape[-1])),
-    "sqrt(n - 1) is LayerNorm's bound, because it subtracts a mean. Here nothing is subtracted: "
-    "what if all entries of a group but one are 0?":
+    "For n channels sqrt(n - 1) is LayerNorm's bound, because it subtracts a mean. Here nothing is "
+    "subtracted: what if all entries of a group but one are 0?":
         lambda x, groups, right: (right[0], math.sqrt(x.shape[-1] / groups - 1)),
     "1 would be the bound if each group got the length 1. It should get the root mean square 1, "
     "and then a single entry can be larger.":
@@ -860,7 +860,8 @@ PROPERTIES = {
     "2.6": {
         "Doubling a channel everywhere changes no output (but for eps), so x dx should sum to 0 "
         "over a channel's tokens. Yours does not: look at psi (its root, its axes), and at what "
-        "you subtract from g (its sign, its size, its powers of psi, the axes of its mean).":
+        "you subtract from g (its sign, its size, its powers of psi, the axes of its mean, and "
+        "whether every token counts in that mean).":
             lambda y, x, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
         "Your x dx sums to 0 over a channel's tokens, as it should. Count the powers of psi: xhat "
         "is divided by it once, and dx once more. Does g stand in your mean, too?":

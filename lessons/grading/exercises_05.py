@@ -776,8 +776,8 @@ PROPERTIES = {
             lambda y, right, p: p["alpha_a"].any() or near(y, right, 1e-4),
         "With alpha_a = 0 yours is right. With alpha_m = 0, where the MLP's step should change "
         "nothing, yours is off: look at the h that attention reads, q, k and v and their heads, "
-        "rope, the norms and g, the mask, softmax, w_o, attention's norm and step, and at the h "
-        "from which the MLP's step starts.":
+        "rope, the norms (is one missing, or one too many?) and g, the mask, softmax, w_o, "
+        "attention's step, and at the h from which the MLP's step starts.":
             lambda y, right, h, p: p["alpha_m"].any() or h.shape[1] == 1 or near(y, right, 1e-4),
         "With either alpha = 0 yours is right. Does each step take its own alpha and its own "
         "nu(alpha), and does the MLP use the h after attention's step everywhere?":

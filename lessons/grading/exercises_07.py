@@ -98,7 +98,7 @@ TRAFFIC = Exercise(
     "Your intensity is rounded to a whole number. Divide with /, and do not round.":
         lambda right: (right[0], right[1], right[2] // 1),
     "Your intensity is twice what it should be. Do you divide by all bytes that the single pass "
-    "moves, those read and those written?":
+    "moves, those read and those written, and do you count the 4 FLOPs once for each entry of x?":
         lambda right: (right[0], right[1], 2 * right[2]),
 })
 
