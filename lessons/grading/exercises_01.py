@@ -974,7 +974,8 @@ PROPERTIES = {
         "and is s LayerNorm's root?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
         "dx: is g multiplied by weight, and only once, before the two row means are taken? Is the "
-        "second a mean over n, not divided by the sum of y^2? Is eps under the root in s?":
+        "second a mean over n, not divided by the sum of y^2? Is eps under the root wherever s or a "
+        "power of s occurs?":
             lambda y, right: near(y[0], right[0]),
         "dbias: the bias is added to each row, after the gain. What does each row contribute?":
             lambda y, g: near(y[2], g.sum(0)),
@@ -1015,7 +1016,7 @@ PROPERTIES = {
         "the front.":
             lambda y: (y.diff() > -1e-6).all(),
         "With a single sublayer there is one factor, |h| / |h + f(h)| for directions at right "
-        "angles. Yours is different. Is every sublayer's factor this one, the first one's, too?":
+        "angles. Yours is different. Has every sublayer this factor, the first and the last, too?":
             lambda y, r: len(r) > 1 or near(y[-1] ** -2 - 1, r[-1] ** 2, 0.01),
         "The last entry has one factor, |h| / |h + f(h)| for directions at right angles. The "
         "sublayer before has normalized h, so only the last ratio matters. Yours is different.":

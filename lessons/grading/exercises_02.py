@@ -320,10 +320,12 @@ def reach_inputs(generator):
 REACH_ABOUT = {
     "RMSNorm":
         "RMSNorm looks at each token by itself. Do you change every token, one at a time, so that "
-        "the ratios of its channels change, and compare all outputs with norm(x), to many digits?",
+        "the ratios of its channels change, and compare all outputs with norm(x), each by its "
+        "absolute difference and to many digits?",
     "the batch's own mean square":
         "The batch's mean square: every token contributes to it, and so reaches all outputs, "
-        "earlier ones, too. Can you see it, or is your change small and your tolerance large?",
+        "earlier ones, too. Can you see it, or is your change too small for your tolerance, or do "
+        "you add up differences that cancel?",
     "the same, detached":
         "`detach` changes gradients only. The outputs are the same as without it, and your answer "
         "should be, too.",

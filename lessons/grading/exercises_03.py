@@ -323,8 +323,9 @@ ABOUT = {
     "W_o": "W_o: what comes directly after it?",
     "norm_attn": "norm_attn: its gain acts after its own division. Is there another norm before "
                  "the sum?",
-    "norm2": "norm2: its gain acts after its own division. A factor c passes through an activation "
-             "f only if f(c x) is a multiple of f(x), the same one for all x. What follows?",
+    "norm2": "norm2: its gain acts after its own division, and only W_up reads its output. A factor "
+             "c passes through an activation f only if f(c x) is a multiple of f(x), the same one "
+             "for all x. What follows?",
     "W_up": "W_up: it stands in front of the activation. Does a factor in front of this activation "
             "come out as a factor, and if it does, what comes next?",
     "norm_ffn": "norm_ffn: its gain acts after its own division. Is there another norm before the "
@@ -1001,10 +1002,10 @@ PROPERTIES = {
             lambda y, right: near(y[1], right[1], 1e-5)},
     "3.9": {
         "9.1: there the learning rate grows from 0, at step 0, to 0.1 in 1,000 steps. Your "
-        "learning rate does not fit that.":
+        "learning rate does not fit that: look at its slope, and at the step where it is 0.":
             lambda y, right, test: test != "9.1" or near(y[0], right[0], 1e-6),
         "Fig. 5: there the learning rate grows by 5e-5 per step. Your learning rate does not fit "
-        "that.":
+        "that: look at its slope, and at the step where it is 0.":
             lambda y, right, test: test != "Fig. 5" or near(y[0], right[0], 1e-6),
         "Your second number is not the step at which the other test reaches this learning rate. "
         "Which slope belongs to the other test, and do you round?":

@@ -715,9 +715,9 @@ PROPERTIES = {
             lambda y, right: y > right / 30,
         "SiLU(t) is about t / 2 for small t, and nearly t or 0 for large ones. So nu times sigma "
         "lies between sqrt(2) and 2. Yours does not for each sigma. Do you take the root? Has the "
-        "argument of SiLU the standard deviation sigma? Does a grid reach several sigma to both "
-        "sides, and do you weight it with the normal density and divide by the sum of the weights? "
-        "Are random numbers normal, and a million?":
+        "argument of SiLU, and nothing else, the standard deviation sigma? Does a grid reach "
+        "several sigma to both sides, and do you weight it with the normal density and divide by "
+        "the sum of the weights? Are random numbers normal, and a million?":
             lambda y, sigma: 1.4 < y * sigma < 2.01,
         "For a small sigma SiLU(t) is nearly t / 2, which makes nu nearly 2 / sigma. "
         "Yours is smaller: is it SiLU, with sigma in its argument?":

@@ -1120,7 +1120,8 @@ PROPERTIES = {
         "weight, forward and backward, and how many FLOPs is each, with its addition?":
             lambda y, n: near(y[1] / y[0] / n, 6, 1e-6)},
     "6.2": {
-        "At a loss that a run has, the answer is that run's tokens. Yours is not.":
+        "At a loss that a run has, the answer is that run's tokens. Yours is not, at least for one "
+        "run.":
             lambda y, target: target != 1.7 or near(y, 2e6),
         "For a loss between those of two runs, the answer lies between their tokens. Yours does "
         "not.":
@@ -1132,7 +1133,8 @@ PROPERTIES = {
         "Between two runs yours is off. Are both axes logarithmic, and is your line between those "
         "two runs?":
             lambda y, target, right: target != 1.6 or near(y, right, 1e-6),
-        "Your axes are right, but not everywhere your line. Between which two runs is it?":
+        "Your axes are right, but not everywhere your line. Through which two runs "
+        "does it go?":
             never},
     "6.3": {
         "A ratio of tokens is positive. Yours is not.":

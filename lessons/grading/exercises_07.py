@@ -53,8 +53,9 @@ FLOPS = Exercise(reference=count_flops, inputs=flop_inputs, parts=FLOP_PARTS, mi
         partial(count_flops, keys=lambda T: T / 2),
     "The output head is missing. It is a product with a d x V matrix too.":
         partial(count_flops, heads=lambda n_layer: 0),
-    "Your head costs twice what it should. Do you count the token embedding, where looking up a "
-    "row multiplies nothing, or is there a factor of two too many?":
+    "Your matrices cost 2 V d FLOPs too many, as much as a second head. Do you count the token "
+    "embedding, where looking up a row multiplies nothing, or is there a factor of two too many in "
+    "the head?":
         partial(count_flops, heads=lambda n_layer: 2),
     "A norm does several operations on each channel. Count all that the text lists.":
         partial(count_flops, each_channel=1),
@@ -741,8 +742,9 @@ PROPERTIES = {
         "queries, and needs no other factor.":
             lambda y, right: not near(y[1], right[1], 1e-3) or near(y[0], right[0], 1e-3),
         "Check dS first. Each of its rows should sum to 0, because a softmax does not notice a "
-        "number that is added to all scores of a query. If they do: does entry (i, j) of dP "
-        "belong to query i and key j, as that of P does, and by what do you multiply dS?":
+        "number that is added to all scores of a query. Does entry (i, j) of dP belong to query i "
+        "and key j, as that of P does? If the rows do not sum to 0, what do you subtract from dP? "
+        "If they do, by what do you multiply dS?":
             never},
     "7.12": {
         "Forward and backward: take 6 N FLOPs per token, for all tokens of a step, at `peak`, in "
