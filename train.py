@@ -12,15 +12,16 @@ run moves an earlier one in its folder to <folder>.1 (.2, .3 ... if that exists)
 these sources, of which the later ones win: the defaults below, the size preset, the arch's recipe,
 the checkpoint, the command line.
 """
-# main() calls train(), which locks the run's folder and calls run(). You may begin with run(), near
-# the end of the file. It reads the checkpoint, sets up the ranks, the dataset, the model and the
-# optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. The functions
-# that do the work are in the sections above it. Of these, read batches(), learning_rate(),
-# optimizer_step(), read_measurements() and evaluate() first, and, for several GPUs, distribute()
-# and sum_bucket(). What makes a program robust, but is not about training, can wait: the
-# environment variables below, TrainConfig.__init__(), set_up_process(), open_dataset(),
-# block_code(), read_checkpoint(), with_checkpoint() (the options of a resumed run), open_folder(),
-# draw_curve() and noted_signals(). Look into the others where run() calls them.
+# How to read this file:
+# 1. run(), near the end. It reads the checkpoint, sets up the ranks, the dataset, the model and the
+#    optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. (It is
+#    called by train(), which locks the run's folder, and train() by main().)
+# 2. What the loop calls: batches(), learning_rate(), optimizer_step(), read_measurements() and
+#    evaluate(). For several GPUs, distribute() and sum_bucket(), too.
+# 3. Later, what makes the program robust, but is not about training: the environment variables
+#    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(),
+#    read_checkpoint(), with_checkpoint() (the options of a resumed run), open_folder(),
+#    draw_curve() and noted_signals().
 import ast
 import contextlib
 import copy
@@ -372,7 +373,7 @@ def set_up_process(config):
         torch.set_float32_matmul_precision("high")  # TF32
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
-        # which saves about 15% of a step in the default run. With the first limit malloc's heap
+        # which saves some 5 to 20% of a step in the default run. With the first limit malloc's heap
         # shrinks only when 2 GB of it are free. Blocks above the second limit bypass the heap and
         # are returned as soon as they are freed. By default glibc adapts that limit to the program,
         # but no longer if the first one is set. So set it, too.
@@ -394,7 +395,7 @@ def set_up_process(config):
 # ---- Dataset -------------------------------------------------------------------------------------
 
 class Tokens:
-    """One split of a dataset, cut into windows of `length` tokens.
+    """One split of a dataset, cut into windows of `length` tokens: the sequences of a batch.
 
     The leftover tokens at the end of each shard are not used.
     """
@@ -476,25 +477,25 @@ def epoch_order(seed, epoch, n_windows):
     return np.random.default_rng((seed, epoch)).permutation(n_windows)
 
 
-def batches(tokens, step, config, process):
+def batches(split, step, config, process):
     """Return this rank's micro-batches (x, y) of a step, each tensor (batch_size, block_size).
 
-    The sequences of a step depend on the dataset, the block size, the total batch size, the seed
-    and the step, not on earlier steps or on the number of ranks. Each rank takes its share of them.
+    The windows of a step depend on the dataset, the block size, the total batch size, the seed and
+    the step, not on earlier steps or on the number of ranks. Each rank takes its share of them.
     """
-    sequences = config.total_batch_size // config.block_size
-    start = step * sequences
-    stop = start + sequences
+    n_windows = config.total_batch_size // config.block_size  # the windows of a step
+    start = step * n_windows
+    stop = start + n_windows
     indices = []
     for position in range(start + process.rank, stop, process.world_size):
-        epoch, index_in_epoch = divmod(position, tokens.windows)
-        order = epoch_order(config.seed, epoch, tokens.windows)
+        epoch, index_in_epoch = divmod(position, split.windows)
+        order = epoch_order(config.seed, epoch, split.windows)
         indices.append(order[index_in_epoch])
     # Many programs read the next batch in another thread. But the CPU only queues the GPU's work,
     # without waiting for it, so it reads the next batch while the GPU is still busy. By our
     # estimate, another thread would save less than 1%.
     size = config.batch_size
-    return [tokens.batch(indices[first:first + size], process.device)
+    return [split.batch(indices[first:first + size], process.device)
             for first in range(0, len(indices), size)]
 
 
@@ -649,10 +650,10 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     val_error is the standard error of val_loss, estimated from the differences between
     micro-batches. It is None if there is only one micro-batch.
     """
-    tokens = dataset.val
+    split = dataset.val
     n_windows = (eval_tokens or config.eval_tokens) // config.block_size
-    n_windows = min(max(1, n_windows), tokens.windows)
-    chosen = [i * tokens.windows // n_windows for i in range(n_windows)]
+    n_windows = min(max(1, n_windows), split.windows)
+    chosen = [i * split.windows // n_windows for i in range(n_windows)]
 
     # In eval mode a compiled model has to be compiled once more. On a CPU this takes about as long
     # as it would save in the default run, so there the stance "force_eager" ignores the compiled
@@ -664,7 +665,7 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     own_rows = []  # a row for each micro-batch of this rank: its tokens, their bytes, its loss
     for start in range(process.rank * size, n_windows, process.world_size * size):
         # The bytes are counted and the micro-batch is filled up on the CPU.
-        x, y = tokens.batch(chosen[start:start + size], "cpu")
+        x, y = split.batch(chosen[start:start + size], "cpu")
         batch_tokens = y.numel()
         batch_bytes = dataset.token_bytes[y.numpy()].sum()
         # Fill up the last micro-batch, since another shape would have to be compiled. Targets of -1
@@ -1007,6 +1008,34 @@ def utilization(model, tokens_per_s, process):
     return {}
 
 
+class StepClock:
+    """Measures the time of the optimizer steps, without that of evaluating, logging and saving.
+
+    The CPU queues a GPU's work and goes on. So read() has to be called when the CPU has just waited
+    for the GPU, as it does in read_measurements().
+    """
+
+    def __init__(self, seconds):
+        # The time of all steps until the last read(). (If a run is stopped and resumed, the time
+        # from its last record to the stop is missing.)
+        self.seconds = seconds
+        self.n_steps = 0  # the steps since the last read()
+        self.start = None  # the time at which the first of them began
+
+    def start_step(self):
+        if self.n_steps == 0:
+            self.start = time.perf_counter()
+        self.n_steps += 1
+
+    def read(self):
+        """Return the number of the steps since the last read(), and the seconds that they took."""
+        n_steps = self.n_steps
+        seconds = time.perf_counter() - self.start
+        self.seconds += seconds
+        self.n_steps = 0
+        return n_steps, seconds
+
+
 def as_duration(seconds):
     """Return seconds as 0:01:12 or 12 days, 3:04:05."""
     return str(timedelta(seconds=round(seconds)))
@@ -1263,9 +1292,9 @@ def run(config, watch, say):
     """Set up a run and train. Its arguments and results are those of train()."""
     # Checkpoint. It is that of the run that is resumed or, with init_from, the one whose weights a
     # new run starts with. Other new runs have none. read_start() adds the options of the checkpoint
-    # to `config`, and resolve(), below, those that are still open, such as the intervals.
-    # Keep the answer to whether this run is resumed: with resume=auto it changes as soon as the run
-    # has saved its first ckpt.pt.
+    # to `config`. It comes first, because the device may be one of them.
+    # Ask only once whether this run is resumed: with resume=auto the answer changes as soon as the
+    # run has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
     config, checkpoint = read_start(config)
     first_step = checkpoint["step"] if resuming else 0  # the number of steps that are done already
@@ -1279,11 +1308,11 @@ def run(config, watch, say):
     if checkpoint:
         check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step.
+    # dataset and the same step. (One rank may start a new run, while another resumes one that was
+    # saved at step 0. The new one would wait for the other to evaluate at step 0, too.)
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # Step 0 may be that of a new run, or of one that was saved there and is resumed. Only the new
-    # one evaluates at step 0, so what two such ranks exchange would be mixed up.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
+    # Give values to the options that are still open, such as the intervals.
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
@@ -1301,8 +1330,8 @@ def run(config, watch, say):
     checkpoint = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
-    # blocks and the loss when they are first called, in an optimizer step or, on a GPU, in a
-    # validation. This changes `model` in place.
+    # blocks and the loss when they are first called: once for optimizer steps and, on a GPU, once
+    # more for validation. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
     # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
@@ -1322,9 +1351,9 @@ def run(config, watch, say):
         else:
             open_folder(folder, say)
     process.barrier()  # the other ranks read the log, below, when rank 0 has cut it
-    # `seconds` is the time that all steps so far have taken. initial_loss is the validation loss of
-    # the initial weights, which a new run measures in the loop. check_val_loss() stops a run whose
-    # validation loss exceeds both initial_loss and twice the loss of guessing.
+    # A resumed run adds to the training time that its log tells. It also needs the validation loss
+    # of the initial weights, since check_val_loss() compares later ones with it. A new run measures
+    # that loss in the loop. (If the log does not tell it, it is 0, and not compared.)
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
@@ -1332,6 +1361,7 @@ def run(config, watch, say):
         if records:
             seconds = records[-1].get("seconds", 0.0)
             initial_loss = records[0].get("val_loss", 0.0)
+    clock = StepClock(seconds)
 
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
@@ -1343,11 +1373,8 @@ def run(config, watch, say):
         f"{epochs:,.2f} epochs of {config.data}; peak learning rate {config.learning_rate:.2g}")
     if will_compile:
         say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
-            "to two minutes on a GPU.")
+            "to two minutes on a GPU, and less if torch still has its code from an earlier run.")
 
-    # The loop times the optimizer steps in laps of one or more steps.
-    lap_steps = 0  # the number of steps in the current lap
-    lap_start = None  # the time at which it began
     measured = None  # what the latest optimizer step has measured
 
     # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
@@ -1358,8 +1385,7 @@ def run(config, watch, say):
             # if it is due, and then takes the next step. (The last pass takes none.)
 
             # Decide what is due. Whenever a validation or a checkpoint is due, so is a record in
-            # the log. (A stop, below, saves without one. At step 0 the initial weights are
-            # validated and saved, too.)
+            # the log. (At step 0 the initial weights are validated and saved, too.)
             finished = step == config.max_steps
             evaluating = finished or step % config.eval_interval == 0
             saving = finished or step % config.checkpoint_interval == 0
@@ -1369,25 +1395,18 @@ def run(config, watch, say):
                 evaluating = saving = recording = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss of the latest step, if a record is due (and a step has been taken). To
-            # read it, the CPU waits until the GPU has done all queued steps. So their time is known
-            # then, and a lap ends. The next lap begins with the next step, so that no lap includes
-            # evaluating, logging or saving.
-            # The first step may include compiling, so it is a lap of its own, to keep the speed in
-            # later records free of that. (Its loss is read, but logged only if a record is due.)
+            # Read the loss of the latest step, and the time of the steps since the last reading, if
+            # a record is due. Do so after the first step as well, which may include compiling, so
+            # that its time does not count in the speed of the next record.
             after_first_step = step == first_step + 1
-            lap_ends = after_first_step or (recording and step > first_step)
-            if lap_ends:
+            if after_first_step or (recording and step > first_step):
                 record |= read_measurements(measured, step, process)
-                lap_seconds = time.perf_counter() - lap_start
-                seconds += lap_seconds
-                record["tokens_per_s"] = lap_steps * config.total_batch_size / lap_seconds
+                n_steps, step_seconds = clock.read()
+                record["tokens_per_s"] = n_steps * config.total_batch_size / step_seconds
                 record |= utilization(model, record["tokens_per_s"], process)
-                lap_steps = 0
                 if after_first_step:
-                    say_if_slow(lap_seconds, config.max_steps - first_step, process, say)
-            # (If a run is stopped and resumed, the time from the last record to the stop is lost.)
-            record["seconds"] = seconds
+                    say_if_slow(step_seconds, config.max_steps - first_step, process, say)
+            record["seconds"] = clock.seconds
 
             # Evaluate. (The training loss above is that before the latest step, the validation loss
             # that after it.)
@@ -1405,13 +1424,13 @@ def run(config, watch, say):
             # Several ranks have to exchange their answers, for which the CPU waits for the GPU. So
             # they ask only if a record is due, since the CPU has waited then anyway, and at every
             # tenth step, in case records are rare.
-            stopping = False
-            if process.world_size == 1 or recording or step % 10 == 0:
-                stopping = any_rank_stops(signals, process)
+            asking = process.world_size == 1 or recording or step % 10 == 0
+            stopping = asking and any_rank_stops(signals, process)
             if stopping:
+                # A run that stops saves its state at once, without a record. But if the loss or the
+                # gradient of the latest step is not finite, this raises Diverged, so that nothing
+                # is saved. (If no record is due, they have not been read above.)
                 saving = True
-                # If the latest loss or gradient is not finite, this raises Diverged, so nothing is
-                # saved. (They may not have been read above.)
                 if step > first_step:
                     read_measurements(measured, step, process)
 
@@ -1431,12 +1450,10 @@ def run(config, watch, say):
             if stopping or finished:
                 break
 
-            # Take one optimizer step
-            if lap_steps == 0:
-                lap_start = time.perf_counter()
+            # Take one optimizer step.
+            clock.start_step()
             micro_batches = batches(dataset.train, step, config, process)
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
-            lap_steps += 1
 
         # Wait for rank 0, which may still be saving. After a signal the ranks exit with an error
         # code, and as soon as one has done so, torchrun kills the others.

@@ -718,9 +718,9 @@ CACHE = Exercise(reference=cache_is_right, inputs=cache_inputs, about=CACHE_ABOU
         without_absolute_value,
     "You reject the right one, too. Does every way of cutting begin with the state None?":
         state_never_reset,
-    "You reject the right one, too. Do you allow for rounding, 1e-5? Does each step get the next "
-    "tokens and the state that the previous one returned (None at first), and are its outputs "
-    "compared with the same positions of full(x)?":
+    "You reject the right one, too. Do you allow for rounding, 1e-5? Is the state None whenever x "
+    "starts again? Does each later step get the next tokens and the state that the previous one "
+    "returned, and are its outputs compared with the same positions of full(x)?":
         equals,
 })
 
