@@ -22,13 +22,14 @@ def bytes_corpus(folder):
 
 def write_gpt2(folder, prefix="", **changes):
     """Write a tiny GPT-2 with random weights as HuggingFace does; return the weights in float64."""
-    config = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5, n_positions=16, n_embd=16,
-                  n_layer=2, n_head=2, vocab_size=262)
+    config = dict(model_type="gpt2", activation_function="gelu_new", layer_norm_epsilon=1e-5,
+                  n_positions=16, n_embd=16, n_layer=2, n_head=2, vocab_size=262)
     write_json(folder / "config.json", config | changes)
     shapes = {"ln_f": [16]}
     for layer in ("h.0", "h.1"):
-        shapes |= {f"{layer}.ln_1": [16], f"{layer}.attn.c_attn": [16, 48], f"{layer}.attn.c_proj": [16, 16],
-                   f"{layer}.ln_2": [16], f"{layer}.mlp.c_fc": [16, 64], f"{layer}.mlp.c_proj": [64, 16]}
+        shapes |= {f"{layer}.ln_1": [16], f"{layer}.attn.c_attn": [16, 48],
+                   f"{layer}.attn.c_proj": [16, 16], f"{layer}.ln_2": [16],
+                   f"{layer}.mlp.c_fc": [16, 64], f"{layer}.mlp.c_proj": [64, 16]}
     torch.manual_seed(0)
     w = {"wte.weight": torch.randn(262, 16) / 3, "wpe.weight": torch.randn(16, 16) / 3}
     for name, shape in shapes.items():
@@ -51,7 +52,7 @@ def ref_gpt2(w, idx):
     h = w["wte.weight"][idx] + w["wpe.weight"][:idx.shape[1]]
     for layer in ("h.0", "h.1"):
         qkv = linear(f"{layer}.attn.c_attn", norm(f"{layer}.ln_1", h))
-        q, k, v = qkv.unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)                    # (B, H, T, d_k) each
+        q, k, v = qkv.unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)    # (B, H, T, d_k) each
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + linear(f"{layer}.attn.c_proj", y.transpose(1, 2).flatten(2))
         u = F.gelu(linear(f"{layer}.mlp.c_fc", norm(f"{layer}.ln_2", h)), approximate="tanh")
@@ -91,5 +92,6 @@ def test_weights_that_are_not_gpt2_s_are_one_line(tmp_path, changes, says):
 def test_gpt2_s_files_that_are_not_whole_are_one_line(tmp_path):
     write_gpt2(tmp_path)
     os.truncate(tmp_path / "model.safetensors", 999)
-    with pytest.raises(DataError, match="^.*expected GPT-2's config.json and model.safetensors .*Error.*$"):
+    with pytest.raises(DataError,
+                       match="^.*expected GPT-2's config.json and model.safetensors .*Error.*$"):
         load_model(tmp_path)

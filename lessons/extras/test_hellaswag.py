@@ -22,7 +22,8 @@ def write_questions(path, rows):
 
 def test_questions_are_read_without_wikihow_s_marks(tmp_path):
     endings = ["eats [step] soup", "b", "[title] Ø", "é日"]
-    write_questions(tmp_path / "q", [("A [title] man [step] sits", "there", "Do", endings, "1")] * 2)
+    write_questions(tmp_path / "q",
+                    [("A [title] man [step] sits", "there", "Do", endings, "1")] * 2)
     found = hellaswag.questions(tmp_path / "q")[0]
     assert found == ("Do: A. man sits There", ["eats soup", "b", " Ø", "é日"], 1)
 
@@ -35,7 +36,8 @@ def test_an_ending_is_scored_as_if_it_were_alone():
     for context, ending in pairs:
         text = f"{context} {ending}".encode()
         row = torch.tensor(list(text)[-17:])             # block_size is 16
-        losses = F.cross_entropy(model(row[None, :-1], row[None, 1:])[0][0], row[1:], reduction="none")
+        losses = F.cross_entropy(model(row[None, :-1], row[None, 1:])[0][0], row[1:],
+                                 reduction="none")
         new = len(text) - len(context.rstrip())          # the ending and the space before it
         wanted.append(losses[-new:].sum().item())
     assert hellaswag.nats(model, BYTES, pairs).tolist() == pytest.approx(wanted, rel=1e-5)
@@ -55,12 +57,16 @@ def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypat
     endings = ["bb", "aab", 6 * "日", "cccc"]
     write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
     hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu"])
-    assert capsys.readouterr().out == "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n"
+    assert capsys.readouterr().out == (
+        "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n")
 
 
 @pytest.mark.parametrize("text, says", [
-    ("", "0 questions"), ("oops", "cannot be read"), ('{"ctx_a": "", "label": 1}', "row 1: expected ctx_a"),
-    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], "label": 7}', "a label")])
+    ("", "0 questions"),
+    ("oops", "cannot be read"),
+    ('{"ctx_a": "", "label": 1}', "row 1: expected ctx_a"),
+    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], '
+     '"label": 7}', "a label")])
 def test_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
     (tmp_path / "q").write_text(text)
     with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):

@@ -66,7 +66,7 @@ def assert_close(got, want, tol=1e-11):
     assert got.shape == want.shape and (got - want).abs().max() <= tol * want.abs().max()
 
 
-# ---- The equations, without model.py, for one head and one query at a time ------------------------
+# ---- The equations, without model.py, for one head and one query at a time -----------------------
 
 def over_rms(x, eps):
     return x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
@@ -83,7 +83,8 @@ def ref_silu(x):
 def ref_erf(x):
     """Return 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x (Gauss-Legendre)."""
     nodes, weights = np.polynomial.legendre.leggauss(60)
-    return sum(w * x * (-(x * (node + 1) / 2) ** 2).exp() for node, w in zip(nodes, weights)) / math.sqrt(math.pi)
+    return sum(w * x * (-(x * (node + 1) / 2) ** 2).exp()
+               for node, w in zip(nodes, weights)) / math.sqrt(math.pi)
 
 
 def ref_turn(x):
@@ -125,7 +126,8 @@ def gatednorm(x, weight, **matrices):
     return y / (1 + (-gate).exp())
 
 
-NORMS = {"postln": layer_norm, "deepnorm": layer_norm, "keel": layer_norm, "powernorm_plain": plain_power_norm,
+NORMS = {"postln": layer_norm, "deepnorm": layer_norm, "keel": layer_norm,
+         "powernorm_plain": plain_power_norm,
          "dyt": dyt, "derf": derf, "seednorm": seednorm, "gatednorm": gatednorm,
          **dict.fromkeys(("mixln", "periln", "olmo2", "hybridnorm", "lnscale"), rms_norm)}
 
@@ -183,8 +185,10 @@ class Written:
             v_head = self.before_rope(b, "v", v, head)
             places = []
             for t in range(x.shape[1]):
-                weights = (scale * (k_head[:, :t + 1] * q_head[:, t:t + 1]).sum(-1)).exp()         # (B, t + 1)
-                mean = (weights[..., None] * v_head[:, :t + 1]).sum(1) / weights.sum(1, keepdim=True)
+                # (B, t + 1)
+                weights = (scale * (k_head[:, :t + 1] * q_head[:, t:t + 1]).sum(-1)).exp()
+                mean = ((weights[..., None] * v_head[:, :t + 1]).sum(1)
+                        / weights.sum(1, keepdim=True))
                 places.append(mean if gains is None else gains[head] * mean)
             outputs.append(torch.stack(places, dim=1))
         return self.linear(b + "w_o", torch.cat(outputs, dim=-1))
@@ -279,9 +283,15 @@ class Written:
 
 
 @pytest.mark.parametrize("arch, options", [
-    *[(arch, {}) for arch in VARIANTS], ("postln", GPT2), ("keel", GPT2), ("dyt", GPT2), ("derf", dict(bias=True)),
-    ("powernorm_plain", dict(bias=True, n_layer=2)), ("ngpt_by_depth", dict(n_layer=2)),
-    ("olmo2", dict(qk_norm=True)), ("mixln", dict(n_layer=8))])
+    *[(arch, {}) for arch in VARIANTS],
+    ("postln", GPT2),
+    ("keel", GPT2),
+    ("dyt", GPT2),
+    ("derf", dict(bias=True)),
+    ("powernorm_plain", dict(bias=True, n_layer=2)),
+    ("ngpt_by_depth", dict(n_layer=2)),
+    ("olmo2", dict(qk_norm=True)),
+    ("mixln", dict(n_layer=8))])
 def test_a_variant_and_its_gradients_equal_its_equations(arch, options):
     model = rough(arch, **options)
     written = Written(model)
@@ -329,7 +339,8 @@ def test_a_variant_trains_is_causal_and_caches(arch):
 
 
 # The forward of every other variant is one of these, with something left out.
-@pytest.mark.parametrize("arch", [arch for arch in VARIANTS if "_no_" not in arch and arch != "ngpt_bounded"])
+@pytest.mark.parametrize("arch", [
+    arch for arch in VARIANTS if "_no_" not in arch and arch != "ngpt_bounded"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's compiler
 def test_a_compiled_variant_is_one_graph_with_eagers_gradients(arch):
     torch.compiler.reset()
@@ -352,29 +363,41 @@ def parameters_of(arch):
 
 # The models have 4 layers of width 16, with heads of 8 channels.
 @pytest.mark.parametrize("arch, base, more", [
-    ("normformer_no_attn_ln", "normformer", -4 * 16), ("normformer_no_ffn_ln", "normformer", -4 * 64),
-    ("normformer_no_head_scale", "normformer", -4 * 2), ("ngpt_scalar", "ngpt", -4 * (16 * 3 + 64 * 2 - 5)),
-    ("postln", "layernorm", -16), ("deepnorm", "layernorm", -16), ("keel", "layernorm", -16 + 7 * 16),
-    ("mixln", "rmsnorm", 0), ("lnscale", "rmsnorm", 0), ("periln", "rmsnorm", 4 * 2 * 16),
-    ("olmo2", "rmsnorm", 4 * 2 * 16), ("hybridnorm", "rmsnorm", 4 * (3 * 8 - 16)), ("dyt", "rmsnorm", 9),
-    ("derf", "rmsnorm", 2 * 9), ("seednorm", "rmsnorm", 9 * 2 * 16), ("gatednorm", "rmsnorm", 9 * 2 * 16 * 16)])
+    ("normformer_no_attn_ln", "normformer", -4 * 16),
+    ("normformer_no_ffn_ln", "normformer", -4 * 64),
+    ("normformer_no_head_scale", "normformer", -4 * 2),
+    ("ngpt_scalar", "ngpt", -4 * (16 * 3 + 64 * 2 - 5)),
+    ("postln", "layernorm", -16),
+    ("deepnorm", "layernorm", -16),
+    ("keel", "layernorm", -16 + 7 * 16),
+    ("mixln", "rmsnorm", 0),
+    ("lnscale", "rmsnorm", 0),
+    ("periln", "rmsnorm", 4 * 2 * 16),
+    ("olmo2", "rmsnorm", 4 * 2 * 16),
+    ("hybridnorm", "rmsnorm", 4 * (3 * 8 - 16)),
+    ("dyt", "rmsnorm", 9),
+    ("derf", "rmsnorm", 2 * 9),
+    ("seednorm", "rmsnorm", 9 * 2 * 16),
+    ("gatednorm", "rmsnorm", 9 * 2 * 16 * 16)])
 def test_what_a_variant_adds_to_or_takes_from_the_parameters(arch, base, more):
     assert parameters_of(arch) - parameters_of(base) == more
 
 
 def test_a_variant_is_told_by_name_in_the_docstring_and_takes_the_recipe_of_its_kin():
     assert len(VARIANTS) == 23
-    table = [line.split()[0] for line in variants.__doc__.split("\n") if line.startswith("  ") and line.strip()]
+    table = [line.split()[0] for line in variants.__doc__.split("\n")
+             if line.startswith("  ") and line.strip()]
     assert [name for name in table if name in ARCHS] == [arch for arch in ARCHS if arch in VARIANTS]
-    kin = {"ngpt": "ngpt", "normformer": "normformer", "powernorm": "powernorm", "periln": "normformer",
-           "olmo2": "normformer"}
+    kin = {"ngpt": "ngpt", "normformer": "normformer", "powernorm": "powernorm",
+           "periln": "normformer", "olmo2": "normformer"}
     for arch in VARIANTS:
         assert ARCHS[arch].family == kin.get(arch.split("_")[0], "rmsnorm")
 
 
 @pytest.mark.parametrize("arch, written", [("steps", NGPTBlock), ("branches", RMSNormBlock)])
 def test_blocks_to_override_are_the_block_they_override(arch, written, monkeypatch):
-    block = variants.StepsBlock if arch == "steps" else type("Block", (variants.BranchesBlock, RMSNormBlock), {})
+    block = (variants.StepsBlock if arch == "steps"
+             else type("Block", (variants.BranchesBlock, RMSNormBlock), {}))
     monkeypatch.setitem(ARCHS, "plain", written)
     monkeypatch.setitem(ARCHS, "overridden", block)
     assert_close(rough("overridden")(IDX, IDX)[0], rough("plain")(IDX, IDX)[0])
@@ -395,8 +418,10 @@ def test_deepnorm_begins_with_xavier_s_matrices_times_beta_and_leaves_them_then(
     beta = 16 ** -0.25  # (8 n_layer)^(-1/4)
     wide = beta * math.sqrt(2 / (96 + 384))
     square = math.sqrt(2 / (96 + 96))
-    for matrix, std in ((q, square), (k, square), (v, beta * square), (model.blocks[1].w_o.weight, beta * square),
-                        (model.blocks[1].w_up.weight, wide), (model.blocks[1].w_down.weight, wide)):
+    for matrix, std in ((q, square), (k, square), (v, beta * square),
+                        (model.blocks[1].w_o.weight, beta * square),
+                        (model.blocks[1].w_up.weight, wide),
+                        (model.blocks[1].w_down.weight, wide)):
         assert abs(matrix.std() / std - 1) < 0.03
     before = copy.deepcopy(model.state_dict())
     model.project_()
@@ -415,12 +440,13 @@ def test_ngpt_bounded_bounds_along_ngpt_s_axes():
         assert_close(matrix, before / before.norm(dim=dim, keepdim=True).clamp(min=1))
 
 
-# ---- gpt2.py ---------------------------------------------------------------------------------------------------------
+# ---- gpt2.py -------------------------------------------------------------------------------------
 
 def a_run(folder, arch="layernorm", **options):
     """Save a checkpoint of a rough model in the folder; return the model, in float32."""
     model = rough(arch, **{**GPT2, **options}).float()
-    state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3, "tokenizer": "bytes"}
+    state = {"model": model.state_dict(), "config": asdict(model.config), "step": 3,
+             "tokenizer": "bytes"}
     folder.mkdir()
     torch.save(state, folder / "ckpt.pt")
     return model
@@ -433,14 +459,16 @@ def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
     assert capsys.readouterr().out == f"{tmp_path}/theirs: config.json, model.safetensors\n"
     c = json.loads((tmp_path / "theirs" / "config.json").read_text())
     w = load_file(tmp_path / "theirs" / "model.safetensors")
-    sizes = dict(vocab_size=17, n_positions=12, n_layer=4, n_head=2, n_embd=16, attn_pdrop=0.2, eos_token_id=256)
+    sizes = dict(vocab_size=17, n_positions=12, n_layer=4, n_head=2, n_embd=16, attn_pdrop=0.2,
+                 eos_token_id=256)
     assert {name: c[name] for name in sizes} == sizes and c["activation_function"] == "gelu_new"
-    wanted = {"wte.weight": [17, 16], "wpe.weight": [12, 16], "ln_f.weight": [16], "ln_f.bias": [16]}
+    wanted = {"wte.weight": [17, 16], "wpe.weight": [12, 16],
+              "ln_f.weight": [16], "ln_f.bias": [16]}
     for i in range(4):
         for name in (f"h.{i}.ln_1", f"h.{i}.ln_2"):
             wanted |= {f"{name}.weight": [16], f"{name}.bias": [16]}
-        for name, into, out in (("attn.c_attn", 16, 48), ("attn.c_proj", 16, 16), ("mlp.c_fc", 16, 64),
-                                ("mlp.c_proj", 64, 16)):
+        for name, into, out in (("attn.c_attn", 16, 48), ("attn.c_proj", 16, 16),
+                                ("mlp.c_fc", 16, 64), ("mlp.c_proj", 64, 16)):
             wanted |= {f"h.{i}.{name}.weight": [into, out], f"h.{i}.{name}.bias": [out]}
     assert {name: list(x.shape) for name, x in w.items()} == wanted
     assert torch.equal(w["h.2.attn.c_proj.weight"], model.blocks[2].w_o.weight.T)
@@ -450,8 +478,13 @@ def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
     assert torch.equal(again(IDX, IDX)[0], model(IDX, IDX)[0])
 
 
-@pytest.mark.parametrize("name, value", [("arch", "rmsnorm"), ("arch", "postln"), ("pos", "rope"), ("mlp", "swiglu"),
-                                         ("tie", False), ("qk_norm", True)])
+@pytest.mark.parametrize("name, value", [
+    ("arch", "rmsnorm"),
+    ("arch", "postln"),
+    ("pos", "rope"),
+    ("mlp", "swiglu"),
+    ("tie", False),
+    ("qk_norm", True)])
 def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, name, value):
     a_run(tmp_path / "run", **{name: value})
     with pytest.raises(DataError, match=f"^{name}={value}: GPT-2's files can only hold {name}=.*$"):
@@ -460,8 +493,13 @@ def test_what_gpt2_s_files_cannot_hold_is_refused_by_name(tmp_path, name, value)
 
 
 @pytest.mark.parametrize("name, value", [
-    ("tie_word_embeddings", False), ("scale_attn_by_inverse_layer_idx", True), ("scale_attn_weights", False),
-    ("add_cross_attention", True), ("n_inner", 48), ("activation_function", "relu"), ("layer_norm_epsilon", 1e-6),
+    ("tie_word_embeddings", False),
+    ("scale_attn_by_inverse_layer_idx", True),
+    ("scale_attn_weights", False),
+    ("add_cross_attention", True),
+    ("n_inner", 48),
+    ("activation_function", "relu"),
+    ("layer_norm_epsilon", 1e-6),
     ("model_type", "llama")])
 def test_what_the_reader_cannot_represent_is_refused_by_name(tmp_path, name, value):
     a_run(tmp_path / "run")
@@ -481,12 +519,15 @@ def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch,
     a_run(tmp_path / "run")
     export([tmp_path / "run", tmp_path / "theirs"])
     asked, files = [], tmp_path / "theirs"
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or files)
-    with pytest.raises(DataError, match=f"^{source}: no such checkpoint; .* gpt2, gpt2-medium, .*$"):
+    monkeypatch.setattr("huggingface_hub.snapshot_download",
+                        lambda name, **_: asked.append(name) or files)
+    with pytest.raises(DataError,
+                       match=f"^{source}: no such checkpoint; .* gpt2, gpt2-medium, .*$"):
         read_gpt2(source)
     assert not asked and read_gpt2("gpt2-xl") and asked == ["openai-community/gpt2-xl"]
 
 
 def test_the_command_wants_two_folders():
-    with pytest.raises(DataError, match="^expected two folders, that of a run and one to write to: .*$"):
+    with pytest.raises(DataError,
+                       match="^expected two folders, that of a run and one to write to: .*$"):
         export(["out/layernorm"])

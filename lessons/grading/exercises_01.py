@@ -469,8 +469,8 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         lambda right: right.diagonal().diag(),
     "That is the diagonal. Return all n x n derivatives; the others are not 0.":
         lambda right: right.diagonal(),
-    "Your last term is the one without eps. It should be y y^T / n with LayerNorm's y. Is eps under "
-    "the root when you compute y, and do you divide by n, and not by the sum of y^2?":
+    "Your last term is the one without eps. It should be y y^T / n with LayerNorm's y. Is eps "
+    "under the root when you compute y, and do you divide by n, and not by the sum of y^2?":
         y_without_eps,
 }, without=AUTOGRAD)
 
@@ -642,8 +642,8 @@ STREAM_NORMS = Exercise(reference=stream_norms, inputs=length_inputs, parts=("ru
     "For the second number you give contribution l + 1 the length sqrt(l). That is the length of "
     "the sum under rule a; under rule b the sum is longer by then.":
         lambda count, right: (right[0], math.sqrt(1 + count * (count - 1) / 2)),
-    "Under rule b the contributions from the third on are longer than 1: each is as long as the sum "
-    "so far, and so doubles the expected square.":
+    "Under rule b the contributions from the third on are longer than 1: each is as long as the "
+    "sum so far, and so doubles the expected square.":
         lambda right: (right[0], right[0]),
     "For rule b you add the lengths of the earlier contributions. A later one is as long as the "
     "sum of the earlier vectors, and in independent directions the squares of the lengths add up.":
@@ -974,8 +974,8 @@ PROPERTIES = {
         "and is s LayerNorm's root?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
         "dx: is g multiplied by weight, and only once, before the two row means are taken? Is the "
-        "second a mean over n, not divided by the sum of y^2? Is eps under the root wherever s or a "
-        "power of s occurs?":
+        "second a mean over n, not divided by the sum of y^2? Is eps under the root wherever s or "
+        "a power of s occurs?":
             lambda y, right: near(y[0], right[0]),
         "dbias: the bias is added to each row, after the gain. What does each row contribute?":
             lambda y, g: near(y[2], g.sum(0)),

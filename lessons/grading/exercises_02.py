@@ -88,7 +88,10 @@ def forward_inputs(generator):
 
 
 def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside"):
-    """Return the right answer, or a wrong one. own(x) is a statistic of this batch, used as psi2."""
+    """Return the right answer, or a wrong one.
+
+    own(x) is a statistic of this batch, used as psi2.
+    """
     if centred:
         x = x - x.mean(ALL)
     if own:
@@ -294,7 +297,8 @@ def next_added(x):
 
 
 def by_one_entry(x):
-    """A number of each token is added to one of the next, each time of another channel and sequence."""
+    """A number of each token is added to one of the next, each time of another channel and
+    sequence."""
     sequences, length, channels = x.shape
     y = x.clone()
     for t in range(length - 1):
@@ -402,8 +406,8 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "change a token and compare the outputs.":
         derivative,
     "In yours no token reaches another one through the batch's mean square. Do you compare with "
-    "norm(x), and does your change alter that mean? (A changed sign does not, and neither do tokens "
-    "exchanged between the sequences.)":
+    "norm(x), and does your change alter that mean? (A changed sign does not, and neither do "
+    "tokens exchanged between the sequences.)":
         partial(reach, change=turned_round),
     "RMSNorm does not notice your change: it makes a token longer or shorter without turning it, "
     "or sets it to 0 (then RMSNorm gives NaN, which is not larger than anything). Change it in "
@@ -461,7 +465,10 @@ def exact_inputs(generator):
 
 
 def exact(x, g, eps, *, mean=over_tokens, part=1.0, centred=False):
-    """Return dx. part: how much of the term in xhat is subtracted; centred: subtract mean(g), too."""
+    """Return dx.
+
+    part: how much of the term in xhat is subtracted; centred: subtract mean(g), too.
+    """
     psi = (moment(x) + eps).sqrt()
     xhat = x / psi
     dx = g - part * xhat * mean(g * xhat)
@@ -924,7 +931,7 @@ PROPERTIES = {
 }
 
 
-# Measurements that the notebook shows. They were run once, with the code that stands there. --------
+# Measurements that the notebook shows. They were run once, with the code that stands there. -------
 
 # Median spread of a channel's mean square from batch to batch: as the tokens come, and one by one
 SPREAD_IN_DIGITS = ((0.177, 0.091), (0.159, 0.090), (0.165, 0.087))     # seeds 0 to 2

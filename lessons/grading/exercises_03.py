@@ -323,9 +323,9 @@ ABOUT = {
     "W_o": "W_o: what comes directly after it?",
     "norm_attn": "norm_attn: its gain acts after its own division. Is there another norm before "
                  "the sum?",
-    "norm2": "norm2: its gain acts after its own division, and only W_up reads its output. A factor "
-             "c passes through an activation f only if f(c x) is a multiple of f(x), the same one "
-             "for all x. What follows?",
+    "norm2": "norm2: its gain acts after its own division, and only W_up reads its output. A "
+             "factor c passes through an activation f only if f(c x) is a multiple of f(x), the "
+             "same one for all x. What follows?",
     "W_up": "W_up: it stands in front of the activation. Does a factor in front of this activation "
             "come out as a factor, and if it does, what comes next?",
     "norm_ffn": "norm_ffn: its gain acts after its own division. Is there another norm before the "
@@ -966,8 +966,8 @@ PROPERTIES = {
         "contain anything else, or go back further than to xhat?":
             lambda y, right, xhat: near((y[2] * xhat).sum(), (right[2] * xhat).sum())},
     "3.6": {
-        "If lambda is 0 in the last layer, that layer's branch alone is the result. Yours is not. A "
-        "layer multiplies all that enters it by its lambda, and then adds its branch: by which "
+        "If lambda is 0 in the last layer, that layer's branch alone is the result. Yours is not. "
+        "A layer multiplies all that enters it by its lambda, and then adds its branch: by which "
         "lambdas are h0 and each branch multiplied in the end, and does anything follow?":
             lambda y, branches, lambdas: lambdas[-1].any() or near(y, branches[-1]),
         "If all lambdas are 1, the result is the sum of h0 and all branches. Yours is not: is one "

@@ -82,7 +82,7 @@ def dimension_inputs(generator):
     yield "d = 64", 64
     yield "d = 3", 3
     yield "d = 4", 4
-    yield "d = 400", 400                            # the normal distribution's value is off by 2.5e-5
+    yield "d = 400", 400        # the normal distribution's value is off by 2.5e-5
     yield "d = 1024", 1024
 
 
@@ -1371,7 +1371,8 @@ PROPERTIES = {
             or near(y[:, :, 0], right[:, :, 0]),
         "With as many heads as channels of a head yours is off even at the first token. Do you "
         "tell a gain for a head's channels from one for all heads by its number of axes, not by a "
-        "size, and do the mean and the gain belong to the channels' axis, not to that of the heads?":
+        "size, and do the mean and the gain belong to the channels' axis, not to that of the "
+        "heads?":
             lambda y, right, q: is_small(q) or near(y[:, :, 0], right[:, :, 0]),
         "The first token, which rope does not turn, is right. For the others: how do you call "
         "rope, and what comes first?":

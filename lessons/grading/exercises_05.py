@@ -283,11 +283,13 @@ PLACES_ABOUT = {
     0: "q: rope only turns q, and then comes unit(q). What does that leave of a factor?",
     1: "k: rope only turns k, and then comes unit(k). What does that leave of a factor?",
     2: "v: A (c v) = c A v and W_p (c x) = c W_p x. Which operation comes next?",
-    3: "p: W_p's output enters the residual step. What is the first thing that happens to it there?",
+    3: "p: W_p's output enters the residual step. What is the first thing that happens to it "
+       "there?",
     4: "u: the gated product is linear in u. Follow the product to the next norm.",
     5: "z: does SiLU(c z) equal c SiLU(z)?",
     6: "acf: it multiplies the whole product, and W_d is linear. Which operation comes next?",
-    7: "d: W_d's output enters the residual step. What is the first thing that happens to it there?",
+    7: "d: W_d's output enters the residual step. What is the first thing that happens to it "
+       "there?",
     8: "residual: the next step reads h as it is. Is there a norm on h itself?",
 }
 
@@ -301,8 +303,8 @@ COUNTED = Exercise(
     "The MLP's output enters norm(h_m). Which factors can be pulled out in front of all of "
     "W_d (...)?":
         places("u", "z", "acf", "d", "residual"),
-    "u and acf: the gated product is linear in u, and acf multiplies all of it. W_d is linear, too. "
-    "Which operation comes next?":
+    "u and acf: the gated product is linear in u, and acf multiplies all of it. W_d is linear, "
+    "too. Which operation comes next?":
         places("u", "z", "acf", "residual"),
     "acf and d: follow W_d's input and output. W_d is linear. Which operation comes next?":
         places("z", "acf", "d", "residual"),
@@ -311,7 +313,8 @@ COUNTED = Exercise(
         places("p", "z", "d", "residual"),
     "v and p: A (c v) = c A v and W_p (c x) = c W_p x. Which operation comes next?":
         places("v", "p", "z", "residual"),
-    "z and residual: does SiLU(c z) equal c SiLU(z)? And is there a norm on h itself, after a step?":
+    "z and residual: does SiLU(c z) equal c SiLU(z)? And is there a norm on h itself, after a "
+    "step?":
         places(),
     "You say that all of them matter. What does a norm leave of a factor in front of it?":
         places(*PLACES),
@@ -469,7 +472,8 @@ def compared_before_division(printed, digit, counted, layers):
 EXTRA = Exercise(
     reference=extra_per_layer, inputs=extra_inputs, parts=("lowest", "highest"), misconceptions={
     "Rounding changes a number by at most half a unit of its last digit, up or down.":
-        lambda printed, digit, counted, layers: extra_per_layer(printed, 2 * digit, counted, layers),
+        lambda printed, digit, counted, layers: extra_per_layer(
+            printed, 2 * digit, counted, layers),
     "You use the last digit of the first model for all of them. Each model has its own.":
         lambda printed, digit, counted, layers: extra_per_layer(printed, digit[0], counted, layers),
     "You compare the models before you divide by their layers. Divide first: e is a number per "

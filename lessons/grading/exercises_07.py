@@ -396,8 +396,8 @@ PAIRS = Exercise(
     "You divide two medians, which may come from different rounds. Divide within each round "
     "first.":
         lambda a, b, right: (b.median() / a.median(), *right[1:]),
-    "Your first number is the median of b over that of a. Divide b by a within each round, and take "
-    "the median of these ratios.":
+    "Your first number is the median of b over that of a. Divide b by a within each round, and "
+    "take the median of these ratios.":
         lambda a, b, right: (b.quantile(0.5) / a.quantile(0.5), *right[1:]),
     "You divide quantiles, which may come from different rounds. Divide within each round first, "
     "then take the three quantiles.":

@@ -961,8 +961,8 @@ PROPERTIES = {
         "With one seed the error is unknown: return infinity.":
             lambda y, mine: len(mine) > 1 or y[1] == math.inf,
         "With two seeds the error is half the distance between the two differences. Yours is not. "
-        "There is one difference per seed, and the error comes from the standard deviation of these "
-        "numbers about their own mean.":
+        "There is one difference per seed, and the error comes from the standard deviation of "
+        "these numbers about their own mean.":
             lambda y, right, mine: len(mine) != 2 or near(y[1], right[1], 1e-5),
         "Yours is right with two seeds. For n differences, what is divided by n - 1, and what by "
         "the root of n?":

@@ -1717,7 +1717,12 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ),
         ("6.6", nan_and_the_lowest_loss, "return nan twice", "equally far apart"),
         ("6.6", with_loss_for_rate, "Where your loss is right", "equally far apart"),
-        ("6.7", leads_of_best_seeds, "each over all the runs of its own row", "the first seed only"),
+        (
+            "6.7",
+            leads_of_best_seeds,
+            "each over all the runs of its own row",
+            "the first seed only",
+        ),
         ("6.7", no_search, "the baseline keeps its built-in setting", "You search"),
         ("6.9", n_from_6nd, "You take N from C = 6ND", "You take D"),
         (

@@ -71,7 +71,8 @@ def look(model, x, y):
     matrices = matrices_of(model)
     with torch.compiler.set_stance("force_eager"):
         loss = model(x, y, loss_only=True)[1]
-        gradients = torch.autograd.grad(loss, list(matrices.values()), allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, list(matrices.values()),
+                                        allow_unused=True, materialize_grads=True)
     for hook in hooks:
         hook.remove()
     return norms, dict(zip(matrices, gradients))
@@ -90,7 +91,8 @@ def of_weights(model, optimizer):
         rows[name] = p.norm(dim=1)
         # Adam has no moments before the first step.
         moments[name] = optimizer.state.get(p, {}).get("exp_avg", torch.zeros(1))
-    scales = {name: p for name, p in model.named_parameters() if p.dim() < 2 and not name.endswith("bias")}
+    scales = {name: p for name, p in model.named_parameters()
+              if p.dim() < 2 and not name.endswith("bias")}
     for name, module in model.named_modules():
         # A Scale stores a multiple of the value that the model uses.
         if isinstance(module, Scale):

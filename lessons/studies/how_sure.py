@@ -140,7 +140,8 @@ def paired(found):
         for other in ("5 tokens", "0.64M"):
             if variant.startswith(other):
                 recipe = other
-        base = {(row["weights"], row["order"]): row["loss_all"] for row in found.get((arch, recipe), [])}
+        base = {(row["weights"], row["order"]): row["loss_all"]
+                for row in found.get((arch, recipe), [])}
         differences = [row["loss_all"] - base[row["weights"], row["order"]] for row in rows
                        if (row["weights"], row["order"]) in base]
         n = len(differences)
@@ -148,8 +149,8 @@ def paired(found):
             sd = np.std(differences, ddof=1) if n > 1 else np.nan
             mean = np.mean(differences)
             half = sd * student.ppf(0.975, n - 1) / n ** 0.5 if n > 1 else np.nan
-            lines.append([label(arch), variant, str(n), f"{mean:.4f}", f"{mean - half:.4f} to {mean + half:.4f}",
-                          f"{sd:.4f}"])
+            lines.append([label(arch), variant, str(n), f"{mean:.4f}",
+                          f"{mean - half:.4f} to {mean + half:.4f}", f"{sd:.4f}"])
     show(lines)
 
 
@@ -164,8 +165,10 @@ def table():
         if len(losses) > 1:
             (weights, order, rest), p = variances(losses)
             total = weights + order + rest
-            print(f"\n{label(arch)}, {variant}, {len(losses)} x {len(losses)}: weights {weights / total:.0%} "
-                  f"(p {p[0]:.2f}), order {order / total:.0%} (p {p[1]:.2f}), neither alone {rest / total:.0%}")
+            print(f"\n{label(arch)}, {variant}, {len(losses)} x {len(losses)}: "
+                  f"weights {weights / total:.0%} (p {p[0]:.2f}), "
+                  f"order {order / total:.0%} (p {p[1]:.2f}), "
+                  f"neither alone {rest / total:.0%}")
             print(losses.round(4))
         if variant == "built-in" and len(rows) > 4:
             details(f"{label(arch)}, {variant}", rows)
@@ -175,15 +178,19 @@ def details(name, rows):
     """Print when it shows how a run will end, and which files its loss depends on."""
     print(f"\n{name}: correlation with the last loss")
     steps, r = fate(rows)
-    print("  of losses during the run:", ", ".join(f"{step:.0f}: {x:.2f}" for step, x in zip(steps, r)))
+    print("  of losses during the run:",
+          ", ".join(f"{step:.0f}: {x:.2f}" for step, x in zip(steps, r)))
     last = column(rows)
     for kind in ("s_qk", "alpha_a", "alpha_m"):
         for layer in range(3):
-            values = np.array([row.get("path", {}).get(f"{layer}.{kind}", [0]) for row in rows])     # (runs, looks)
+            values = np.array([row.get("path", {}).get(f"{layer}.{kind}", [0])
+                               for row in rows])               # (runs, looks)
             if values.any():
                 steps = 100, 200, 500, 1000, 2200
-                looks = {step: np.corrcoef(values[:, step // EVERY - 1], last)[0, 1] for step in steps}
-                print(f"  of {kind} in block {layer}:", ", ".join(f"{step}: {x:.2f}" for step, x in looks.items()))
+                looks = {step: np.corrcoef(values[:, step // EVERY - 1], last)[0, 1]
+                         for step in steps}
+                print(f"  of {kind} in block {layer}:",
+                      ", ".join(f"{step}: {x:.2f}" for step, x in looks.items()))
     print(f"  {confirmed(rows):.2f} of the variance over the first 262,144 validation tokens "
           "is confirmed by the others")
     weight, share = of_files(rows)
@@ -219,7 +226,8 @@ def coverage(a, b, truth, kind, generator, draws=400):
     n = a.shape[1]
     again = []
     for _ in range(draws):
-        picked = [np.take_along_axis(x, generator.integers(n, size=x.shape), axis=1) for x in (a, b)]
+        picked = [np.take_along_axis(x, generator.integers(n, size=x.shape), axis=1)
+                  for x in (a, b)]
         again.append(picked[0].mean(1) - picked[1].mean(1))
     low, high = np.quantile(again, (0.025, 0.975), axis=0)
     return ((low <= truth) & (truth <= high)).mean()
@@ -263,12 +271,15 @@ def trial(trials=4000):
     for n in (3, 4, 8):
         for normal in (False, True):
             samples = [drawn(x, trials, n, generator, normal) for x in (a, b)]
-            shares = [coverage(*samples, a.mean() - b.mean(), kind, generator) for kind in ("t", "bootstrap")]
-            lines.append([str(n), "normal" if normal else "stored runs", *(f"{x:.3f}" for x in shares)])
+            shares = [coverage(*samples, a.mean() - b.mean(), kind, generator)
+                      for kind in ("t", "bootstrap")]
+            lines.append([str(n), "normal" if normal else "stored runs",
+                          *(f"{x:.3f}" for x in shares)])
     show(lines)
     lines = [["true difference", *(f"{n} seeds" for n in (1, 2, 3, 4, 8, 16))]]
     for true in (0.005, 0.01, 0.02):
-        lines.append([str(true), *(f"{wrong(a, b, n, true, generator):.2f}" for n in (1, 2, 3, 4, 8, 16))])
+        lines.append([str(true), *(f"{wrong(a, b, n, true, generator):.2f}"
+                                   for n in (1, 2, 3, 4, 8, 16))])
     show(lines)
 
 
@@ -301,7 +312,8 @@ SHOWN_AS = {
 
 def draw_spread(axes, found):
     """Draw each run's last loss: archs at their best learning rates, and nGPT's variants."""
-    shown = [key for key, rows in found.items() if len(rows) > 7 and not key[1].startswith("5 tokens")]
+    shown = [key for key, rows in found.items()
+             if len(rows) > 7 and not key[1].startswith("5 tokens")]
     for place, key in enumerate(shown):
         losses = column(found[key])
         axes.plot(losses, [place] * len(losses), "o", alpha=0.5, ms=5)
@@ -334,15 +346,18 @@ def draw():
         alphas = [row["path"]["1.alpha_m"][500 // EVERY - 1] for row in runs]
         wake.plot(alphas, column(runs), "o", label=name)
     wake.legend()
-    wake.set(title="nGPT: this alpha at step 500, last loss", xlabel="alpha", ylabel="nats per byte")
+    wake.set(title="nGPT: this alpha at step 500, last loss",
+             xlabel="alpha", ylabel="nats per byte")
     draw_spread(spread, found)
     generator = np.random.default_rng(0)
     seeds = range(1, 17)
     a, b = two()
     for true in (0.005, 0.01, 0.02):
-        chance.plot(seeds, [wrong(a, b, n, true, generator) for n in seeds], label=f"{true} nats apart")
+        chance.plot(seeds, [wrong(a, b, n, true, generator) for n in seeds],
+                    label=f"{true} nats apart")
     chance.legend()
-    chance.set(title="chance of a wrong winner", xlabel="seeds of each arch", ylim=0, xticks=range(2, 17, 2))
+    chance.set(title="chance of a wrong winner", xlabel="seeds of each arch",
+               ylim=0, xticks=range(2, 17, 2))
     figure.savefig(ROOT / "assets/seeds.png")
 
 

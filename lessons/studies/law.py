@@ -112,20 +112,26 @@ def draw_law(axes, name, sizes, seeds):
     axes.plot(sizes, means, "o", color=color)
     axes.plot(x, lines[0], color=color, label=label(name))
     axes.plot(x, of_larger, "--", color=color, lw=1)
-    axes.fill_between(x, *np.quantile(lines[1:], (0.025, 0.975), axis=0), color=color, alpha=0.15, lw=0)
-    return {"a N^-b + c (2.5%-97.5%)": label(name), "b": with_interval(b[:, 0]), "c": with_interval(c[:, 0]),
-            f"at {AT:,} parameters": with_interval(lines[:, -1]), "without the smallest": f"{of_larger[-1]:.3f}"}
+    axes.fill_between(x, *np.quantile(lines[1:], (0.025, 0.975), axis=0),
+                      color=color, alpha=0.15, lw=0)
+    return {"a N^-b + c (2.5%-97.5%)": label(name),
+            "b": with_interval(b[:, 0]),
+            "c": with_interval(c[:, 0]),
+            f"at {AT:,} parameters": with_interval(lines[:, -1]),
+            "without the smallest": f"{of_larger[-1]:.3f}"}
 
 
 def main(argv):
     paths = [word for word in argv if not word.startswith("-")]
-    options = LawConfig(**parse_options([word for word in argv if word not in paths], __doc__, LawConfig))
+    options = LawConfig(
+        **parse_options([word for word in argv if word not in paths], __doc__, LawConfig))
     axes = Figure(figsize=(9, 5), dpi=200, layout="constrained").subplots()
     table = []
     for name, found in read_sizes(paths or RACES, options.tokens_per_parameter).items():
         sizes = np.array(sorted(found))
         seeds = [found[size] for size in sizes]
-        if len(sizes) < 4 or min(map(len, seeds)) < 2 or not np.isfinite(np.concatenate(seeds)).all():
+        if (len(sizes) < 4 or min(map(len, seeds)) < 2
+                or not np.isfinite(np.concatenate(seeds)).all()):
             print(f"{label(name)}: no law; that takes four sizes with two seeds each, none of "
                   "which diverged")
         else:
@@ -134,7 +140,8 @@ def main(argv):
           "give the JSON files of more races")
     print_table(table)
     axes.legend()
-    axes.set(xscale="log", xlabel="parameters", ylabel=f"loss at {options.tokens_per_parameter:g} tokens per parameter")
+    axes.set(xscale="log", xlabel="parameters",
+             ylabel=f"loss at {options.tokens_per_parameter:g} tokens per parameter")
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(f"{options.out_dir}/law.png")
 

@@ -55,7 +55,7 @@ from prepare import atomic_write, check, check_at_least, explain_errors, run_scr
 @dataclass
 class RaceOptions:
     # Race
-    archs: str = EVERY_ARCH               # archs to compare, baseline first; ARCH+qk_norm adds QK norm
+    archs: str = EVERY_ARCH  # archs to compare, baseline first; ARCH+qk_norm adds QK norm
     out_dir: str = "out/bench"            # folder for the picture
     results: str = "out/bench/race.json"  # all runs that have ended; new ones are added
     report: bool = False                  # only report the runs that have ended

@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 # train is imported before torch: it sets how torch's threads wait.
-from train import (TrainConfig, batches, compile_model, make_model, make_optimizer, open_dataset, optimizer_step,
-                   resolve, set_up_process)
+from train import (TrainConfig, batches, compile_model, make_model, make_optimizer, open_dataset,
+                   optimizer_step, resolve, set_up_process)
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -43,9 +43,9 @@ BEST = {"ngpt": (0.0113, 0.02), "angpt": (0.00566, 0.02), "rmsnorm+qk_norm": (0.
         "normformer": (0.0113, 1.0), "layernorm": (0.00566, 0.0007), "rmsnorm": (0.00566, 0.2),
         "powernorm": (0.00566, 0.1)}
 RESULTS = ROOT / "assets/seeds.jsonl"
-EVERY = 100                            # steps between two points of a trajectory
-USUAL = 2 ** 18                        # validation tokens of `loss`, a third of all
-EARLY = 2 ** 16                        # validation tokens of the losses during a run, every 200 steps
+EVERY = 100            # steps between two points of a trajectory
+USUAL = 2 ** 18        # validation tokens of `loss`, a third of all
+EARLY = 2 ** 16        # validation tokens of the losses during a run, every 200 steps
 
 # A variant changes options of train.py, or one of these:
 #   rate                multiplies the learning rate by this factor
@@ -138,7 +138,8 @@ def token_losses(model, validation, tokens):
         for i in range(0, windows, 16):
             x, y = validation.batch(range(i, min(i + 16, windows)), torch.device("cpu"))
             logits = model(x, y)[0]
-            losses.append(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double())
+            losses.append(
+                F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double())
             begins.append(x.flatten() == 256)
     model.train()
     return torch.cat(losses).numpy(), torch.cat(begins).numpy()
@@ -179,12 +180,14 @@ class Watch:
         """Add a point to the trajectory."""
         losses, norms = np.array(self.since).T
         self.since = []
-        found = {"step": step, "loss": losses.mean(), "worst": losses.max(), "norm": np.median(norms),
-                 "largest_norm": norms.max(), "clipped": (norms > 1).mean()}
+        found = {"step": step, "loss": losses.mean(), "worst": losses.max(),
+                 "norm": np.median(norms), "largest_norm": norms.max(),
+                 "clipped": (norms > 1).mean()}
         with torch.compiler.set_stance("force_eager"):
             found["largest_logit"] = model(self.x, self.y)[0].abs().max().item()
             logits = model(self.twice, self.twice)[0][:, 64:-1]
-        found["copying"] = F.cross_entropy(logits.flatten(0, 1), self.twice[:, 65:].flatten()).item()
+        found["copying"] = F.cross_entropy(
+            logits.flatten(0, 1), self.twice[:, 65:].flatten()).item()
         for name, module in model.named_modules():
             if isinstance(module, Scale) and not name.endswith(("s_u", "s_v")):
                 found[name.removeprefix("blocks.")] = module().abs().mean().item()

@@ -13,12 +13,14 @@ SIZES = [10_000, 40_000, 160_000, 640_000]
 
 
 def write_races(folder, sizes=SIZES, val_tokens=1000, smallest_is_off=0, last=None):
-    """Write races whose losses are 2 (N / 10,000)^-0.3 + 1.5, except for the smallest; return their paths."""
+    """Write races whose losses are 2 (N / 10,000)^-0.3 + 1.5, except for the smallest; return
+    their paths."""
     paths = []
     for size in sizes:
         loss = 2 * (size / 10_000) ** -0.3 + 1.5 + smallest_is_off * (size == sizes[0])
         row = dict(arch="angpt", steps=20 * size, learning_rate=1.0, embed_std=1.0, parameters=size)
-        rows = [row | dict(seed=1, loss=loss), row | dict(seed=2, loss=loss if size != sizes[0] else last or loss)]
+        rows = [row | dict(seed=1, loss=loss),
+                row | dict(seed=2, loss=loss if size != sizes[0] else last or loss)]
         common = dict(total_batch_size=1, val_tokens=val_tokens, eval_tokens=128, vocab_size=257)
         paths.append(str(folder / f"{size}.json"))
         Path(paths[-1]).write_text(json.dumps(dict(torch="", common=common, runs=rows)))
@@ -45,7 +47,8 @@ def test_a_law_is_printed_and_drawn(tmp_path, capsys):
     name, *numbers = capsys.readouterr().out.splitlines()[1].split()
     there = 2 * 10_000 ** -0.3 + 1.5
     assert name == "angpt"
-    assert [float(number) for number in numbers[::2]] == pytest.approx([0.3, 1.5, there, there], rel=0.02)
+    assert ([float(number) for number in numbers[::2]]
+            == pytest.approx([0.3, 1.5, there, there], rel=0.02))
     assert (tmp_path / "law.png").stat().st_size > 5000
     law.main([f"--out_dir={tmp_path}", *write_races(tmp_path, smallest_is_off=0.3)])
     *_, of_all, _, of_larger = capsys.readouterr().out.splitlines()[1].split()
@@ -53,7 +56,8 @@ def test_a_law_is_printed_and_drawn(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("races, says", [
-    (dict(sizes=SIZES[:3]), "no arch has four sizes"), (dict(last=float("inf")), "no arch has four sizes")])
+    (dict(sizes=SIZES[:3]), "no arch has four sizes"),
+    (dict(last=float("inf")), "no arch has four sizes")])
 def test_a_law_takes_four_sizes_none_of_which_diverged(tmp_path, races, says):
     with pytest.raises(DataError, match=says):
         law.main([*write_races(tmp_path, **races), f"--out_dir={tmp_path}"])
@@ -66,5 +70,6 @@ def test_losses_of_other_validation_tokens_do_not_compare(tmp_path):
     saved = json.loads(Path(paths[1]).read_text())
     saved["common"]["validation"] = "all tokens"
     Path(paths[1]).write_text(json.dumps(saved))
-    with pytest.raises(DataError, match="40000.json: all tokens of .* the first 128 tokens of .* do not compare"):
+    with pytest.raises(DataError, match="40000.json: all tokens of .* the first 128 tokens of .* "
+                                        "do not compare"):
         law.main(paths[:4])
