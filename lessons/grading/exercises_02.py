@@ -85,6 +85,7 @@ def forward_inputs(generator):
     yield "tokens unlike those before", 10 * x, torch.rand(4, generator=generator), weight, 1e-5
     yield "tiny psi2, where eps counts", x, torch.tensor([0.0, 1e-4, 1e-3, 1e-2]), weight, 1e-2
     yield "one token, eps of 0.1", x[:1, :1], moment(x), weight, 0.1
+    yield "gains below 0", x, torch.rand(4, generator=generator) + 0.2, -weight, 1e-5
 
 
 def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside"):
@@ -527,6 +528,7 @@ def published_inputs(generator):
     yield "nu of 0, as at the start", x, dy, weight, psi2, torch.zeros(4), 1e-5
     yield "as many channels as tokens and sequences", *case(3, 3, 3), 1e-5
     yield "a small psi2, where eps counts", x, dy, weight, 0.1 * psi2, nu, 0.1
+    yield "gains below 0", x, dy, -weight, psi2, nu, 1e-5
 
 
 def published(x, dy, weight, psi2, nu, eps):

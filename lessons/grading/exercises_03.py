@@ -366,6 +366,8 @@ def gradient_inputs(generator):
     eighths = torch.full((8,), 0.125)
     w_down = randn(generator, 2, 8)
     yield "gamma an eighth everywhere", xhat, eighths, w_down, randn(generator, 4, 2)
+    xhat, gamma, w_down, g = case(4, 3, 6)
+    yield "gammas below 0", xhat, -gamma, w_down, g
 
 
 def ffn_gradients(xhat, gamma, w_down, g):
@@ -413,6 +415,8 @@ def stream_inputs(generator):
     h = randn(generator, 2, 3, 2)
     last_of_zeros = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     yield "lambda 0 in the last layer", h, randn(generator, 2, 2, 3, 2), last_of_zeros
+    h, branches, lambdas = case(3)
+    yield "lambdas below 0", h, branches, -lambdas
 
 
 def res_scale(h, branch, scale):

@@ -912,6 +912,8 @@ def query_inputs(generator):
     q = 3 * randn(generator, 2, 3, 5, 8)                      # (B, H, T, d_k)
     of_head = 0.5 + torch.rand(8, generator=generator)
     of_all = 0.5 + torch.rand(3, 8, generator=generator)
+    of_head[1] = -1.0                                         # a gain may be below 0
+    of_all[1, 2] = -1.0
     angles = torch.arange(5)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03])
     cos = angles.cos()
     sin = angles.sin()

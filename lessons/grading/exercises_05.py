@@ -330,7 +330,7 @@ def fold_inputs(generator):
         return randn(generator, 3 * d, d), randn(generator, 8 * d, d)
 
     yield "d = 8, 2 heads", *weights(8), 2 ** 0.5, 0.5, 8 ** 0.5
-    yield "d = 6, 3 heads", *weights(6), 3 ** 0.5, 0.5, 6 ** 0.5
+    yield "d = 6, 3 heads", *weights(6), 3 ** 0.5, 0.7, 6 ** 0.5
     yield "d = 1, one head", *weights(1), 1.0, 0.5, 1.0
 
 

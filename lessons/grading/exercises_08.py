@@ -66,6 +66,7 @@ def jacobian_inputs(generator):
     yield "far out on the curve", 3 * randn(generator, 6), torch.tensor(2.0), randn(generator, 6)
     yield "zeros", torch.zeros(3), torch.tensor(0.5), randn(generator, 3)
     yield "a very steep curve", 1e-7 * randn(generator, 4), torch.tensor(1e7), randn(generator, 4)
+    yield "alpha below 0", randn(generator, 4), torch.tensor(-0.8), randn(generator, 4)
 
 
 def slope(x, alpha, gamma):
@@ -737,6 +738,8 @@ def fold_inputs(generator):
     yield "one row", *case(1, 3)
     w, alpha, _, beta = case(3, 4)
     yield "a gain of zeros", w, alpha, torch.zeros(4), beta
+    w, _, gamma, beta = case(3, 4)
+    yield "another alpha, below 0", w, torch.tensor(-1.5), gamma, beta
 
 
 def fold_dyt(w, alpha, gamma, beta):
