@@ -16,9 +16,11 @@ the checkpoint, the command line.
 # 1. run(), near the end. It reads the checkpoint, sets up the ranks, the dataset, the model and the
 #    optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. (It is
 #    called by train(), which locks the run's folder, and train() by main().)
-# 2. What the loop calls: batches(), learning_rate(), optimizer_step(), read_measurements() and
+# 2. The training itself: batches(), learning_rate(), optimizer_step(), read_measurements() and
 #    evaluate(). For several GPUs, distribute() and sum_bucket(), too.
-# 3. Later, what makes the program robust, but is not about training: the environment variables
+# 3. What the set-up calls: RECIPES, read_start(), resolve(), make_model(), make_optimizer() and
+#    compile_model().
+# 4. Later, what makes the program robust, but is not about training: the environment variables
 #    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(),
 #    read_checkpoint(), with_checkpoint() (the options of a resumed run), open_folder(),
 #    draw_curve() and noted_signals().
@@ -561,7 +563,7 @@ def make_optimizer(model, config):
 def compile_model(model, config, process):
     """Let torch compile the blocks and the loss at their first call, if --compile says so.
 
-    It does if it is "true", or "auto" and compiling pays.
+    With --compile=true it always compiles them, and with "auto" where compiling pays.
 
     Return True if they will be compiled. Raises DataError if --compile=true does not work on this
     machine.
@@ -601,15 +603,15 @@ def compile_model(model, config, process):
 def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
-    DistributedDataParallel packs the gradients of many parameters into one tensor, a bucket. By
-    default it averages them over the ranks. We sum instead, because optimizer_step divides the loss
-    by the number of ranks before the backward pass. For the parameters the result is the same.
+    A bucket is a tensor into which DistributedDataParallel packs the gradients of many parameters.
+    By default it averages them over the ranks, and for all archs but PowerNorm this would do.
 
-    The loss is divided that early because of PowerNorm. Its nu is a running mean of gradients from
-    inside the backward pass (PowerScale.backward in model.py), where DistributedDataParallel has
-    not reduced anything yet. With N ranks, the gradients of each rank's own mean loss would be N
-    times larger there, and so would nu, and a run that is resumed with another number of ranks
-    would start with a wrong nu.
+    PowerNorm's nu is a running mean of gradients from inside the backward pass (PowerScale.backward
+    in model.py), where DistributedDataParallel has not reduced anything yet. With N ranks, the
+    gradients of each rank's own mean loss would be N times larger there than with one rank, and so
+    would nu, and a run that is resumed with another number of ranks would start with a wrong nu.
+    So optimizer_step divides the loss by the number of ranks before the backward pass, and here the
+    gradients are summed. For the parameters the result is the same as that of averaging.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -825,13 +827,16 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
               f"; repeat the earlier one or leave out --{name}, or choose another run")
     completed.check_model()
 
-    # A resumed run keeps its number of warmup steps, unless this command changes warmup_ratio. (The
-    # same ratio of a larger max_steps would give more steps, so that the run would be in its warmup
-    # again.) For example, a run with max_steps=1000 and warmup_ratio=0.2 has 200 warmup steps. When
-    # it is resumed with --max_steps=2000, its ratio becomes 0.1. The new checkpoint has 0.1 in its
-    # config, but TrainConfig(**inherited) still gives 0.2, the ratio that the commands mean. So
-    # --warmup_ratio=0.2 in the next command changes nothing. (The cosine after the warmup does
-    # become that of the longer run, so the learning rate rises when the run goes on.)
+    # A resumed run keeps its number of warmup steps, unless this command changes warmup_ratio. With
+    # the same ratio, a larger max_steps would give more of them, and the run would be in its warmup
+    # again. For example, a run with max_steps=1000 and warmup_ratio=0.2 has 200 warmup steps:
+    #   first command                       ratio 0.2, so 200 of 1000 steps
+    #   --resume=true --max_steps=2000      ratio becomes 0.1: still 200 steps
+    #   the same and --warmup_ratio=0.2     no change, since 0.2 is what the first command meant
+    #   the same and --warmup_ratio=0.3     a change: 600 of 2000 steps
+    # The checkpoint's config has the 0.1; TrainConfig(**inherited) gives the 0.2 that was meant.
+    # (The cosine after the warmup does become that of the longer run, so the learning rate rises
+    # when the run goes on.)
     if own_checkpoint:
         earlier_ratio = TrainConfig(**inherited).warmup_ratio
         if completed.warmup_ratio == earlier_ratio:
@@ -917,6 +922,18 @@ def read_log(folder):
     except (OSError, ValueError):
         pass
     return records
+
+
+def earlier_progress(folder):
+    """Return what a resumed run needs from its log: the training time and the first loss.
+
+    The time is that of all steps so far, in seconds. The loss is the validation loss of the initial
+    weights. Each is 0 if the log does not have it.
+    """
+    records = read_log(folder)
+    if not records:
+        return 0.0, 0.0
+    return records[-1].get("seconds", 0.0), records[0].get("val_loss", 0.0)
 
 
 def cut_log(folder, step):
@@ -1290,12 +1307,10 @@ def evaluate_only(config, say):
 
 def run(config, watch, say):
     """Set up a run and train. Its arguments and results are those of train()."""
-    # Checkpoint. It is that of the run that is resumed or, with init_from, the one whose weights a
-    # new run starts with. Other new runs have none. read_start() adds the options of the checkpoint
-    # to `config`. It comes first, because the device may be one of them.
-    # Ask only once whether this run is resumed: with resume=auto the answer changes as soon as the
-    # run has saved its first ckpt.pt.
-    resuming = config.uses_own_checkpoint
+    # Checkpoint. A resumed run reads its own one. With init_from, a new run reads the one whose
+    # weights it starts with. Other new runs have none. read_start() adds the options of the
+    # checkpoint to `config`. So it comes first: the device may be one of them.
+    resuming = config.uses_own_checkpoint  # with resume=auto, this changes when ckpt.pt is saved
     config, checkpoint = read_start(config)
     first_step = checkpoint["step"] if resuming else 0  # the number of steps that are done already
 
@@ -1309,7 +1324,8 @@ def run(config, watch, say):
         check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step. (One rank may start a new run, while another resumes one that was
-    # saved at step 0. The new one would wait for the other to evaluate at step 0, too.)
+    # saved at step 0. Only the new one evaluates at step 0, so what the two exchange would not
+    # match.)
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     # Give values to the options that are still open, such as the intervals.
@@ -1330,8 +1346,8 @@ def run(config, watch, say):
     checkpoint = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
-    # blocks and the loss when they are first called: once for optimizer steps and, on a GPU, once
-    # more for validation. This changes `model` in place.
+    # blocks and the loss when they are first called: once for training and, on a GPU, once for
+    # validation. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
     # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
@@ -1340,7 +1356,7 @@ def run(config, watch, say):
 
     # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
     # is noticed. Read it now, because their file may be edited while the run lasts.
-    code = block_code(model)
+    initial_code = block_code(model)
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that
@@ -1350,18 +1366,16 @@ def run(config, watch, say):
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
-    process.barrier()  # the other ranks read the log, below, when rank 0 has cut it
-    # A resumed run adds to the training time that its log tells. It also needs the validation loss
-    # of the initial weights, since check_val_loss() compares later ones with it. A new run measures
-    # that loss in the loop. (If the log does not tell it, it is 0, and not compared.)
+    process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
+    # A resumed run counts on from the training time in its log. initial_loss is the validation loss
+    # of the initial weights, which a new run measures in the loop. check_val_loss() compares later
+    # losses with it.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
-        records = read_log(folder)
-        if records:
-            seconds = records[-1].get("seconds", 0.0)
-            initial_loss = records[0].get("val_loss", 0.0)
+        seconds, initial_loss = earlier_progress(folder)
     clock = StepClock(seconds)
+    measured = None  # what the latest optimizer step has measured
 
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
@@ -1375,9 +1389,7 @@ def run(config, watch, say):
         say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
             "to two minutes on a GPU, and less if torch still has its code from an earlier run.")
 
-    measured = None  # what the latest optimizer step has measured
-
-    # From here on Ctrl-C does not end the process at once: the loop sees it and saves first.
+    # From here on the first Ctrl-C does not end the process: the loop sees it and saves first.
     with noted_signals() as signals:
         for step in range(first_step, config.max_steps + 1):
             # At this point `step` optimizer steps have been taken. A pass of the loop reads the
@@ -1397,7 +1409,8 @@ def run(config, watch, say):
 
             # Read the loss of the latest step, and the time of the steps since the last reading, if
             # a record is due. Do so after the first step as well, which may include compiling, so
-            # that its time does not count in the speed of the next record.
+            # that its time does not count in the speed of the next record. (If no record is due
+            # then, this one is not logged.)
             after_first_step = step == first_step + 1
             if after_first_step or (recording and step > first_step):
                 record |= read_measurements(measured, step, process)
@@ -1408,8 +1421,8 @@ def run(config, watch, say):
                     say_if_slow(step_seconds, config.max_steps - first_step, process, say)
             record["seconds"] = clock.seconds
 
-            # Evaluate. (The training loss above is that before the latest step, the validation loss
-            # that after it.)
+            # Evaluate. (The training loss above is that of the weights before the latest step, the
+            # validation loss that of the weights after it.)
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
@@ -1428,8 +1441,9 @@ def run(config, watch, say):
             stopping = asking and any_rank_stops(signals, process)
             if stopping:
                 # A run that stops saves its state at once, without a record. But if the loss or the
-                # gradient of the latest step is not finite, this raises Diverged, so that nothing
-                # is saved. (If no record is due, they have not been read above.)
+                # gradient of the latest step is not finite, read_measurements() raises Diverged, so
+                # that nothing is saved. It is called for this check only. (If no record is due, it
+                # has not been called above.)
                 saving = True
                 if step > first_step:
                     read_measurements(measured, step, process)
@@ -1441,8 +1455,8 @@ def run(config, watch, say):
                     append_log(folder, record)
                     say(progress_line(record, config))
                 if saving:
-                    save_checkpoint(folder / "ckpt.pt", model, code, optimizer, step, config,
-                                    dataset)
+                    save_checkpoint(folder / "ckpt.pt", model, initial_code, optimizer, step,
+                                    config, dataset)
                 if evaluating and step > 0:
                     draw_losses(folder)
 

@@ -205,7 +205,9 @@ def statistic_inputs(generator):
         (False, 0, 2),
         (False, 2, 2),
         (True, 0, 0),
-        (False, 0, 0))
+        (False, 0, 0),
+        (True, 1, 1),
+        (True, 3, 5))
     for training, step, warmup in cases:
         mode = "training" if training else "evaluation"
         label = f"{mode}, {step} steps done, warm-up of {warmup}"
