@@ -873,8 +873,8 @@ PROPERTIES = {
     "2.6": {
         "Doubling a channel everywhere changes no output (but for eps), so x dx should sum to 0 "
         "over a channel's tokens. Yours does not: look at psi (its root, its axes), and at what "
-        "you subtract from g (its sign, its size, its powers of psi, the axes of its mean, and "
-        "whether every token counts in that mean).":
+        "you subtract from g (its sign, its size, its powers of psi, and its mean: of which "
+        "product, over which axes, and does every token count in it?).":
             lambda y, x, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
         "Your x dx sums to 0 over a channel's tokens, as it should. Count the powers of psi: xhat "
         "is divided by it once, and dx once more. Does g stand in your mean, too?":

@@ -1027,8 +1027,9 @@ PROPERTIES = {
         "less than 1 by the FFN here. Which of them is too large, or do you miscount the layers?":
             lambda y, s, layers: y[0] ** 2 < s ** 2 + 2 * layers,
         "Your variance exceeds that of the embedding and the attention branches, as it should, but "
-        "by the wrong amount. Check the variance of the FFN branch: which variance a norm gives to "
-        "the input of W_2, how many products W_2 adds up, how its entries are initialized, and how "
+        "by the wrong amount. Does an attention branch add 1, what its last norm gives, and no "
+        "more? If so, check the variance of the FFN branch: which variance a norm gives to the "
+        "input of W_2, how many products W_2 adds up, how its entries are initialized, and how "
         "often the branch is added. The embedding should count with its variance.":
             lambda y, right, s: s > 0.1 or near(y[0], right[0]),
         "With a small embedding your variance is about right. How much does a larger one add to "

@@ -456,8 +456,8 @@ SHARE = Exercise(
     "You drop the sign of the share. It is negative if the strong baseline is worse than the weak "
     "one.":
         lambda worth, share: (worth, abs(share)),
-    "You keep the share between 0 and 1. It is above 1 if the architecture is behind the strong "
-    "baseline, and below 0 if the strong baseline is behind the weak one.":
+    "You keep the share between 0 and 1. For an architecture ahead of the weak baseline it is above "
+    "1 if the strong one is ahead of both, and below 0 if the strong one is behind the weak one.":
         lambda worth, share: (worth, min(1.0, max(0.0, share))),
 })
 
@@ -1226,8 +1226,8 @@ PROPERTIES = {
             lambda y, right: near(y[0], right[0], 1e-6),
         "For the pair of laws with 6ND = C, your second number should be 1. It is not.":
             lambda y, a_d: a_d != 0.5 or near(y[1], 1, 1e-5),
-        "For the pair of laws with 6ND = C, your third number is not D / N. There it is D0 / N0, "
-        "because both exponents are equal.":
+        "For the pair of laws with 6ND = C, your third number is not D / N, which is D0 / N0 "
+        "there, because both exponents are equal.":
             lambda y, right, a_d: a_d != 0.5 or near(y[2], right[2], 1e-5),
         "For the pair of laws with 6ND = C yours is right. Elsewhere it is not: do D and N both "
         "come from their own laws, each with its own factor and power of C?":
@@ -1258,7 +1258,8 @@ PROPERTIES = {
         "A share lies between 0 and 1. Yours does not.":
             lambda y: 0 <= y <= 1,
         "Shift all runs of a by one number and all runs of b by another, so that they scatter as "
-        "before. Then compare two means per row, and count.":
+        "before, and the mean of all runs of a becomes 0 and that of b `true`. Then compare two "
+        "means per row, and count.":
             never},
 }
 
