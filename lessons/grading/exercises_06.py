@@ -456,8 +456,9 @@ SHARE = Exercise(
     "You drop the sign of the share. It is negative if the strong baseline is worse than the weak "
     "one.":
         lambda worth, share: (worth, abs(share)),
-    "You keep the share between 0 and 1. For an architecture ahead of the weak baseline it is above "
-    "1 if the strong one is ahead of both, and below 0 if the strong one is behind the weak one.":
+    "You keep the share between 0 and 1. For an architecture ahead of the weak baseline it is "
+    "above 1 if the strong one is ahead of both, and below 0 if the strong one is behind the weak "
+    "one.":
         lambda worth, share: (worth, min(1.0, max(0.0, share))),
 })
 
