@@ -108,11 +108,17 @@ def ffn_inputs(generator):
     w_down = randn(generator, 3, 8)
     gamma = 1 + randn(generator, 8)
     yield "a small w_up, where eps counts", x, small, w_down, gamma, randn(generator, 8)
+    x, w_up, *_ = case(4, 8, 8)
+    yield "nothing behind the norm", x, w_up, torch.eye(8), torch.ones(8), torch.zeros(8)
 
 
 def ffn_branch(x, w_up, w_down, gamma, beta, *, act=gelu, norm=standard):
     a = norm(act(x @ w_up.T)) * gamma + beta
     return a @ w_down.T
+
+
+def is_standardized(y):
+    return near(y.mean(-1), 0, 1e-3) and near(y.var(-1, correction=0), 1, 1e-2)
 
 
 def all_behind_w_down(x, w_up, w_down, gamma, beta):
@@ -933,6 +939,10 @@ PROPERTIES = {
         "use it unchanged?":
             never},
     "3.2": {
+        "With gamma 1, beta 0 and the identity for w_down, each row of the result should have mean "
+        "0 and variance 1. Yours does not: of which vector, and over which axis, do you take the "
+        "mean and the variance? Do you normalize that same vector, which GELU gives?":
+            lambda y, gamma, beta: beta.any() or is_standardized(y),
         "Check the four steps one at a time, and their order: w_up, GELU, LayerNorm over the "
         "hidden layer (gain gamma, shift beta, eps 1e-5), w_down.":
             lambda y, right, w_up: w_up.abs().max() < 0.1 or near(y, right, 5e-3),

@@ -382,7 +382,8 @@ FOLD = Exercise(reference=fold_least, inputs=fold_inputs, parts=("w_qkv", "w_up"
 
 def bound_inputs(generator):
     W = randn(generator, 5, 4)
-    yield "rows longer than 1", 3 * unit_rows(W)
+    lengths = torch.tensor([3.0, 1.5, 4.0, 2.0, 1.2])
+    yield "rows longer than 1", lengths[:, None] * unit_rows(W)
     yield "rows shorter than 1", 0.3 * unit_rows(W)
     lengths = torch.tensor([5.0, 1.0, 0.2])
     yield "one row of length 5, one of 1, one of 0.2", lengths[:, None] * unit_rows(W[:3])
