@@ -16,14 +16,14 @@ the checkpoint, the command line.
 # 1. run(), near the end. It reads the checkpoint, sets up the ranks, the dataset, the model and the
 #    optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. (It is
 #    called by train(), which locks the run's folder, and train() by main().)
-# 2. The training itself: batches(), learning_rate(), optimizer_step(), read_measurements() and
-#    evaluate(). For several GPUs, distribute() and sum_bucket(), too.
+# 2. The training itself: Tokens, batches(), learning_rate(), optimizer_step(), read_measurements(),
+#    evaluate() and StepClock. For several GPUs, Process.gather() and distribute(), too.
 # 3. What the set-up calls: RECIPES, read_start(), resolve(), make_model(), make_optimizer() and
 #    compile_model().
 # 4. Later, what makes the program robust, but is not about training: the environment variables
-#    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(),
-#    read_checkpoint(), with_checkpoint() (the options of a resumed run), open_folder(),
-#    draw_curve() and noted_signals().
+#    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), sum_bucket()
+#    (for PowerNorm on several GPUs), read_checkpoint(), with_checkpoint() (the options of a resumed
+#    run), open_folder(), draw_curve() and noted_signals().
 import ast
 import contextlib
 import copy
@@ -120,7 +120,8 @@ def recipe(values):
     options = dict(RECIPES.get(ARCHS[values["arch"]].family, PRE_NORM))
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
     # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
-    # were 0.7 to 3.8 times what it gives (lessons/studies). check_model() reports a width of 0.
+    # were 0.7 to 3.8 times what it gives (lessons/studies). (Do not divide by a width of 0, which
+    # check_model() reports later.)
     options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
     if values["init_from"]:
         # A tenth is a precaution, so that trained weights are not damaged. A small model did not
@@ -346,7 +347,7 @@ class Process:
 
     def barrier(self):
         """Wait until all ranks are here."""
-        # The values are known only when every rank has given its own.
+        # gather() returns only after every rank has called it.
         self.gather(None)
 
     def check_agreement(self, description):
@@ -604,14 +605,14 @@ def sum_bucket(state, bucket):
     """Sum one bucket of gradients over all ranks, and return a future of the sum.
 
     A bucket is a tensor into which DistributedDataParallel packs the gradients of many parameters.
-    By default it averages them over the ranks, and for all archs but PowerNorm this would do.
+    By default it averages them over the ranks. Here they are summed, because optimizer_step has
+    divided the loss by the number of ranks already. For the parameters the result is the same.
 
-    PowerNorm's nu is a running mean of gradients from inside the backward pass (PowerScale.backward
-    in model.py), where DistributedDataParallel has not reduced anything yet. With N ranks, the
-    gradients of each rank's own mean loss would be N times larger there than with one rank, and so
-    would nu, and a run that is resumed with another number of ranks would start with a wrong nu.
-    So optimizer_step divides the loss by the number of ranks before the backward pass, and here the
-    gradients are summed. For the parameters the result is the same as that of averaging.
+    Only PowerNorm needs this. Its nu is a running mean of gradients from inside the backward pass
+    (PowerScale.backward in model.py), where DistributedDataParallel has not reduced anything yet.
+    With N ranks, the gradients of each rank's own mean loss would be N times larger there than with
+    one rank, and so would nu, and a run that is resumed with another number of ranks would start
+    with a wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -829,11 +830,11 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
 
     # A resumed run keeps its number of warmup steps, unless this command changes warmup_ratio. With
     # the same ratio, a larger max_steps would give more of them, and the run would be in its warmup
-    # again. For example, a run with max_steps=1000 and warmup_ratio=0.2 has 200 warmup steps:
-    #   first command                       ratio 0.2, so 200 of 1000 steps
-    #   --resume=true --max_steps=2000      ratio becomes 0.1: still 200 steps
-    #   the same and --warmup_ratio=0.2     no change, since 0.2 is what the first command meant
-    #   the same and --warmup_ratio=0.3     a change: 600 of 2000 steps
+    # again. For example, for a run whose recipe has warmup_ratio=0.2:
+    #   --max_steps=1000                                     ratio 0.2: 200 steps
+    #   --max_steps=2000 --resume=true                       ratio becomes 0.1: still 200 steps
+    #   --max_steps=2000 --resume=true --warmup_ratio=0.2    the same, since 0.2 is no change
+    #   --max_steps=2000 --resume=true --warmup_ratio=0.3    a change: 600 steps
     # The checkpoint's config has the 0.1; TrainConfig(**inherited) gives the 0.2 that was meant.
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
@@ -927,8 +928,8 @@ def read_log(folder):
 def earlier_progress(folder):
     """Return what a resumed run needs from its log: the training time and the first loss.
 
-    The time is that of all steps so far, in seconds. The loss is the validation loss of the initial
-    weights. Each is 0 if the log does not have it.
+    The time is that in the last record, in seconds. The loss is the validation loss in the first
+    record, that of the initial weights. Each is 0 if the log does not have it.
     """
     records = read_log(folder)
     if not records:
@@ -1276,7 +1277,7 @@ def train(config, watch=None, say=print_line):
     stop, the run is saved (unless it fails at that moment), and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
     """
-    # torchrun sets RANK. (The group of processes does not exist yet.)
+    # torchrun sets RANK. (The group of processes may not exist yet.)
     main_process = os.environ.get("RANK", "0") == "0"
     if say is None or not main_process:
         say = lambda line: None  # only rank 0 speaks
@@ -1310,7 +1311,9 @@ def run(config, watch, say):
     # Checkpoint. A resumed run reads its own one. With init_from, a new run reads the one whose
     # weights it starts with. Other new runs have none. read_start() adds the options of the
     # checkpoint to `config`. So it comes first: the device may be one of them.
-    resuming = config.uses_own_checkpoint  # with resume=auto, this changes when ckpt.pt is saved
+    # Whether this run is resumed is asked only here: with resume=auto the answer would become yes
+    # as soon as the run has saved its first ckpt.pt.
+    resuming = config.uses_own_checkpoint
     config, checkpoint = read_start(config)
     first_step = checkpoint["step"] if resuming else 0  # the number of steps that are done already
 
@@ -1323,10 +1326,10 @@ def run(config, watch, say):
     if checkpoint:
         check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step. (One rank may start a new run, while another resumes one that was
-    # saved at step 0. Only the new one evaluates at step 0, so what the two exchange would not
-    # match.)
+    # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
+    # At step 0 one rank may start a new run, while another resumes one that was saved there. Only
+    # the new one evaluates at step 0, so what the two exchange would not match.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     # Give values to the options that are still open, such as the intervals.
     config = resolve(config, dataset.vocab_size, process.world_size)
@@ -1342,7 +1345,7 @@ def run(config, watch, say):
     optimizer = make_optimizer(model, config)
     if resuming:
         load_moments(optimizer, checkpoint["optimizer"])
-    # This function lasts as long as the training. Do not keep the checkpoint's tensors that long.
+    # The model and the optimizer have copied the checkpoint's tensors by now. Free them.
     checkpoint = None
 
     # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
@@ -1351,11 +1354,13 @@ def run(config, watch, say):
     will_compile = compile_model(model, config, process)
 
     # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
-    # (sum_bucket). With one rank it is `model` itself. Only the optimizer step uses ddp_model.
+    # (sum_bucket). With one rank it is `model` itself. Only the optimizer step uses ddp_model,
+    # because only there are gradients.
     ddp_model = distribute(model, process)
 
-    # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
-    # is noticed. Read it now, because their file may be edited while the run lasts.
+    # Code. Each checkpoint keeps the source of the block's classes (not of the functions that they
+    # call), so that a later change of them is noticed. Read it now, because their file may be
+    # edited while the run lasts.
     initial_code = block_code(model)
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
@@ -1369,7 +1374,7 @@ def run(config, watch, say):
     process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
     # A resumed run counts on from the training time in its log. initial_loss is the validation loss
     # of the initial weights, which a new run measures in the loop. check_val_loss() compares later
-    # losses with it.
+    # losses with it. (0: not known.)
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
@@ -1410,7 +1415,9 @@ def run(config, watch, say):
             # Read the loss of the latest step, and the time of the steps since the last reading, if
             # a record is due. Do so after the first step as well, which may include compiling, so
             # that its time does not count in the speed of the next record. (If no record is due
-            # then, this one is not logged.)
+            # then, this reading is not logged.)
+            # The loss is that of the weights before the latest step. The validation loss, below, is
+            # that of the weights after it.
             after_first_step = step == first_step + 1
             if after_first_step or (recording and step > first_step):
                 record |= read_measurements(measured, step, process)
@@ -1421,8 +1428,7 @@ def run(config, watch, say):
                     say_if_slow(step_seconds, config.max_steps - first_step, process, say)
             record["seconds"] = clock.seconds
 
-            # Evaluate. (The training loss above is that of the weights before the latest step, the
-            # validation loss that of the weights after it.)
+            # Evaluate
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
@@ -1433,17 +1439,16 @@ def run(config, watch, say):
                     extra = watch(model, optimizer, step) or {}
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. A run with one rank asks in every pass.
-            # Several ranks have to exchange their answers, for which the CPU waits for the GPU. So
-            # they ask only if a record is due, since the CPU has waited then anyway, and at every
-            # tenth step, in case records are rare.
+            # Ask whether any rank has been told to stop. With several ranks this costs time, since
+            # they exchange their answers, for which the CPU waits for the GPU. So they ask only
+            # where a record is due, for which it has waited anyway, and at every tenth step, in
+            # case records are rare.
             asking = process.world_size == 1 or recording or step % 10 == 0
             stopping = asking and any_rank_stops(signals, process)
             if stopping:
-                # A run that stops saves its state at once, without a record. But if the loss or the
-                # gradient of the latest step is not finite, read_measurements() raises Diverged, so
-                # that nothing is saved. It is called for this check only. (If no record is due, it
-                # has not been called above.)
+                # A run that stops saves its state at once, without a record. But first check the
+                # latest loss and gradient, which may not have been read above: if they are not
+                # finite, read_measurements() raises Diverged, and nothing is saved.
                 saving = True
                 if step > first_step:
                     read_measurements(measured, step, process)
@@ -1470,7 +1475,7 @@ def run(config, watch, say):
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
 
         # Wait for rank 0, which may still be saving. After a signal the ranks exit with an error
-        # code, and as soon as one has done so, torchrun kills the others.
+        # code (noted_signals), and as soon as one has done so, torchrun kills the others.
         process.barrier()
         if not finished:
             say(f"\nStopped and saved at step {step}. "
