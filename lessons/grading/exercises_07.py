@@ -584,8 +584,8 @@ def optimizer_share(params, tokens, peak, bandwidth, *, adamw_arrays=7, project_
 OPTIMIZER_PARTS = ("forward and backward", "AdamW", "project_", "the share")
 OPTIMIZER = Exercise(
     reference=optimizer_share, inputs=optimizer_inputs, parts=OPTIMIZER_PARTS, misconceptions={
-    "In AdamW you count one array too few. Besides the weights and the two moments, what does it "
-    "read, and which of all these does it write again?":
+    "In AdamW you count one array too few. Which four arrays does it read, and which of them does "
+    "it write again?":
         partial(optimizer_share, adamw_arrays=6),
     "In project_ you count one array too few. How often does it read each weight, for the norm "
     "and to divide it, and what does it write?":
