@@ -14,8 +14,8 @@ the checkpoint, the command line.
 """
 # How to read this file:
 # 1. run(), near the end. It reads the checkpoint, sets up the ranks, the dataset, the model and the
-#    optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. (It is
-#    called by train(), which locks the run's folder, and train() by main().)
+#    optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. (main()
+#    calls train(), which locks the run's folder and calls run().)
 # 2. The training itself: Tokens, batches(), learning_rate(), optimizer_step(), read_measurements(),
 #    evaluate() and StepClock. For several GPUs, Process.gather() and distribute(), too.
 # 3. What the set-up calls: RECIPES, read_start(), resolve(), make_model(), make_optimizer() and
@@ -211,8 +211,8 @@ class TrainConfig(GPTConfig):
         if self.out_dir is None:
             self.out_dir = self.default_folder()
         self.check_ranges()
-        # If a checkpoint is needed, this is only a draft, from the command line, which may lack
-        # options of the model. with_checkpoint() completes and checks them.
+        # If a checkpoint is needed, this config may lack options of its model. with_checkpoint()
+        # adds and checks them.
         if not (self.uses_own_checkpoint or self.init_from):
             self.check_model()
 
@@ -296,7 +296,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
                            or max(1_048_576, usual_eval_tokens))
     c.eval_tokens = c.eval_tokens or usual_eval_tokens
     c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
-    # A checkpoint has 12 bytes per parameter, and all ranks wait for it. So a run saves about ten
+    # A checkpoint has 12 bytes per parameter, and all ranks have to wait. So a run saves about ten
     # times, not more often.
     c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
     if c.pn_warmup is None:
@@ -835,7 +835,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     #   --max_steps=2000 --resume=true                       ratio becomes 0.1: still 200 steps
     #   --max_steps=2000 --resume=true --warmup_ratio=0.2    the same, since 0.2 is no change
     #   --max_steps=2000 --resume=true --warmup_ratio=0.3    a change: 600 steps
-    # The checkpoint's config has the 0.1; TrainConfig(**inherited) gives the 0.2 that was meant.
+    # After the second command the checkpoint's config has 0.1, but TrainConfig(**inherited) still
+    # gives 0.2, the ratio that was meant.
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
     if own_checkpoint:
@@ -1140,8 +1141,8 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
 
     loss = 0.0
     for number, (x, y) in enumerate(micro_batches, 1):
-        # DistributedDataParallel sums the gradients over the ranks in the backward pass of the last
-        # micro-batch only. Setting this attribute before the forward pass is what its no_sync()
+        # Let DistributedDataParallel sum the gradients over the ranks only in the backward pass of
+        # the last micro-batch. Setting this attribute before the forward pass is what its no_sync()
         # does. Without DistributedDataParallel nothing reads it.
         is_last = number == len(micro_batches)
         model.require_backward_grad_sync = is_last
@@ -1311,27 +1312,28 @@ def run(config, watch, say):
     # Checkpoint. A resumed run reads its own one. With init_from, a new run reads the one whose
     # weights it starts with. Other new runs have none. read_start() adds the options of the
     # checkpoint to `config`. So it comes first: the device may be one of them.
-    # Whether this run is resumed is asked only here: with resume=auto the answer would become yes
-    # as soon as the run has saved its first ckpt.pt.
+    # Remember whether this run is resumed: with resume=auto the answer would become yes as soon as
+    # the run has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
     config, checkpoint = read_start(config)
-    first_step = checkpoint["step"] if resuming else 0  # the number of steps that are done already
+    # The number of steps that are done already, and so the index of the next one, counted from 0
+    first_step = checkpoint["step"] if resuming else 0
 
     # Device and ranks
     process = set_up_process(config)
     main_process = process.rank == 0
 
-    # Dataset
+    # Dataset. A checkpoint must have its tokenizer, and that of a resumed run must come from it.
     dataset = open_dataset(config, process)
     if checkpoint:
         check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # At step 0 one rank may start a new run, while another resumes one that was saved there. Only
-    # the new one evaluates at step 0, so what the two exchange would not match.
+    # At step 0, with resume=auto, one rank may find a checkpoint to resume and another none. Only a
+    # new run evaluates at step 0, so what the two ranks exchange there would not match.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
-    # Give values to the options that are still open, such as the intervals.
+    # Give values to the options that are still open, such as the intervals. Now all have one.
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
@@ -1353,8 +1355,9 @@ def run(config, watch, say):
     # validation. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
-    # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks
-    # (sum_bucket). With one rank it is `model` itself. Only the optimizer step uses ddp_model,
+    # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
+    # (It need not average them, because the optimizer step divides the loss by the number of ranks.
+    # See sum_bucket.) With one rank it is `model` itself. Only the optimizer step uses ddp_model,
     # because only there are gradients.
     ddp_model = distribute(model, process)
 
@@ -1364,17 +1367,17 @@ def run(config, watch, say):
     initial_code = block_code(model)
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
-    # set-up above fails, the earlier run stays where it is. A resumed run drops the records that
-    # are later than its checkpoint.
+    # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
+    # logged after its checkpoint, before it was killed.
     if main_process:
         if resuming:
             cut_log(folder, first_step)
         else:
             open_folder(folder, say)
     process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
-    # A resumed run counts on from the training time in its log. initial_loss is the validation loss
-    # of the initial weights, which a new run measures in the loop. check_val_loss() compares later
-    # losses with it. (0: not known.)
+    # A resumed run adds to the training time in its log. check_val_loss(), on every rank, compares
+    # validation losses with that of the initial weights, which a new run measures in the loop. (As
+    # long as it is 0, it allows nothing that the other limit there does not allow.)
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
@@ -1416,19 +1419,19 @@ def run(config, watch, say):
             # a record is due. Do so after the first step as well, which may include compiling, so
             # that its time does not count in the speed of the next record. (If no record is due
             # then, this reading is not logged.)
-            # The loss is that of the weights before the latest step. The validation loss, below, is
-            # that of the weights after it.
             after_first_step = step == first_step + 1
             if after_first_step or (recording and step > first_step):
+                # This is the loss of the weights before the latest step.
                 record |= read_measurements(measured, step, process)
-                n_steps, step_seconds = clock.read()
-                record["tokens_per_s"] = n_steps * config.total_batch_size / step_seconds
+                n_steps, elapsed = clock.read()
+                record["tokens_per_s"] = n_steps * config.total_batch_size / elapsed
                 record |= utilization(model, record["tokens_per_s"], process)
                 if after_first_step:
-                    say_if_slow(step_seconds, config.max_steps - first_step, process, say)
+                    say_if_slow(elapsed, config.max_steps - first_step, process, say)
             record["seconds"] = clock.seconds
 
-            # Evaluate
+            # Evaluate the weights after the latest step, and let the caller of train() measure what
+            # it wants to (`watch`). A run that has diverged ends here, without a record.
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
@@ -1441,14 +1444,14 @@ def run(config, watch, say):
 
             # Ask whether any rank has been told to stop. With several ranks this costs time, since
             # they exchange their answers, for which the CPU waits for the GPU. So they ask only
-            # where a record is due, for which it has waited anyway, and at every tenth step, in
-            # case records are rare.
+            # where a record is due, because then the CPU has waited already, and at every tenth
+            # step, in case records are rare.
             asking = process.world_size == 1 or recording or step % 10 == 0
             stopping = asking and any_rank_stops(signals, process)
             if stopping:
-                # A run that stops saves its state at once, without a record. But first check the
-                # latest loss and gradient, which may not have been read above: if they are not
-                # finite, read_measurements() raises Diverged, and nothing is saved.
+                # A run that stops saves its state now, even if no checkpoint and no record is due.
+                # But first check the latest loss and gradient, which may not have been read above:
+                # if they are not finite, read_measurements() raises Diverged, and nothing is saved.
                 saving = True
                 if step > first_step:
                     read_measurements(measured, step, process)
