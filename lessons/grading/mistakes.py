@@ -326,20 +326,23 @@ def reduction_missing(found, expected):
     pairs = []
     for label, theirs in expected.items():
         ours = found[label]
-        if isinstance(ours, Exception) or not len(ours) == len(theirs) == 1 or theirs[0].dim():
+        if isinstance(ours, Exception) or len(theirs) != 1 or theirs[0].dim() or len(ours) > 1:
             return []
-        pairs.append((ours[0].double(), theirs[0].double()))
-    if not any(a.numel() > 1 for a, _ in pairs) or not all(a.numel() for a, _ in pairs):
-        return []
+        answer = ours[0] if ours else torch.zeros(0)
+        pairs.append((answer.double(), theirs[0].double()))
     yes_or_no = all(theirs[0].dtype == torch.bool for theirs in expected.values())
-    for name, reduce in REDUCED.items():
-        if yes_or_no == (name in ("all", "any")):
-            if all(close(reduce(a), b, 1e-4) for a, b in pairs):
-                return [f"One number is expected, and .{name}() over yours gives it."]
+    # An empty tensor has no mean. But its .all() is True.
+    can_be_reduced = yes_or_no or all(a.numel() for a, _ in pairs)
+    if not can_be_reduced or not any(a.numel() > 1 for a, _ in pairs):
+        return []
     what = "a mean, a sum"
     kind = "number"
     if yes_or_no:
         what, kind = ".all() or .any()", "True or False"
+    for name, reduce in REDUCED.items():
+        if yes_or_no == (name in ("all", "any")):
+            if all(close(reduce(a), b, 1e-4) for a, b in pairs):
+                return [f"One {kind} is expected, and .{name}() over yours gives it."]
     return [f"One {kind} is expected, and yours has one for each entry: is {what} missing at the "
             "end?"]
 
@@ -369,7 +372,10 @@ def number_of_values(ours, theirs, exercise):
     if wanted < 2 or count == wanted:
         return []
     names = f": {listed(exercise.parts)}" if exercise.parts else ""
-    return [f"{wanted} values are expected{names}. Yours has {count}."]
+    question = ""
+    if numbers_only and count == 1:
+        question = " Does something reduce over all axes, such as a median, a mean or a sum?"
+    return [f"{wanted} values are expected{names}. Yours has {count}.{question}"]
 
 
 def number_of_answers(ours, theirs):

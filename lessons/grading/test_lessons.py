@@ -313,6 +313,15 @@ def test_the_output_below_a_prediction_is_stored_folded(name):
 
 
 @every_lesson
+def test_no_stored_results_stand_in_the_source_of_a_folded_cell(name):
+    """A folded output does not help if the source above it has a table of losses by seed."""
+    for cell in LESSONS[name].cells:
+        if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+            table = re.search(r"^ *\d+: [\[(]*-?\d+\.\d+, ", cell.source, re.M)
+            assert not table, f"move it to exercises_0N.py, or pack it: {table and table.group()}"
+
+
+@every_lesson
 def test_stored_figures_have_the_size_that_the_code_asks_for(name):
     """A stored figure has the dots per inch and the figsize of its cell."""
     start = next(cell.source for cell in LESSONS[name].cells if cell.cell_type == "code")
@@ -1527,6 +1536,11 @@ def product_of_the_means(g, x, weight, eps):
     return (u - mean - from_s) / s, dweight, dbias
 
 
+def equal_partners(gain, pairs):
+    """Return an answer for each pair. Without pairs there is none."""
+    return [bool(gain[i] == gain[i + pairs]) for i in range(pairs)]
+
+
 def slerp_of_unequal(a, b, alpha):
     theta = (a * b).sum(-1, keepdim=True).clamp(-1, 1).arccos()
     arc = ((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b
@@ -1639,6 +1653,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ),
         ("4.3", slerp_guarded, "where b = a", "division by sin"),
         ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 for every"),
+        ("4.13", equal_partners, ".all() over yours gives it", "One number"),
         ("4.3", slerp_of_unequal, "theta is 0 there", "Limit the cosine first"),
         ("4.3", slerp_of_large_angles, "except where the angle is small", "The angle from a"),
         ("4.8", master_twice, "Make it bfloat16", "Nearly right"),
