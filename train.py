@@ -930,7 +930,7 @@ def earlier_progress(folder):
     """Return what a resumed run needs from its log: the training time and the first loss.
 
     The time is that in the last record, in seconds. The loss is the validation loss in the first
-    record, that of the initial weights. Each is 0 if the log does not have it.
+    record, which is normally that of the initial weights. Each is 0 if the log does not have it.
     """
     records = read_log(folder)
     if not records:

@@ -888,12 +888,16 @@ PROPERTIES = {
             lambda y, right, nu: nu.any() or near(y[0], right[0]),
         "Lambda: do you multiply g (not dy, and before nu's term is subtracted) by xhat (x / psi), "
         "and return the mean over each channel's tokens, divided by nothing else?":
-            lambda y, right, eps: y[1].dim() == 1 and (eps > 1e-3 or near(y[1], right[1])),
+            lambda y, right, weight, eps: y[1].dim() == 1
+            and (eps > 1e-3 or (weight < 0).any() or near(y[1], right[1])),
         "With nu = 0 your dx is right. What does nu multiply, with which sign, and is that "
         "independent of the gain?":
-            lambda y, right, eps: eps > 1e-3 or near(y[0], right[0]),
+            lambda y, right, weight, eps: eps > 1e-3 or (weight < 0).any() or near(y[0], right[0]),
         "With a tiny eps yours is right, or nearly so. Is eps under the root wherever you divide "
         "by psi?":
+            lambda y, right, weight: (weight < 0).any()
+            or near(y[0], right[0]) and near(y[1], right[1]),
+        "Yours is wrong only with gains below 0. A gain multiplies as it is, with its sign.":
             never},
     "2.8": {
         "With nu = 0 only the part with g should be left, after one step. Yours is off there: is "

@@ -940,8 +940,9 @@ PROPERTIES = {
             never},
     "3.2": {
         "With gamma 1, beta 0 and the identity for w_down, each row of the result should have mean "
-        "0 and variance 1. Yours does not: of which vector, and over which axis, do you take the "
-        "mean and the variance? Do you normalize that same vector, which GELU gives?":
+        "0 and variance 1. Yours does not: of which vector, over which axis and with which divisor "
+        "(its width) do you take the mean and the variance? Do you normalize that same vector, "
+        "which GELU gives, by the root of its variance, and use gamma as it is?":
             lambda y, gamma, beta: beta.any() or is_standardized(y),
         "Check the four steps one at a time, and their order: w_up, GELU, LayerNorm over the "
         "hidden layer (gain gamma, shift beta, eps 1e-5), w_down.":
@@ -995,6 +996,8 @@ PROPERTIES = {
             lambda y, right, lambdas: len(lambdas) != 2 or near(y, right),
         "With two layers yours is right. By which lambdas is the first branch multiplied in your "
         "result of three? Every later layer scales the whole stream.":
+            lambda y, right, lambdas: (lambdas < 0).any() or near(y, right),
+        "Yours is wrong only with lambdas below 0. A lambda multiplies as it is, with its sign.":
             never},
     "3.7": {
         "Your number of steps, each longer by the fraction slowdown, does not take the same time "

@@ -918,6 +918,8 @@ PROPERTIES = {
         "Yours is right at x = 0, or nearly so. How does a tanh's slope fall on both sides, at "
         "which point do you take it, and what multiplies it? (A quotient of differences depends on "
         "how far apart its two points are.)":
+            lambda y, right, alpha: alpha < 0 or near(y, right),
+        "Yours is wrong only with an alpha below 0. The inner factor is alpha with its sign.":
             never},
     "8.3": {
         "One number is asked for, the mean over all tokens.":
