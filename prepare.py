@@ -805,9 +805,9 @@ def prepare(source="stdlib", **options):
     n_train, n_val = meta["train_tokens"], meta["val_tokens"]
     print(f"{folder}: {n_train:,} tokens to train on, {n_val:,} to validate on")
     if min(n_train, n_val) <= GPTConfig.block_size:
-        print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; give more "
-              "text, a larger --val_tokens or (if set) a larger --tokens, or set a smaller "
-              "--block_size for train.py")
+        print(f"{folder}: too few to train with --block_size={GPTConfig.block_size}; remove the "
+              "folder and give more text, a larger --val_tokens or (if set) a larger --tokens, or "
+              "set a smaller --block_size for train.py")
     return folder
 
 

@@ -1807,6 +1807,21 @@ def test_only_another_warmup_ratio_changes_a_resumed_run_s_warm_up(tmp_path, bef
     assert resolve(longer).eval_interval == longer.max_steps / 10  # ten validations, of any length
 
 
+def test_a_resumed_run_keeps_the_recipe_it_began_with(tmp_path, monkeypatch):
+    places = dict(out_dir=str(tmp_path))
+    first = resolve(TrainConfig(arch="rmsnorm", **places))
+    state = {"config": asdict(first), "options": first.options}
+    edited = dict(RECIPES["rmsnorm"], learning_rate=1.0, weight_decay=0.5)
+    monkeypatch.setitem(RECIPES, "rmsnorm", edited)
+    assert TrainConfig(**places).weight_decay == 0.5
+    resumed_run = train_py.with_checkpoint(TrainConfig(resume="true", **places), state,
+                                           own_checkpoint=True)
+    assert resumed_run.learning_rate == first.learning_rate
+    assert resumed_run.weight_decay == first.weight_decay
+    typed = TrainConfig(resume="true", learning_rate=0.1, **places)
+    assert train_py.with_checkpoint(typed, state, own_checkpoint=True).learning_rate == 0.1
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_another_arch_than_that_of_a_user_s_checkpoint_is_named(tmp_path, own):
     saved = asdict(resolve(TrainConfig(out_dir=str(tmp_path)))) | {"arch": "mine"}

@@ -513,7 +513,9 @@ def make_model(config, device, checkpoint=None):
     torch.manual_seed(config.seed)
     model = GPT(config)
     if checkpoint:
-        with explain_errors("the checkpoint's weights do not fit this model"):
+        with explain_errors("the checkpoint's weights do not fit this model; undo what has changed "
+                            "in its code or its options, or set the --arch=FILE.py:NAME that it "
+                            "was trained with"):
             model.load_state_dict(checkpoint["model"])
         saved_code = checkpoint.get("block_code")
         code = block_code(model)
@@ -780,8 +782,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
 
     A run that starts from another run's weights inherits the options of the model. If
     own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
-    evaluated. Then the run also inherits all other options that were set when it was started, or
-    when it was resumed before.
+    evaluated. Then the run also inherits its learning rate and weight decay, and all other options
+    that were set when it was started, or when it was resumed before.
     Raises DataError if an option that is set now contradicts the checkpoint: its model, or, if
     own_checkpoint is true, its run.
     """
@@ -798,16 +800,19 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         # weights that init_from names are not read again, so refuse others than before. (Some older
         # checkpoints do not have these options.)
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
-        # Besides the options of the model, inherit those that were set. The others, such as the
-        # intervals, are derived again, since a longer run has other ones. (Older checkpoints call
-        # them "given", and the oldest do not tell which were set, so inherit all of theirs. Some
-        # may no longer exist.)
+        # Besides the options of the model, inherit those that were set, and two that the recipe may
+        # have given, because it may have been edited since. The others, such as the intervals, are
+        # derived again, since a longer run has other ones. (Older checkpoints call the options that
+        # were set "given", and the oldest do not tell them, so inherit all of theirs. Some may no
+        # longer exist.)
+        from_recipe = {name: saved[name] for name in ("learning_rate", "weight_decay")
+                       if name in saved}
         earlier = checkpoint.get("options", checkpoint.get("given", saved))
         set_before = {name: value for name, value in earlier.items()
                       if name in TrainConfig.__dataclass_fields__}
         # The options of the model win, since their arch is a mere name. In older checkpoints, the
         # arch that was set may name a file, and loading a checkpoint must never run a file.
-        inherited = {**set_before, **inherited}
+        inherited = {**from_recipe, **set_before, **inherited}
     else:
         # A run that only starts from the weights may choose these.
         must_match -= {"block_size", "pn_warmup"}
