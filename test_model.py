@@ -1813,7 +1813,7 @@ def test_a_resumed_run_keeps_the_recipe_it_began_with(tmp_path, monkeypatch):
     state = {"config": asdict(first), "options": first.options}
     edited = dict(RECIPES["rmsnorm"], learning_rate=1.0, weight_decay=0.5)
     monkeypatch.setitem(RECIPES, "rmsnorm", edited)
-    assert TrainConfig(**places).weight_decay == 0.5
+    assert TrainConfig(arch="rmsnorm", **places).weight_decay == 0.5
     resumed_run = train_py.with_checkpoint(TrainConfig(resume="true", **places), state,
                                            own_checkpoint=True)
     assert resumed_run.learning_rate == first.learning_rate
