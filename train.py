@@ -258,7 +258,9 @@ def load_arch(arch):
         # torch.compile and inspect look up a class's module here.
         sys.modules[path] = module
         spec.loader.exec_module(module)
-    if name in ARCHS and not hasattr(ARCHS[name], "family"):
+    if name not in ARCHS:
+        raise ConfigError(f"arch={arch}: expected a line ARCHS[{name!r}] = ... in {path}")
+    if not hasattr(ARCHS[name], "family"):
         raise ConfigError(f"arch={arch}: expected ARCHS[{name!r}] to be a class that inherits from "
                           "model.py's Block")
     return name
