@@ -1811,13 +1811,18 @@ def test_a_resumed_run_keeps_the_recipe_it_began_with(tmp_path, monkeypatch):
     places = dict(out_dir=str(tmp_path))
     first = resolve(TrainConfig(arch="rmsnorm", **places))
     state = {"config": asdict(first), "options": first.options}
-    edited = dict(RECIPES["rmsnorm"], learning_rate=1.0, weight_decay=0.5)
+    edited = dict(RECIPES["rmsnorm"], learning_rate=1.0, weight_decay=0.5, warmup_ratio=0.5)
     monkeypatch.setitem(RECIPES, "rmsnorm", edited)
     assert TrainConfig(arch="rmsnorm", **places).weight_decay == 0.5
     resumed_run = train_py.with_checkpoint(TrainConfig(resume="true", **places), state,
                                            own_checkpoint=True)
     assert resumed_run.learning_rate == first.learning_rate
     assert resumed_run.weight_decay == first.weight_decay
+    for ratio, expected in ((0.2, 0.1), (0.5, 0.5)):  # the recipe's old ratio is no change
+        longer = dict(max_steps=2 * first.max_steps, warmup_ratio=ratio)
+        again = TrainConfig(resume="true", **longer, **places)
+        again = train_py.with_checkpoint(again, state, own_checkpoint=True)
+        assert again.warmup_ratio == pytest.approx(expected)
     typed = TrainConfig(resume="true", learning_rate=0.1, **places)
     assert train_py.with_checkpoint(typed, state, own_checkpoint=True).learning_rate == 0.1
 
@@ -2096,6 +2101,8 @@ ARCHS["mine"] = Mine
     path.write_text("from model import ARCHS\nARCHS['mine'] = lambda config: None")
     with pytest.raises(ConfigError, match="'mine'.* to be a class that inherits from .* Block"):
         tiny(arch=arch)
+    with pytest.raises(ConfigError, match=r"expected a line ARCHS\['other'\] = ... in .*mine.py"):
+        tiny(arch=f"{path}:other")
     assert type(model.norm_f) is type(model.blocks[0].norm1)
 
 

@@ -18,8 +18,8 @@ the checkpoint, the command line.
 #    calls train(), which locks the run's folder and calls run().)
 # 2. The training itself: Tokens, batches(), learning_rate(), optimizer_step(), read_measurements(),
 #    evaluate() and StepClock. For several GPUs, Process.gather() and distribute(), too.
-# 3. What the set-up calls: RECIPES, read_start(), resolve(), make_model(), make_optimizer() and
-#    compile_model().
+# 3. What the set-up uses: TrainConfig's options (those of the model are in GPTConfig in model.py),
+#    SIZES, RECIPES, read_start(), resolve(), make_model(), make_optimizer() and compile_model().
 # 4. Later, what makes the program robust, but is not about training: the environment variables
 #    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), sum_bucket()
 #    (for PowerNorm on several GPUs), read_checkpoint(), with_checkpoint() (the options of a resumed
@@ -49,10 +49,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
-# These two variables have to be set before torch reads them: the first when it is imported, the
-# second when it first compiles. This is why sample.py, bench.py and the studies that train import
-# train.py before torch.
-# OpenMP's threads would otherwise stay busy while they wait, which slows down other programs.
+# Two environment variables have to be set before torch is imported. This is why sample.py, bench.py
+# and the studies that train import train.py before torch.
+# Without this one, OpenMP's threads stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # On a CPU torch.compile calls GCC. The code that GCC 12 generates for bfloat16 may return NaN, and
 # the flag -fno-tree-slp-vectorize prevents this. torch has no option for compiler flags, but it
@@ -141,7 +140,7 @@ class TrainConfig(GPTConfig):
     In the comments behind the options, (...) says how an option gets its value if it is not set.
     The dataclass lists the options, but the constructor is ours, because the value of an option
     that is not set may depend on the size, the arch or a checkpoint. Some options stay None until
-    the dataset is known; then resolve() completes them.
+    the checkpoint and the dataset are known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
     Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
@@ -389,8 +388,8 @@ def set_up_process(config):
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
-    # The group of processes lasts until this one ends. A script that calls train() several times
-    # has the group already.
+    # The group of processes lasts until this process ends. A script that calls train() several
+    # times has the group already.
     if world_size > 1 and not dist.is_initialized():
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
@@ -568,10 +567,8 @@ def make_optimizer(model, config):
 def compile_model(model, config, process):
     """Let torch compile the blocks and the loss at their first call, if --compile says so.
 
-    With --compile=true it always compiles them, and with "auto" where compiling pays.
-
-    Return True if they will be compiled. Raises DataError if --compile=true does not work on this
-    machine.
+    It says so if it is "true", or if it is "auto" and compiling pays. Return True if they will be
+    compiled. Raises DataError if --compile=true does not work on this machine.
     """
     # torch.compile gives up on a function that it has compiled too often. Forget the models that
     # this process has trained before.
@@ -579,9 +576,9 @@ def compile_model(model, config, process):
     if config.compile == "false":
         return False
     if config.compile == "auto" and process.device.type != "cuda":
-        # Compiling takes about 20 s on a CPU and saves about a quarter of every step, so it pays off
-        # in runs of more than about a minute and a half. In these, the number of parameters times
-        # the number of training tokens exceeds about 2e12.
+        # Compiling takes about 20 s on a CPU and saves about a quarter of every step, so it pays
+        # off in runs of more than about a minute and a half. In these, the number of parameters
+        # times the number of training tokens exceeds about 2e12.
         n_parameters = sum(p.numel() for p in model.parameters())
         work = n_parameters * config.max_steps * config.total_batch_size
         if process.device.type == "mps" or work < 2e12:
@@ -629,9 +626,10 @@ def distribute(model, process):
     """Return the model, inside DistributedDataParallel if there are several ranks."""
     if process.world_size == 1:
         return model
-    # By default torch.compile cuts a graph in pieces, wherever a gradient bucket ends, so that a
-    # bucket can be sent while the backward pass goes on. Our blocks are compiled one by one, and a
-    # bucket can be sent between two of them. So switch this off.
+    # The gradients are sent in groups, called buckets, while the backward pass goes on. To make
+    # this possible, torch.compile by default cuts a graph in pieces, wherever a bucket ends. Our
+    # blocks are compiled one by one, and a bucket can be sent between two of them. So switch this
+    # off.
     torch._dynamo.config.optimize_ddp = False
     # PowerNorm averages its statistics over the ranks itself (mean_over_ranks in model.py), so its
     # buffers need no broadcast. Gradients live in the buckets themselves, so that they are not
@@ -784,8 +782,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
 
     A run that starts from another run's weights inherits the options of the model. If
     own_checkpoint is true, the checkpoint is that of the run in out_dir, which is resumed or
-    evaluated. Then the run also inherits its learning rate and weight decay, and all other options
-    that were set when it was started, or when it was resumed before.
+    evaluated. Then the run also inherits the options that its recipe gave it, and all others that
+    were set when it was started, or when it was resumed before.
     Raises DataError if an option that is set now contradicts the checkpoint: its model, or, if
     own_checkpoint is true, its run.
     """
@@ -802,13 +800,13 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         # weights that init_from names are not read again, so refuse others than before. (Some older
         # checkpoints do not have these options.)
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
-        # Besides the options of the model, inherit those that were set, and two that the recipe may
-        # have given, because it may have been edited since. The others, such as the intervals, are
-        # derived again, since a longer run has other ones. (Older checkpoints call the options that
-        # were set "given", and the oldest do not tell them, so inherit all of theirs. Some may no
-        # longer exist.)
-        from_recipe = {name: saved[name] for name in ("learning_rate", "weight_decay")
-                       if name in saved}
+        # Besides the options of the model, inherit those that were set, and three that the recipe
+        # may have given, because it may have been edited since. The others, such as the intervals,
+        # are derived again, since a longer run has other ones. (Older checkpoints call the options
+        # that were set "given", and the oldest do not tell them, so inherit all of theirs. Some may
+        # no longer exist.)
+        of_recipe = ("learning_rate", "weight_decay", "warmup_ratio")
+        from_recipe = {name: saved[name] for name in of_recipe if name in saved}
         earlier = checkpoint.get("options", checkpoint.get("given", saved))
         set_before = {name: value for name, value in earlier.items()
                       if name in TrainConfig.__dataclass_fields__}
@@ -816,7 +814,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         # arch that was set may name a file, and loading a checkpoint must never run a file.
         inherited = {**from_recipe, **set_before, **inherited}
     else:
-        # A run that only starts from the weights may choose these.
+        # A run that only starts from the weights may choose these. (With --pos=learned another
+        # block size still fails in make_model(), because each position has weights of its own.)
         must_match -= {"block_size", "pn_warmup"}
         # The checkpoint's width and depth win over those of --size, so another --size would not
         # give the model of that size. Refuse it.
@@ -1037,6 +1036,8 @@ def utilization(model, tokens_per_s, process):
 class StepClock:
     """Measures the time of the optimizer steps, without that of evaluating, logging and saving.
 
+    Reading the batches counts as a part of the steps.
+
     The CPU queues a GPU's work and goes on. So read() has to be called when the CPU has just waited
     for the GPU, as it does in read_measurements().
     """
@@ -1146,7 +1147,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     # text changes at each start.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
-    loss = 0.0
+    loss_share = 0.0  # this rank's part of the mean loss
     for number, (x, y) in enumerate(micro_batches, 1):
         # Let DistributedDataParallel sum the gradients over the ranks only in the backward pass of
         # the last micro-batch. Setting this attribute before the forward pass is what its no_sync()
@@ -1158,7 +1159,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
             # Divide by the number of ranks, too, since their gradients are summed (sum_bucket).
             scaled_loss = micro_loss / (len(micro_batches) * process.world_size)
         scaled_loss.backward()
-        loss += scaled_loss.detach()
+        loss_share += scaled_loss.detach()
 
     # A grad_clip of 0 turns clipping off, but the norm is measured all the same.
     max_norm = config.grad_clip or math.inf
@@ -1171,7 +1172,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     # Constrain nGPT's and anGPT's weights, and update PowerNorm's running means.
     # (DistributedDataParallel keeps the GPT in its attribute `module`.)
     getattr(model, "module", model).project_()
-    return {"loss": loss, "grad_norm": grad_norm, "lr": lr}
+    return {"loss": loss_share, "grad_norm": grad_norm, "lr": lr}
 
 
 def read_measurements(measured, step, process):
@@ -1288,7 +1289,8 @@ def train(config, watch=None, say=print_line):
     # torchrun sets RANK. (The group of processes may not exist yet.)
     main_process = os.environ.get("RANK", "0") == "0"
     if say is None or not main_process:
-        say = lambda line: None  # only rank 0 speaks
+        # say=None is quiet, and of several ranks only rank 0 speaks.
+        say = lambda line: None
     if config.eval_only:
         return [evaluate_only(config, say)]
     lock = contextlib.nullcontext()
@@ -1316,12 +1318,13 @@ def evaluate_only(config, say):
 
 def run(config, watch, say):
     """Set up a run and train. Its arguments and results are those of train()."""
-    # Checkpoint. A resumed run reads its own one. With init_from, a new run reads the one whose
-    # weights it starts with. Other new runs have none. read_start() adds the options of the
-    # checkpoint to `config`. So it comes first: the device may be one of them.
     # Remember whether this run is resumed: with resume=auto the answer would become yes as soon as
     # the run has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
+
+    # Checkpoint. A resumed run reads its own. With init_from, a new run reads the one whose weights
+    # it starts with. Other new runs have none. read_start() adds the options of the checkpoint to
+    # `config`. So it comes first: the device may be one of them.
     config, checkpoint = read_start(config)
     # The number of steps that are done already, and so the index of the next one, counted from 0
     first_step = checkpoint["step"] if resuming else 0
@@ -1330,17 +1333,20 @@ def run(config, watch, say):
     process = set_up_process(config)
     main_process = process.rank == 0
 
-    # Dataset. A checkpoint must have its tokenizer, and that of a resumed run must come from it.
+    # Dataset. A checkpoint must have the dataset's tokenizer, and the checkpoint of a resumed run
+    # must also come from this dataset.
     dataset = open_dataset(config, process)
     if checkpoint:
         check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # At step 0, with resume=auto, one rank may find a checkpoint to resume and another none. Only a
-    # new run evaluates at step 0, so what the two ranks exchange there would not match.
+    # With resume=auto one rank may find a checkpoint of step 0, and another none. Both are at step
+    # 0 then, so the check above does not notice it. But only a new run evaluates at step 0, so the
+    # other rank would not take part.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
-    # Give values to the options that are still open, such as the intervals. Now all have one.
+    # Complete the options that are still open, such as the intervals. After this every option has
+    # its final value.
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
@@ -1362,10 +1368,11 @@ def run(config, watch, say):
     # validation. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
-    # Several ranks. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
-    # (It need not average them, because the optimizer step divides the loss by the number of ranks.
-    # See sum_bucket.) With one rank it is `model` itself. Only the optimizer step uses ddp_model,
-    # because only there are gradients.
+    # Several ranks. All start with equal weights, because they have the same seed or the same
+    # checkpoint. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
+    # (It need not average them, because the optimizer step divides the loss by the number of
+    # ranks.) With one rank it is `model` itself. Only the optimizer step uses ddp_model, because
+    # nothing else computes gradients.
     ddp_model = distribute(model, process)
 
     # Code. Each checkpoint keeps the source of the block's classes (not of the functions that they
@@ -1383,8 +1390,8 @@ def run(config, watch, say):
             open_folder(folder, say)
     process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
     # A resumed run adds to the training time in its log. check_val_loss(), on every rank, compares
-    # validation losses with that of the initial weights, which a new run measures in the loop. (As
-    # long as it is 0, it allows nothing that the other limit there does not allow.)
+    # validation losses with that of the initial weights, which a new run measures in the loop. (0
+    # means that it is not known. Then only the other limit there holds.)
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
@@ -1422,10 +1429,10 @@ def run(config, watch, say):
                 evaluating = saving = recording = False
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss of the latest step, and the time of the steps since the last reading, if
-            # a record is due. Do so after the first step as well, which may include compiling, so
-            # that its time does not count in the speed of the next record. (If no record is due
-            # then, this reading is not logged.)
+            # If a record is due, read the loss of the latest step and the time of the steps since
+            # the last reading. Read them after the first step as well: it may include compiling,
+            # and its time must not count in the speed of the next record. (If no record is due
+            # then, `record` is not logged.)
             after_first_step = step == first_step + 1
             if after_first_step or (recording and step > first_step):
                 # This is the loss of the weights before the latest step.
@@ -1438,7 +1445,7 @@ def run(config, watch, say):
             record["seconds"] = clock.seconds
 
             # Evaluate the weights after the latest step, and let the caller of train() measure what
-            # it wants to (`watch`). A run that has diverged ends here, without a record.
+            # it wants to (`watch`). (A run that has diverged ends here or above, without a record.)
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
@@ -1457,9 +1464,10 @@ def run(config, watch, say):
             stopping = asking and any_rank_stops(signals, process)
             if stopping:
                 # A run that stops saves its state now, even if no checkpoint and no record is due.
-                # But first check the latest loss and gradient, which may not have been read above:
-                # if they are not finite, read_measurements() raises Diverged, and nothing is saved.
                 saving = True
+                # But first check the latest loss and gradient, which may not have been read above.
+                # Only the check matters here: if they are not finite, it raises Diverged, and
+                # nothing is saved.
                 if step > first_step:
                     read_measurements(measured, step, process)
 
@@ -1485,7 +1493,8 @@ def run(config, watch, say):
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
 
         # Wait for rank 0, which may still be saving. After a signal the ranks exit with an error
-        # code (noted_signals), and as soon as one has done so, torchrun kills the others.
+        # code (noted_signals), and as soon as one has done so, torchrun kills the others. Without
+        # this wait it might kill rank 0 before the checkpoint is whole.
         process.barrier()
         if not finished:
             say(f"\nStopped and saved at step {step}. "

@@ -897,7 +897,8 @@ PROPERTIES = {
         "by psi?":
             lambda y, right, weight: (weight < 0).any()
             or near(y[0], right[0]) and near(y[1], right[1]),
-        "Yours is wrong only with gains below 0. A gain multiplies as it is, with its sign.":
+        "Yours is wrong only with gains below 0. A gain multiplies as it is, with its sign, and "
+        "nu's term has no gain.":
             never},
     "2.8": {
         "With nu = 0 only the part with g should be left, after one step. Yours is off there: is "

@@ -372,10 +372,7 @@ def number_of_values(ours, theirs, exercise):
     if wanted < 2 or count == wanted:
         return []
     names = f": {listed(exercise.parts)}" if exercise.parts else ""
-    question = ""
-    if numbers_only and count == 1:
-        question = " Does something reduce over all axes, such as a median, a mean or a sum?"
-    return [f"{wanted} values are expected{names}. Yours has {count}.{question}"]
+    return [f"{wanted} values are expected{names}. Yours has {count}."]
 
 
 def number_of_answers(ours, theirs):
