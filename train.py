@@ -49,8 +49,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
-# Two environment variables have to be set before torch is imported. This is why sample.py, bench.py
-# and the studies that train import train.py before torch.
+# torch reads two environment variables, one when it is imported and the other when it first
+# compiles. So set them before the import. This is why sample.py, bench.py and the studies that
+# train import train.py before torch.
 # Without this one, OpenMP's threads stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # On a CPU torch.compile calls GCC. The code that GCC 12 generates for bfloat16 may return NaN, and
@@ -841,8 +842,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     #   --max_steps=2000 --resume=true                       ratio becomes 0.1: still 200 steps
     #   --max_steps=2000 --resume=true --warmup_ratio=0.2    the same, since 0.2 is no change
     #   --max_steps=2000 --resume=true --warmup_ratio=0.3    a change: 600 steps
-    # After the second command the checkpoint's config has 0.1, but TrainConfig(**inherited) still
-    # gives 0.2, the ratio that was meant.
+    # After the second command the checkpoint's config has 0.1. But its options have 0.2, the ratio
+    # that was meant, and so has TrainConfig(**inherited).
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
     if own_checkpoint:

@@ -1134,8 +1134,7 @@ PROPERTIES = {
         "Between two runs yours is off. Are both axes logarithmic, and is your line between those "
         "two runs?":
             lambda y, target, right: target != 1.6 or near(y, right, 1e-6),
-        "Your axes are right, but not everywhere your line. Through which two runs "
-        "does it go?":
+        "Your axes are right, but not everywhere your line. Through which two runs does it go?":
             never},
     "6.3": {
         "A ratio of tokens is positive. Yours is not.":

@@ -1536,6 +1536,28 @@ def product_of_the_means(g, x, weight, eps):
     return (u - mean - from_s) / s, dweight, dbias
 
 
+def published_with_unsigned_gain(x, dy, weight, psi2, nu, eps):
+    psi = (psi2 + eps).sqrt()
+    g = dy * weight.abs()
+    return (g - nu * x / psi) / psi, (g * x / psi).mean((0, 1))
+
+
+def stream_of_unsigned_lambdas(h0, branches, lambdas):
+    return EXERCISES["3.6"].reference(h0, branches, lambdas.abs())
+
+
+def slope_of_unsigned_alpha(x, alpha, gamma):
+    return torch.diag(gamma * alpha.abs() / torch.cosh(alpha * x) ** 2)
+
+
+def conditions_without_lost_directions(w_qkv, n_head):
+    d = w_qkv.shape[1]
+    found = torch.linalg.svdvals(w_qkv.reshape(3, n_head, d // n_head, d))
+    largest = found[..., :1]
+    smallest = torch.where(found > 1e-5 * largest, found, largest).min(-1).values
+    return (largest[..., 0] / smallest).median(1).values
+
+
 def equal_partners(gain, pairs):
     """Return an answer for each pair. Without pairs there is none."""
     return [bool(gain[i] == gain[i + pairs]) for i in range(pairs)]
@@ -1654,6 +1676,10 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ("4.3", slerp_guarded, "where b = a", "division by sin"),
         ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 for every"),
         ("4.13", equal_partners, ".all() over yours gives it", "One number"),
+        ("2.7", published_with_unsigned_gain, "only with gains below 0", "With nu = 0"),
+        ("3.6", stream_of_unsigned_lambdas, "only with lambdas below 0", "With two layers"),
+        ("8.2", slope_of_unsigned_alpha, "only with an alpha below 0", "right at x = 0"),
+        ("4.9", conditions_without_lost_directions, "nearly lost a direction", "With one head"),
         ("4.3", slerp_of_unequal, "theta is 0 there", "Limit the cosine first"),
         ("4.3", slerp_of_large_angles, "except where the angle is small", "The angle from a"),
         ("4.8", master_twice, "Make it bfloat16", "Nearly right"),
