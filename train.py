@@ -612,9 +612,11 @@ def sum_bucket(state, bucket):
 
     Only PowerNorm needs this. Its nu is a running mean of gradients from inside the backward pass
     (PowerScale.backward in model.py), where DistributedDataParallel has not reduced anything yet.
-    With N ranks, the gradients of each rank's own mean loss would be N times larger there than with
-    one rank, and so would nu, and a run that is resumed with another number of ranks would start
-    with a wrong nu.
+    optimizer_step divides each loss by the number of micro-batches of all ranks, which is the same
+    with any number of ranks. For an average, it would divide by those of one rank. With N ranks
+    these are an Nth, so gradients inside the backward pass would be N times larger than with one
+    rank, and so would nu. A run that is resumed with another number of ranks would start with a
+    wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -842,8 +844,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     #   --max_steps=2000 --resume=true                       ratio becomes 0.1: still 200 steps
     #   --max_steps=2000 --resume=true --warmup_ratio=0.2    the same, since 0.2 is no change
     #   --max_steps=2000 --resume=true --warmup_ratio=0.3    a change: 600 steps
-    # After the second command the checkpoint's config has 0.1. But its options have 0.2, the ratio
-    # that was meant, and so has TrainConfig(**inherited).
+    # The constructor keeps all values that it is given in `options`, the inherited ones, too. So
+    # after the second command `options` has 0.2, the ratio that was meant. Only the attribute is
+    # changed to 0.1 here. The next command inherits the 0.2 from `options` and compares with it.
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
     if own_checkpoint:
@@ -1390,9 +1393,10 @@ def run(config, watch, say):
         else:
             open_folder(folder, say)
     process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
-    # A resumed run adds to the training time in its log. check_val_loss(), on every rank, compares
-    # validation losses with that of the initial weights, which a new run measures in the loop. (0
-    # means that it is not known. Then only the other limit there holds.)
+    # A resumed run adds to the training time in its log. It also finds the validation loss of the
+    # initial weights there, which a new run measures in the loop. Every rank needs this loss: a run
+    # has diverged if its validation loss exceeds both this one and twice the loss of guessing
+    # (check_val_loss). If it is not known, it stays 0, and only twice the loss of guessing counts.
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
