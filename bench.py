@@ -103,6 +103,8 @@ def resolve_each(archs, training):
 
     A step has one micro-batch unless --total_batch_size asks for more.
     """
+    # TrainConfig() knows batch_size and block_size already. resolve() completes other options, such
+    # as vocab_size.
     configs = {}
     for name in archs.split(","):
         config = train_config(name, training)
@@ -260,9 +262,13 @@ def sample(options, training):
 
 # ---- Memory --------------------------------------------------------------------------------------
 # A training step runs on fake tensors, which have shapes but no numbers, while torch's MemTracker
-# adds up the bytes that are alive. Code that would be compiled on a GPU is traced, and we assume
-# that its operations fuse into as few kernels as possible. Nothing here has been checked on a GPU,
-# whose allocator adds some memory of its own.
+# adds up the bytes that are alive. Nothing here has been checked on a GPU, whose allocator adds
+# some memory of its own.
+#
+# Code that would be compiled on a GPU is traced: torch calls it once and records each basic
+# operation, such as aten.mm, a matrix product, as a node of a graph. Then a function of ours
+# (make_fused_runner) takes the place of the compiled code. It assumes that the operations fuse into
+# as few kernels as possible, and allocates the tensors that these would write.
 
 CARDS = 24, 40, 80, 141          # GB of common GPUs
 
@@ -274,7 +280,11 @@ def is_product(node):
 
 
 def storages(node):
-    """Return the storages behind a node's results, {key: a tensor in that storage}."""
+    """Return the storages behind a node's results, {key: a tensor in that storage}.
+
+    A storage is a piece of memory; a tensor and its views share one. Tracing keeps the fake tensors
+    that a node computed in node.meta["val"]. The key is the storage's address in torch.
+    """
     results = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
     return {x.untyped_storage()._cdata: x for x in results}
 
@@ -287,6 +297,9 @@ def make_fused_runner(graph, example_inputs):
     later kernel reads.
     """
     *nodes, output = graph.graph.nodes
+    # All operations of a kernel have the same level, and a product starts a new one. For example,
+    # in gelu(x @ A) @ B the first product and gelu have level 1, and the second product has 2. A
+    # tensor that a node of a higher level reads has to be in memory.
     level = {}                   # node -> the most products on a path that ends there
     in_memory = {}               # key of a storage -> a tensor in that storage
     for node in [*nodes, output]:
@@ -335,12 +348,18 @@ def as_compiled(modules, method):
     first = modules[0]
     eager = getattr(first, method)
 
+    # Call the first module, but with the weights and buffers of any of the modules. So one graph
+    # does for all of them.
     def call(tensors, *inputs):
         with _reparametrize_module(first, tensors):
             return eager(*inputs)
 
     # compiled_for() returns a function that is traced when it is first called. @cache gives each
     # shape of the first input one of its own; the shapes of the other inputs follow from it.
+    # aot_function() traces the forward pass and the backward pass together and passes the graph of
+    # each to make_fused_runner. The other two arguments are those of torch.compile: how large
+    # operations are split into basic ones, and which tensors the forward pass keeps for the
+    # backward pass. (Others are computed again there.)
     @cache
     def compiled_for(shape):
         return aot_function(call, make_fused_runner, decompositions=select_decomp_table(),
@@ -360,6 +379,7 @@ def peak_bytes(model, config, batch_size):
     idx = torch.zeros(batch_size, config.block_size, dtype=torch.long)
 
     def step():
+        # train.py has no cache of bfloat16 weights either (Process.autocast).
         with torch.autocast("cpu", torch.bfloat16, enabled=config.dtype != "float32",
                             cache_enabled=False):
             loss = model(idx, idx, loss_only=True)[1]
@@ -453,6 +473,7 @@ def curves(options, folders):
             continue
         numeric_keys = sorted(pd.DataFrame(records).select_dtypes("number"))
         check_choice("key", key, numeric_keys, f" ({folder}/log.jsonl)")
+        # draw_curve() returns True if it has drawn the last validation as a star.
         any_star |= draw_curve(axes, records, key, marker="o", ms=3, label=folder)
 
         if options.usual:

@@ -404,6 +404,7 @@ def read_meta(folder):
     """Return a dataset's meta.json, which only a complete dataset has. Raises DataError."""
     path = Path(folder, "meta.json")
     source, hint = "...", ""
+    # A user may give --data a shard of a dataset, or a text file that is not a dataset yet.
     if Path(folder).is_file():
         source = folder
         check(not Path(folder).with_name("meta.json").exists(),
@@ -479,7 +480,8 @@ def find_files(source, seed):
         candidates = [location]
     else:
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
-        # the link.
+        # the link. Path.glob wants a relative pattern. So search from the anchor, which is the root
+        # of an absolute path ("/") and empty for a relative one.
         with explain_errors(f"--source={source}: not a valid glob pattern"):
             candidates = list(Path(location.anchor).glob(source.removeprefix(location.anchor)))
         check(candidates, f"--source={source}: does not exist; expected a file, a folder, a glob, "
@@ -537,6 +539,8 @@ def open_documents(path):
             file.seek(0)
             yield file
         return
+    # JSON may hold halves of characters, such as "\ud800", which UTF-8 cannot express. They become
+    # question marks.
     encoded_rows = (text.encode(errors="replace") for text in read_rows(path))
     n_rows = 0
     try:
@@ -570,10 +574,12 @@ def cut(document, size, path):
 def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    `place` says where to resume. Here it is the number of chunks that have been read. No chunk has
-    more than about 5% of the total bytes. A document of more than that is cut into chunks of at
-    most 0.5%, so that it cannot carry the validation shard far beyond 5%. Raises DataError if a
-    file is not text.
+    `place` says where to resume. Here it is the number of chunks that have been read. Raises
+    DataError if a file is not text.
+
+    The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). So no
+    chunk may have more than about 5%. A document of more than that is cut into chunks of at most
+    0.5%, so that it cannot carry the validation shard far beyond 5%.
     """
     number = 0
     for path in paths:
@@ -609,6 +615,7 @@ def stream_fineweb(subset, place):
         if state:
             rows.load_state_dict(state)
         for row in rows:
+            # "replace" is for halves of characters (open_documents).
             document = io.BytesIO(row["text"].encode(errors="replace"))
             chunks = cut(document, CHUNK_BYTES // 2, "fineweb")
             for number, chunk in enumerate(chunks, 1):
@@ -674,7 +681,9 @@ def load_progress(folder, settings):
             is_meta = path.name == "meta.json"
             if is_meta and has_shards:
                 return None
-            # Either file may speak of training shards that have been deleted since.
+            # What is left are files without training shards, and progress.json with shards that
+            # fit it. Continue from progress.json, unless its settings are others, or the training
+            # shards that it counts have been deleted. In all other cases begin a new dataset.
             is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
             if not is_outdated:
                 return progress
@@ -722,6 +731,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     # These tokens have been read, but are not in a shard yet. ("H" is uint16. Unlike a NumPy array,
     # this one can grow.)
     waiting = array("H", bytes.fromhex(progress["left_over"]))
+    # disable=None shows the bar only if stderr is a terminal.
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
     while progress["tokens"] < n_train:

@@ -612,11 +612,11 @@ def sum_bucket(state, bucket):
 
     Only PowerNorm needs this. Its nu is a running mean of gradients from inside the backward pass
     (PowerScale.backward in model.py), where DistributedDataParallel has not reduced anything yet.
-    optimizer_step divides each loss by the number of micro-batches of all ranks, which is the same
-    with any number of ranks. For an average, it would divide by those of one rank. With N ranks
-    these are an Nth, so gradients inside the backward pass would be N times larger than with one
-    rank, and so would nu. A run that is resumed with another number of ranks would start with a
-    wrong nu.
+    Suppose that a step has 8 micro-batches. With one rank, each of their losses is divided by 8.
+    With four ranks, each rank has two of them. If their gradients are summed, the losses are still
+    divided by 8. For an average over the ranks, they would be divided by 2. Then the gradients
+    inside the backward pass would be four times larger than with one rank, and so would nu. A run
+    that is resumed with another number of ranks would start with a wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -629,10 +629,10 @@ def distribute(model, process):
     """Return the model, inside DistributedDataParallel if there are several ranks."""
     if process.world_size == 1:
         return model
-    # The gradients are sent in groups, called buckets, while the backward pass goes on. To make
-    # this possible, torch.compile by default cuts a graph in pieces, wherever a bucket ends. Our
-    # blocks are compiled one by one, and a bucket can be sent between two of them. So switch this
-    # off.
+    # The gradients are sent in groups, called buckets, while the backward pass goes on. But all
+    # gradients of a compiled function appear together, when its backward pass ends. So by default
+    # torch.compile cuts a function in pieces, wherever a bucket ends. Our blocks are compiled one
+    # by one, and a bucket can be sent between two of them. So switch this off.
     torch._dynamo.config.optimize_ddp = False
     # PowerNorm averages its statistics over the ranks itself (mean_over_ranks in model.py), so its
     # buffers need no broadcast. Gradients live in the buckets themselves, so that they are not
@@ -808,8 +808,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         # are derived again, since a longer run has other ones. (Older checkpoints call the options
         # that were set "given", and the oldest do not tell them, so inherit all of theirs. Some may
         # no longer exist.)
-        of_recipe = ("learning_rate", "weight_decay", "warmup_ratio")
-        from_recipe = {name: saved[name] for name in of_recipe if name in saved}
+        from_recipe = {name: saved[name]
+                       for name in ("learning_rate", "weight_decay", "warmup_ratio")}
         earlier = checkpoint.get("options", checkpoint.get("given", saved))
         set_before = {name: value for name, value in earlier.items()
                       if name in TrainConfig.__dataclass_fields__}
@@ -839,21 +839,19 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
 
     # A resumed run keeps its number of warmup steps, unless this command changes warmup_ratio. With
     # the same ratio, a larger max_steps would give more of them, and the run would be in its warmup
-    # again. For example, for a run whose recipe has warmup_ratio=0.2:
-    #   --max_steps=1000                                     ratio 0.2: 200 steps
-    #   --max_steps=2000 --resume=true                       ratio becomes 0.1: still 200 steps
-    #   --max_steps=2000 --resume=true --warmup_ratio=0.2    the same, since 0.2 is no change
-    #   --max_steps=2000 --resume=true --warmup_ratio=0.3    a change: 600 steps
-    # The constructor keeps all values that it is given in `options`, the inherited ones, too. So
-    # after the second command `options` has 0.2, the ratio that was meant. Only the attribute is
-    # changed to 0.1 here. The next command inherits the 0.2 from `options` and compares with it.
+    # again. So reduce the attribute warmup_ratio. `options` keeps the ratio that was meant, with
+    # which the next command is compared. (The constructor stores all values that it gets in
+    # `options`, including the inherited ones.) If the recipe has 0.2:
+    #                                            warmup steps   attribute   in `options`
+    #   --max_steps=1000                                  200         0.2   not set
+    #   --max_steps=2000 --resume=true                    200         0.1   0.2, inherited
+    #   the same with --warmup_ratio=0.2, no change       200         0.1   0.2
+    #   the same with --warmup_ratio=0.3, a change        600         0.3   0.3
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
-    if own_checkpoint:
-        earlier_ratio = TrainConfig(**inherited).warmup_ratio
-        if completed.warmup_ratio == earlier_ratio:
-            warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-            completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
+    if own_checkpoint and completed.warmup_ratio == inherited["warmup_ratio"]:
+        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+        completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
 
 
@@ -1346,8 +1344,8 @@ def run(config, watch, say):
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     # With resume=auto one rank may find a checkpoint of step 0, and another none. Both are at step
-    # 0 then, so the check above does not notice it. But only a new run evaluates at step 0, so the
-    # other rank would not take part.
+    # 0 then, so the check above does not notice it. But a run that is resumed does not evaluate at
+    # its first step, so the rank without a checkpoint would wait for the other in evaluate().
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     # Complete the options that are still open, such as the intervals. After this every option has
     # its final value.
