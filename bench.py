@@ -219,7 +219,8 @@ def speed(options, training):
     """Measure the time of a training step with every arch.
 
     Here --compile defaults to true, and --total_batch_size to one micro-batch. No dataset is read:
-    --data changes nothing, and --vocab_size defaults to that of --size, else to 257.
+    --data changes nothing, and --vocab_size defaults to that of --size, else to 257. The models of
+    all archs stay in memory, so with a large --size name only a few of them in --archs.
     """
     training = {"compile": "true", **training}
     # The archs share code but use different constants in it, so torch compiles this code several

@@ -1605,6 +1605,18 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert log[-1]["tokens"] == 60 * 128
 
 
+@pytest.mark.parametrize("max_steps, warns", [(10 ** 8, False), (10 ** 9, True)])
+def test_a_run_that_is_too_long_for_a_cpu_says_so_before_it_begins(tiny, max_steps, warns):
+    lines = []
+
+    def stop(model, optimizer, step):
+        raise StopIteration
+
+    with pytest.raises(StopIteration):
+        train(tiny(arch="rmsnorm", max_steps=max_steps, checkpoint_interval=10), stop, lines.append)
+    assert any("This run is meant for GPUs" in line for line in lines) == warns
+
+
 def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
     logs, lines = [], []
     for seed, lost in ((1, "ckpt.pt"), (2, "log.jsonl"), (3, "loss.png")):
@@ -2101,8 +2113,10 @@ ARCHS["mine"] = Mine
     path.write_text("from model import ARCHS\nARCHS['mine'] = lambda config: None")
     with pytest.raises(ConfigError, match="'mine'.* to be a class that inherits from .* Block"):
         tiny(arch=arch)
-    with pytest.raises(ConfigError, match=r"expected a line ARCHS\['other'\] = ... in .*mine.py"):
+    with pytest.raises(ConfigError, match=r"expected a line ARCHS\['other'\] = ... in .*mine.py$"):
         tiny(arch=f"{path}:other")
+    with pytest.raises(ConfigError, match="; did you mean mine[?]$"):
+        tiny(arch=f"{path}:Mine")
     assert type(model.norm_f) is type(model.blocks[0].norm1)
 
 

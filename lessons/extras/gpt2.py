@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from prepare import check, explain_errors, read_json, write_json
+from prepare import check, did_you_mean, explain_errors, read_json, write_json
 
 PUBLISHED = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 # HuggingFace's names of the weights, and ours.
@@ -52,8 +52,17 @@ def read_gpt2(source):
     """
     folder = Path(source)
     is_known = str(source) in PUBLISHED or (folder / "config.json").exists()
+    # The source may be a run that has moved to <source>.1, a misspelled one, or what nanoGPT's
+    # users write.
+    runs = [str(path.parent) for path in Path("out").glob("*/ckpt.pt")]
+    moved = [run for run in runs if run.startswith(f"{source}.")]
+    hint = did_you_mean(source, moved or runs)
+    if source == "resume":
+        hint = "; to resume a run, set --resume=true instead"
+    elif source == "scratch":
+        hint = "; without --init_from a run starts from random weights"
     check(is_known, f"{source}: no such checkpoint; expected a run's folder, a .pt file, "
-          f"{', '.join(PUBLISHED)}, or a folder with the config.json of GPT-2")
+          f"{', '.join(PUBLISHED)}, or a folder with the config.json of GPT-2{hint}")
     from safetensors.torch import load_file
 
     with explain_errors(f"init_from={source}: expected GPT-2's config.json and model.safetensors"):

@@ -527,6 +527,20 @@ def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch,
     assert not asked and read_gpt2("gpt2-xl") and asked == ["openai-community/gpt2-xl"]
 
 
+@pytest.mark.parametrize("source, hint", [
+    ("out/angpt", "; did you mean out/angpt.1[?]"), ("ngpt", "; did you mean out/ngpt[?]"),
+    ("resume", "; to resume a run, set --resume=true instead"),
+    ("scratch", "; without --init_from a run starts from random weights"),
+    ("zzz", "with the config.json of GPT-2")])
+def test_a_missing_checkpoint_is_told_with_what_may_be_meant(source, hint, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    a_run(tmp_path / "out" / "angpt.1")
+    a_run(tmp_path / "out" / "ngpt")
+    with pytest.raises(DataError, match=f"^{source}: no such checkpoint; .*{hint}$"):
+        read_gpt2(source)
+
+
 def test_the_command_wants_two_folders():
     with pytest.raises(DataError,
                        match="^expected two folders, that of a run and one to write to: .*$"):
