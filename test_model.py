@@ -1639,6 +1639,12 @@ def test_a_link_to_a_run_keeps_leading_to_the_newest_run(tiny, tmp_path):
     assert read_checkpoint(tmp_path / "scratch")["config"]["seed"] == 2
 
 
+def test_a_run_may_move_whose_path_leads_through_its_own_folder(tiny, old):
+    train(tiny(max_steps=1, out_dir=f"{old}/../{old.name}"), say=None)
+    assert read_checkpoint(old)["step"] == 1
+    assert read_checkpoint(f"{old}.1")["step"] == 6
+
+
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
     def full(state, file):
         file.write(b"x" * 100)
@@ -1650,6 +1656,30 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monk
     monkeypatch.undo()
     assert read_checkpoint(old)["step"] == 6
     assert not list(old.glob("*.tmp"))
+    path = old / "log.jsonl"
+    with patch("builtins.open", side_effect=OSError(28, "No space left on device")):
+        with pytest.raises(DataError, match=f"^{path}: cannot be written; is the disk full.*28"):
+            train_py.append_log(old, {"step": 7})
+
+
+def test_a_checkpoint_without_adam_s_moments_cannot_be_resumed_but_started_from(old, tiny):
+    saved = torch.load(old / "ckpt.pt")
+    del saved["optimizer"]
+    torch.save(saved, old / "ckpt.pt")
+    with pytest.raises(DataError, match=f"lacks Adam's moments.* with --init_from={old}"):
+        train(TrainConfig(out_dir=str(old), resume=True, max_steps=9))
+    train(tiny(init_from=str(old), max_steps=1, out_dir=f"{old}.new"), say=None)
+
+
+def test_ranks_with_different_options_are_refused_but_paths_may_differ(tiny, monkeypatch):
+    def check(*configs):
+        options = [asdict(config) for config in configs]
+        monkeypatch.setattr(train_py.Process, "gather", lambda self, value: options)
+        train_py.Process(torch.device("cpu"), world_size=2).check_options(configs[0])
+
+    check(tiny(), tiny(data="/mnt/tiny", out_dir="/mnt/run"))
+    with pytest.raises(DataError, match="have different options: seed, max_steps; start all"):
+        check(tiny(), tiny(), tiny(max_steps=9, seed=5))
 
 
 def test_a_run_outside_the_main_thread_has_no_signal_handlers(tiny):
@@ -2056,6 +2086,10 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_pat
         # Any batch size will do, since no step of total_batch_size is taken.
         found = json.loads(command("--eval_only", *options, "--batch_size=3")[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
+        # If the loss cannot be printed, the command fails.
+        with patch("builtins.print", side_effect=OSError(28, "No space left on device")):
+            with pytest.raises(OSError):
+                train_py.main(["--eval_only", *options])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 

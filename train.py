@@ -359,6 +359,14 @@ class Process:
         check(len(answers) == 1, f"the processes see different files: {' and '.join(answers)}; "
               "several machines need a shared folder for --out_dir and --data")
 
+    def check_options(self, config):
+        """Raise DataError if the ranks were started with different options, except for paths."""
+        of_ranks = self.gather(asdict(config))
+        differing = [name for name in of_ranks[0] if name not in ("data", "out_dir", "init_from")
+                     and any(options[name] != of_ranks[0][name] for options in of_ranks)]
+        check(not differing, f"the processes have different options: {', '.join(differing)}; "
+              "start all of them with the same command")
+
 
 def set_up_process(config):
     """Return the Process that torchrun's environment describes, and set its device up for speed."""
@@ -907,8 +915,10 @@ def open_folder(folder, say):
         raise ConfigError(f"out_dir={folder}: holds other files ({', '.join(sorted(others)[:3])}); "
                           f"give this run its own folder, such as --out_dir={folder}/mine")
     if any((folder / name).exists() for name in RUN_FILES):
-        if folder.is_symlink():
-            folder = folder.resolve()  # Move what the link names, and leave the link.
+        # If the folder is a link, move what it names, and leave the link. Of a path with "..", the
+        # part before it may no longer exist after the move.
+        if folder.is_symlink() or ".." in folder.parts:
+            folder = folder.resolve()
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
@@ -945,7 +955,7 @@ def earlier_progress(folder):
     records = read_log(folder)
     if not records:
         return 0.0, 0.0
-    return records[-1].get("seconds", 0.0), records[0].get("val_loss", 0.0)
+    return records[-1].get("seconds") or 0.0, records[0].get("val_loss") or 0.0
 
 
 def cut_log(folder, step):
@@ -957,9 +967,11 @@ def cut_log(folder, step):
 
 
 def append_log(folder, record):
-    with open(folder / "log.jsonl", "a") as file:
-        # Tensors in a record become floats. They may come from train()'s argument `watch`.
-        file.write(json.dumps(record, default=float) + "\n")
+    # Tensors in a record become floats. They may come from train()'s argument `watch`.
+    line = json.dumps(record, default=float) + "\n"
+    path = folder / "log.jsonl"
+    with explain_errors(f"{path}: cannot be written; is the disk full?"), open(path, "a") as file:
+        file.write(line)
 
 
 def draw_curve(axes, records, key, star_size=9, **style):
@@ -1353,6 +1365,9 @@ def run(config, watch, say):
     # Complete the options that are still open, such as the intervals. After this every option has
     # its final value.
     config = resolve(config, dataset.vocab_size, process.world_size)
+    # On several machines the command is given on each of them. If their options differ, ranks may
+    # wait for each other forever, or train with different learning rates.
+    process.check_options(config)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
@@ -1364,7 +1379,9 @@ def run(config, watch, say):
     # Optimizer
     optimizer = make_optimizer(model, config)
     if resuming:
-        load_moments(optimizer, checkpoint["optimizer"])
+        with explain_errors(f"{folder}: the checkpoint lacks Adam's moments, or they do not fit; "
+                            f"start a new run with --init_from={folder}"):
+            load_moments(optimizer, checkpoint["optimizer"])
     # The model and the optimizer have copied the checkpoint's tensors by now. Free them.
     checkpoint = None
 
@@ -1516,7 +1533,9 @@ def run(config, watch, say):
 
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
-    train(config)
+    # print_line() ignores that a terminal is gone. But if the result of --eval_only cannot be
+    # printed, that is an error.
+    train(config, say=print if config.eval_only else print_line)
     # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ and not config.eval_only:
         # The run is complete without this sample. It may fail, because a tokenizer needs a
