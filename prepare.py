@@ -478,6 +478,8 @@ def find_files(source, seed):
         candidates, suffixes = location.rglob("*"), SUFFIXES
     elif location.exists():
         candidates = [location]
+        if location.suffix.lower() not in SUFFIXES:
+            print(f"{location}: read as plain text; only .jsonl and .parquet have rows")
     else:
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link. Path.glob wants a relative pattern. So search from the anchor, which is the root

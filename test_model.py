@@ -884,6 +884,7 @@ def test_each_text_is_read_once(tmp_path, source, name, expected, capsys):
     assert sorted(text_of(folder)) == sorted(100 * expected.encode())
     said = capsys.readouterr().out
     assert ("d/one: skipped" in said) == (source == "d")
+    assert ("s.csv: read as plain text" in said) == (source == "d/s.csv")
     assert ("2 files skipped that are not .txt, .md, .jsonl, .parquet: c.csv, s.csv" in said) == (
         source == "d")
 
