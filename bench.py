@@ -136,7 +136,10 @@ def print_table(rows):
 # A GPU may still have work queued, so torch's timer() waits for it before it reads the clock.
 
 def make_step(config, process):
-    """Return a function that takes one training step and returns its measurements."""
+    """Return a function that takes one training step and returns its measurements.
+
+    `process` is train.py's Process, which has the device and the dtype.
+    """
     tokens = config.total_batch_size
     model = make_model(config, process.device)
     optimizer = make_optimizer(model, config)
@@ -148,6 +151,7 @@ def make_step(config, process):
 
     def step():
         start = timer()
+        # The number of the step sets its learning rate, which does not change its time.
         optimizer_step(0, model, optimizer, micro_batches, config, process)
         seconds = timer() - start
         measured = {"ms/step": 1e3 * seconds, "tokens/s": tokens / seconds}
@@ -297,6 +301,8 @@ def make_fused_runner(graph, example_inputs):
     are then the graph's inputs and results, those that a product reads or writes, and those that a
     later kernel reads.
     """
+    # torch wraps the graph in a module, whose attribute `graph` it is. The last node returns the
+    # results, which are listed in its args[0].
     *nodes, output = graph.graph.nodes
     # All operations of a kernel have the same level, and a product starts a new one. For example,
     # in gelu(x @ A) @ B the first product and gelu have level 1, and the second product has 2. A
@@ -405,6 +411,8 @@ def step_bytes(config, batch_size, layers=(1, 2)):
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
           patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
         models = [GPT(replace(config, n_layer=n_layer)) for n_layer in layers]
+        # train.py compiles the blocks, and the method that computes the head and the loss. All
+        # blocks have the same code, but the models differ in depth.
         if config.compile != "false":
             as_compiled([block for model in models for block in model.blocks], "forward")
             for model in models:

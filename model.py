@@ -148,8 +148,8 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
         scores = scores.masked_fill(position > position[S - T:, None], -math.inf)
         return F.dropout(scores.softmax(-1), dropout).type_as(v) @ v
 
-    # flash_attn needs half precision. On an H100 or B200, torch's own kernel is cuDNN's (if torch is
-    # built for CUDA 13), which is faster than flash_attn's.
+    # flash_attn needs half precision. On an H100 or B200, torch's own kernel is cuDNN's (if torch
+    # is built for CUDA 13), which is faster than flash_attn's.
     half_on_gpu = v.is_cuda and v.dtype.itemsize == 2
     if flash_attn_func and half_on_gpu and T == S and not on_hopper(v.device):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))   # (B, T, H, d_k), as flash_attn has it

@@ -579,9 +579,10 @@ def read_files(paths, total, place=0):
     `place` says where to resume. Here it is the number of chunks that have been read. Raises
     DataError if a file is not text.
 
-    The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). So no
-    chunk may have more than about 5%. A document of more than that is cut into chunks of at most
-    0.5%, so that it cannot carry the validation shard far beyond 5%.
+    The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). No
+    chunk has more than about 5%, so the shard ends below 10%, and most documents stay whole. Only
+    documents of more than 5% are cut into chunks of at most 0.5%. They cannot stay whole anyway,
+    and small chunks keep the validation shard close to 5%.
     """
     number = 0
     for path in paths:
@@ -683,9 +684,11 @@ def load_progress(folder, settings):
             is_meta = path.name == "meta.json"
             if is_meta and has_shards:
                 return None
-            # What is left are files without training shards, and progress.json with shards that
-            # fit it. Continue from progress.json, unless its settings are others, or the training
-            # shards that it counts have been deleted. In all other cases begin a new dataset.
+            # These cases are left:
+            # - progress.json with training shards, made with the same settings: continue;
+            # - progress.json without training shards: continue, if the settings are the same and
+            #   it counts no training tokens (the shards that it counts have been deleted);
+            # - meta.json without training shards: begin again.
             is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
             if not is_outdated:
                 return progress

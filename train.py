@@ -190,6 +190,7 @@ class TrainConfig(GPTConfig):
     def __init__(self, **options):
         # self.options has only what is set on the command line, in Python, or by with_checkpoint(),
         # which sets all that comes from a checkpoint. Defaults, preset and recipe are not in it.
+        # clean_options() checks names and types, and drops those that are None.
         self.options = clean_options(TrainConfig, options)
         if "arch" in self.options:
             self.options["arch"] = load_arch(self.options["arch"])
@@ -507,8 +508,8 @@ def batches(split, step, config, process):
         indices.append(order[index_in_epoch])
     # Many programs read the next batch in another thread. But the CPU only queues the GPU's work,
     # without waiting for it, so it reads the next batch while the GPU is still busy. Only after
-    # a record in the log the GPU has to wait for a batch. By our estimate that costs about 1% of the
-    # time at --size=32m, and less at larger sizes.
+    # a record in the log the GPU has to wait for a batch. By our estimate that costs about 1% of
+    # the time at --size=32m, and less at larger sizes.
     size = config.batch_size
     return [split.batch(indices[first:first + size], process.device)
             for first in range(0, len(indices), size)]
