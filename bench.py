@@ -270,8 +270,8 @@ def sample(options, training):
 # adds up the bytes that are alive. Nothing here has been checked on a GPU, whose allocator adds
 # some memory of its own.
 #
-# Code that would be compiled on a GPU is traced: torch calls it once and records each basic
-# operation, such as aten.mm, a matrix product, as a node of a graph. Then a function of ours
+# Code that would be compiled on a GPU is traced: torch runs it on fake tensors and records each
+# basic operation, such as aten.mm, a matrix product, as a node of a graph. Then a function of ours
 # (make_fused_runner) takes the place of the compiled code. It assumes that the operations fuse into
 # as few kernels as possible, and allocates the tensors that these would write.
 

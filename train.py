@@ -69,8 +69,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model import ARCHS, GPT, ConfigError, GPTConfig
 from prepare import (DataError, atomic_write, check, check_at_least, check_choice, clean_options,
-                     did_you_mean, explain_errors, get_tokenizer, lock_folder, parse_options,
-                     prepare, read_meta, read_shard, run_script, token_lengths)
+                     explain_errors, get_tokenizer, lock_folder, parse_options, prepare, read_meta,
+                     read_shard, run_script, token_lengths)
 
 # ---- Options -------------------------------------------------------------------------------------
 
@@ -260,8 +260,7 @@ def load_arch(arch):
         sys.modules[path] = module
         spec.loader.exec_module(module)
     if name not in ARCHS:
-        raise ConfigError(f"arch={arch}: expected a line ARCHS[{name!r}] = ... in {path}"
-                          f"{did_you_mean(name, ARCHS)}")
+        raise ConfigError(f"arch={arch}: expected a line ARCHS[{name!r}] = ... in {path}")
     if not hasattr(ARCHS[name], "family"):
         raise ConfigError(f"arch={arch}: expected ARCHS[{name!r}] to be a class that inherits from "
                           "model.py's Block")
@@ -361,9 +360,11 @@ class Process:
               "several machines need a shared folder for --out_dir and --data")
 
     def check_options(self, config):
-        """Raise DataError if the ranks were started with different options, except for paths."""
+        """Raise DataError if the ranks were started with different options."""
         of_ranks = self.gather(asdict(config))
-        differing = [name for name in of_ranks[0] if name not in ("data", "out_dir", "init_from")
+        # Each machine may have its own paths. The other two have had their effect already.
+        may_differ = {"data", "out_dir", "init_from", "resume", "device"}
+        differing = [name for name in of_ranks[0] if name not in may_differ
                      and any(options[name] != of_ranks[0][name] for options in of_ranks)]
         check(not differing, f"the processes have different options: {', '.join(differing)}; "
               "start all of them with the same command")
@@ -916,10 +917,8 @@ def open_folder(folder, say):
         raise ConfigError(f"out_dir={folder}: holds other files ({', '.join(sorted(others)[:3])}); "
                           f"give this run its own folder, such as --out_dir={folder}/mine")
     if any((folder / name).exists() for name in RUN_FILES):
-        # If the folder is a link, move what it names, and leave the link. Of a path with "..", the
-        # part before it may no longer exist after the move.
-        if folder.is_symlink() or ".." in folder.parts:
-            folder = folder.resolve()
+        if folder.is_symlink():
+            folder = folder.resolve()  # Move what the link names, and leave the link.
         n = 1
         while Path(f"{folder}.{n}").exists():
             n += 1
@@ -1234,9 +1233,9 @@ def noted_signals():
         # steps may pass before they agree. If this and saving take more than 30 seconds, torchrun
         # kills its processes, and the steps since the last checkpoint are lost.
         with contextlib.suppress(OSError):
-            os.write(2, b"\nThe run will be saved and stop, as soon as this step or validation has "
-                        b"ended. Without torchrun, the same signal once more ends it at once, "
-                        b"without saving.\n")
+            os.write(2, b"\nThe run will be saved and stop as soon as this step or validation has "
+                        b"ended (with several processes, within ten steps). Without torchrun, the "
+                        b"same signal once more ends it at once, without saving.\n")
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
@@ -1326,6 +1325,7 @@ def evaluate_only(config, say):
     dataset = open_dataset(config, process)
     check_dataset(config, checkpoint, dataset)
     process.check_agreement(f"step {checkpoint['step']} of dataset {dataset.fingerprint}")
+    process.check_options(config)
     config = resolve(config, dataset.vocab_size, process.world_size)
     model = make_model(config, process.device, checkpoint)
     # Use as many tokens as the last validation of a run with these options.
@@ -1361,15 +1361,18 @@ def run(config, watch, say):
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     # With resume=auto one rank may find a checkpoint of step 0, and another none. Both are at step
     # 0 then, so the check above does not notice it. But a run that is resumed does not evaluate at
-    # its first step, so the rank without a checkpoint would wait for the other in evaluate().
+    # its first step, so in the loop the ranks would exchange different things.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
-    # Complete the options that are still open, such as the intervals. After this every option has
-    # its final value.
-    config = resolve(config, dataset.vocab_size, process.world_size)
     # On several machines the command is given on each of them. If their options differ, ranks may
     # wait for each other forever, or train with different learning rates.
     process.check_options(config)
+    # Complete the options that are still open, such as the intervals. After this every option has
+    # its final value.
+    config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
+    if ".." in folder.parts:
+        # A path such as out/a/../a would lead nowhere while out/a is moved away.
+        folder = folder.resolve()
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
         return read_log(folder)
@@ -1380,9 +1383,9 @@ def run(config, watch, say):
     # Optimizer
     optimizer = make_optimizer(model, config)
     if resuming:
-        with explain_errors(f"{folder}: the checkpoint lacks Adam's moments, or they do not fit; "
-                            f"start a new run with --init_from={folder}"):
-            load_moments(optimizer, checkpoint["optimizer"])
+        check("optimizer" in checkpoint, f"{folder}: the checkpoint lacks Adam's moments; start a "
+              f"new run with --init_from={folder}")
+        load_moments(optimizer, checkpoint["optimizer"])
     # The model and the optimizer have copied the checkpoint's tensors by now. Free them.
     checkpoint = None
 
@@ -1437,7 +1440,7 @@ def run(config, watch, say):
     # (In the default run this product is about 4e12, and it takes three minutes.)
     if process.device.type == "cpu" and n_parameters * new_tokens > 1e15:
         say("This run is meant for GPUs. On a CPU the first validation or step may take many "
-            "minutes, and the run days or longer. Ctrl-C twice ends it at once.")
+            "minutes, and the run hours or days.")
 
     # From here on the first Ctrl-C does not end the process: the loop sees it and saves first.
     with noted_signals() as signals:
