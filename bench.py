@@ -482,8 +482,10 @@ def curves(options, folders):
             continue
         numeric_keys = sorted(pd.DataFrame(records).select_dtypes("number"))
         check_choice("key", key, numeric_keys, f" ({folder}/log.jsonl)")
+        # The name may have bytes that are not UTF-8, which cannot be drawn.
+        name = str(folder).encode(errors="replace").decode()
         # draw_curve() returns True if it has drawn the last validation as a star.
-        any_star |= draw_curve(axes, records, key, marker="o", ms=3, label=folder)
+        any_star |= draw_curve(axes, records, key, marker="o", ms=3, label=name)
 
         if options.usual:
             # {arch: {seed: the records of its log after step 0}}

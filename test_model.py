@@ -1983,10 +1983,23 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     for end in (whole[:-30] + b"\xff{", before_last + b"\nnull\n", before_last + b"\n{}\n"):
         path.write_bytes(end)
         assert read_log(path.parent) == log[:-1]
+    path.write_bytes(b"null\n" + whole.replace(b"\n", b"\n\n\0\n", 1))
+    assert read_log(path.parent) == log            # good lines after a bad one are kept
     assert read_log(tmp_path / "none") == []
     path.write_bytes(whole)
     again = train(tiny(resume="auto", max_steps=7))
     assert [record["step"] for record in again] == list(range(8))
+
+
+def test_a_run_whose_name_is_not_utf_8_has_a_picture(tmp_path):
+    folder = tmp_path / os.fsdecode(b"$\xfe")
+    folder.mkdir()
+    for step in range(3):
+        train_py.append_log(folder, dict(step=step, tokens=step, loss=1, val_loss=1, val_tokens=1))
+    train_py.draw_losses(folder)
+    assert (folder / "loss.png").stat().st_size > 0
+    bench.curves(bench.CurvesOptions(out_dir=str(tmp_path)), [str(folder)])
+    assert (tmp_path / "curves.png").stat().st_size > 0
 
 
 def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
@@ -2005,6 +2018,8 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
     assert resume_with(8, fingerprint="new") == 8
     with refused:
         resume_with(9, fingerprint="rebuilt")
+    with refused:                                  # the same tokens, but other ones to validate on
+        resume_with(9, fingerprint="new", val_tokens=meta["val_tokens"] - 1)
     for pattern in ("*_train_000002.bin", "*_train_*.bin"):
         for path in data.glob(pattern):
             path.unlink()

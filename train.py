@@ -467,9 +467,9 @@ def open_dataset(config, process):
     with explain_errors(f"{config.data}/meta.json: not written by prepare.py"):
         dataset = SimpleNamespace(**meta)
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
-        # A run is resumed only with the dataset that it was started with, as its fingerprint tells
-        # (check_dataset). In older datasets, which have no fingerprint, the sizes take its place.
-        # (A shard that the user adds later changes neither, so it goes unnoticed.)
+        # A run is resumed only with the dataset that it was started with, as its fingerprint and
+        # its sizes tell (check_dataset). In older datasets, which have no fingerprint, the sizes
+        # take its place. (A shard that the user adds later changes neither, so it goes unnoticed.)
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
@@ -760,6 +760,7 @@ def save_checkpoint(path, model, code, optimizer, step, config, dataset):
             "block_code": code,
             "tokenizer": dataset.tokenizer,
             "dataset": dataset.fingerprint,
+            "dataset_sizes": dataset.sizes,
         }, file)
 
 
@@ -772,10 +773,12 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
           f"tokenizer={checkpoint['tokenizer']}, but {config.data} has "
           f"tokenizer={dataset.tokenizer}")
     if resuming:
-        # Older checkpoints have the dataset's sizes in place of its fingerprint, and the oldest
-        # have nothing, so that any dataset passes.
+        # The fingerprint is that of all tokens, and the sizes tell where they are divided. (Older
+        # checkpoints have only one of these, both under the name "dataset", and the oldest have
+        # nothing, so that any dataset passes.)
         trained_on = checkpoint.get("dataset", dataset.fingerprint)
-        check(trained_on in (dataset.fingerprint, dataset.sizes),
+        sizes = checkpoint.get("dataset_sizes", dataset.sizes)
+        check(trained_on in (dataset.fingerprint, dataset.sizes) and sizes == dataset.sizes,
               f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
               "resume with the same --data, or start a new run with --init_from")
 
@@ -929,20 +932,19 @@ def open_folder(folder, say):
 
 
 def read_log(folder):
-    """Return the records of a run's log.jsonl.
+    """Return the records of a run's log.jsonl. Without a log the list is empty.
 
-    Reading ends at the first line that is not a record, which is usually a last line that was cut
-    off when the process was killed. Without a log the list is empty.
+    Lines that are not records are skipped. Usually that is only a last line that was cut off when
+    the process was killed.
     """
     records = []
-    try:
-        for line in Path(folder, "log.jsonl").open("rb"):
+    path = Path(folder, "log.jsonl")
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        with contextlib.suppress(ValueError):
             record = json.loads(line)
-            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-                break
-            records.append(record)
-    except (OSError, ValueError):
-        pass
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
     return records
 
 
@@ -1006,7 +1008,9 @@ def draw_losses(folder):
     draw_curve(axes, records, "loss", label="training")
     has_star = draw_curve(axes, records, "val_loss", marker="o", ms=4, ls="--", label="validation")
     note = "; star: the last validation, on more tokens" if has_star else ""
-    axes.set_title(str(folder), parse_math=False)  # a name may have a $
+    # The name may have bytes that are not UTF-8, which cannot be drawn, and $, which is no formula.
+    title = str(folder).encode(errors="replace").decode()
+    axes.set_title(title, parse_math=False)
     axes.set(xlabel=f"training tokens (millions){note}", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
