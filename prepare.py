@@ -580,9 +580,9 @@ def read_files(paths, total, place=0):
     DataError if a file is not text.
 
     The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). No
-    chunk has more than about 5%, so the shard ends below 10%, and most documents stay whole. Only
-    documents of more than 5% are cut into chunks of at most 0.5%. They cannot stay whole anyway,
-    and small chunks keep the validation shard close to 5%.
+    chunk has more than about 5%, so the shard ends below 10%. A document of up to 2.5% of the bytes
+    stays whole, and one of up to 5% may be cut in two. A larger one is cut into chunks of at most
+    0.5%, because small chunks keep the validation shard close to 5%.
     """
     number = 0
     for path in paths:
@@ -687,7 +687,7 @@ def load_progress(folder, settings):
             # These cases are left:
             # - progress.json with training shards, made with the same settings: continue;
             # - progress.json without training shards: continue, if the settings are the same and
-            #   it counts no training tokens (the shards that it counts have been deleted);
+            #   it counts no training tokens, else begin again;
             # - meta.json without training shards: begin again.
             is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
             if not is_outdated:

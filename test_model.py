@@ -1606,7 +1606,7 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert log[-1]["tokens"] == 60 * 128
 
 
-@pytest.mark.parametrize("max_steps, warns", [(10 ** 8, False), (10 ** 9, True)])
+@pytest.mark.parametrize("max_steps, warns", [(10 ** 9, False), (10 ** 10, True)])
 def test_a_run_that_is_too_long_for_a_cpu_says_so_before_it_begins(tiny, max_steps, warns):
     lines = []
 
@@ -1643,6 +1643,7 @@ def test_a_link_to_a_run_keeps_leading_to_the_newest_run(tiny, tmp_path):
 def test_a_run_may_move_whose_path_leads_through_its_own_folder(tiny, old):
     for n, path in enumerate((f"{old}/../{old.name}", f"{old}/.notes/.."), 1):
         (old / ".notes").mkdir()
+        assert tiny(out_dir=path).out_dir == str(old)
         train(tiny(max_steps=n, out_dir=path), say=None)
         assert read_checkpoint(old)["step"] == n
     assert [read_checkpoint(f"{old}.{n}")["step"] for n in (1, 2)] == [6, 1]
@@ -1666,9 +1667,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monk
 
 
 def test_a_checkpoint_without_adam_s_moments_cannot_be_resumed_but_started_from(old, tiny):
-    saved = torch.load(old / "ckpt.pt")
-    del saved["optimizer"]
-    torch.save(saved, old / "ckpt.pt")
+    torch.save(torch.load(old / "ckpt.pt") | {"optimizer": None}, old / "ckpt.pt")
     with pytest.raises(DataError, match=f"lacks Adam's moments.* with --init_from={old}"):
         train(TrainConfig(out_dir=str(old), resume=True, max_steps=9))
     train(tiny(init_from=str(old), max_steps=1, out_dir=f"{old}.new"), say=None)

@@ -211,6 +211,9 @@ class TrainConfig(GPTConfig):
 
         if self.out_dir is None:
             self.out_dir = self.default_folder()
+        if ".." in Path(self.out_dir).parts:
+            # A path such as out/a/../a leads nowhere while an earlier run is moved out of out/a.
+            self.out_dir = str(Path(self.out_dir).resolve())
         self.check_ranges()
         # If a checkpoint is needed, this config may lack options of its model. with_checkpoint()
         # adds and checks them.
@@ -386,7 +389,10 @@ def set_up_process(config):
 
     if on_gpu:
         torch.cuda.set_device(device)
-        torch.set_float32_matmul_precision("high")  # TF32
+        # Matrix products of float32 numbers become much faster if these are rounded to TF32, which
+        # keeps 10 bits of the mantissa. torch calls this precision "high", and the default
+        # "highest".
+        torch.set_float32_matmul_precision("high")
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
         # which saves some 5 to 20% of a step in the default run. With the first limit malloc's heap
@@ -469,7 +475,8 @@ def open_dataset(config, process):
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
         # A run is resumed only with the dataset that it was started with, as its fingerprint and
         # its sizes tell (check_dataset). In older datasets, which have no fingerprint, the sizes
-        # take its place. (A shard that the user adds later changes neither, so it goes unnoticed.)
+        # take its place. (Two changes go unnoticed: the same tokens in shards of another length,
+        # and a shard that the user adds later.)
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
@@ -773,9 +780,9 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
           f"tokenizer={checkpoint['tokenizer']}, but {config.data} has "
           f"tokenizer={dataset.tokenizer}")
     if resuming:
-        # The fingerprint is that of all tokens, and the sizes tell where they are divided. (Older
-        # checkpoints have only one of these, both under the name "dataset", and the oldest have
-        # nothing, so that any dataset passes.)
+        # The fingerprint is that of all tokens, and the sizes tell where they are divided. (In
+        # older checkpoints, "dataset" is either the fingerprint or the sizes, and "dataset_sizes"
+        # is missing. The oldest have neither, so that any dataset passes.)
         trained_on = checkpoint.get("dataset", dataset.fingerprint)
         sizes = checkpoint.get("dataset_sizes", dataset.sizes)
         check(trained_on in (dataset.fingerprint, dataset.sizes) and sizes == dataset.sizes,
@@ -864,6 +871,7 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     #   the same with --warmup_ratio=0.3, a change        600         0.3   0.3
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
+    # Below, `inherited` has the ratio that was meant, and `saved` the attribute.
     if own_checkpoint and completed.warmup_ratio == inherited["warmup_ratio"]:
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
         completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
@@ -1374,9 +1382,6 @@ def run(config, watch, say):
     # its final value.
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
-    if ".." in folder.parts:
-        # A path such as out/a/../a would lead nowhere while out/a is moved away.
-        folder = folder.resolve()
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
         return read_log(folder)
@@ -1387,8 +1392,8 @@ def run(config, watch, say):
     # Optimizer
     optimizer = make_optimizer(model, config)
     if resuming:
-        check("optimizer" in checkpoint, f"{folder}: the checkpoint lacks Adam's moments; start a "
-              f"new run with --init_from={folder}")
+        check(checkpoint.get("optimizer"), f"{folder}: the checkpoint lacks Adam's moments; start "
+              f"a new run with --init_from={folder}")
         load_moments(optimizer, checkpoint["optimizer"])
     # The model and the optimizer have copied the checkpoint's tensors by now. Free them.
     checkpoint = None
@@ -1442,9 +1447,9 @@ def run(config, watch, say):
         say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
             "to two minutes on a GPU, and less if torch still has its code from an earlier run.")
     # (In the default run this product is about 4e12, and it takes three minutes.)
-    if process.device.type == "cpu" and n_parameters * new_tokens > 1e15:
+    if process.device.type == "cpu" and n_parameters * new_tokens > 3e15:
         say("This run is meant for GPUs. On a CPU the first validation or step may take many "
-            "minutes, and the run hours or days.")
+            "minutes, and the run days or longer.")
 
     # From here on the first Ctrl-C does not end the process: the loop sees it and saves first.
     with noted_signals() as signals:
@@ -1491,10 +1496,10 @@ def run(config, watch, say):
                     extra = watch(model, optimizer, step) or {}
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. With several ranks this costs time, since
-            # they exchange their answers, for which the CPU waits for the GPU. So they ask only
-            # where a record is due, because then the CPU has waited already, and at every tenth
-            # step, in case records are rare.
+            # Ask whether any rank has been told to stop. With several ranks this costs time: they
+            # exchange their answers, and GPUs send them only after the work that is queued already,
+            # for which the CPU has to wait. So they ask only where a record is due, because then
+            # the CPU has waited already, and at every tenth step, in case records are rare.
             asking = process.world_size == 1 or recording or step % 10 == 0
             stopping = asking and any_rank_stops(signals, process)
             if stopping:
