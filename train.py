@@ -871,10 +871,13 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     #   the same with --warmup_ratio=0.3, a change        600         0.3   0.3
     # (The cosine after the warmup does become that of the longer run, so the learning rate rises
     # when the run goes on.)
-    # Below, `inherited` has the ratio that was meant, and `saved` the attribute.
-    if own_checkpoint and completed.warmup_ratio == inherited["warmup_ratio"]:
-        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-        completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
+    if own_checkpoint:
+        # At the first resume this is the attribute (from_recipe), which has not been reduced yet.
+        # Later it is the ratio in `options` (set_before), which wins over the reduced attribute.
+        meant_ratio = inherited["warmup_ratio"]
+        if completed.warmup_ratio == meant_ratio:
+            warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+            completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
     return completed
 
 
@@ -1193,8 +1196,9 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     max_norm = config.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    # With several ranks the gradients live in DDP's buckets. Keep them there and fill them with
-    # zeros, because DDP would have to copy new gradients into its buckets.
+    # With several ranks the gradients live in buckets, the tensors in which DistributedDataParallel
+    # sends them. Keep them there and fill them with zeros, because it would have to copy new
+    # gradients into its buckets.
     optimizer.zero_grad(set_to_none=process.world_size == 1)
 
     # Constrain nGPT's and anGPT's weights, and update PowerNorm's running means.
