@@ -365,7 +365,8 @@ class Process:
     def check_options(self, config):
         """Raise DataError if the ranks were started with different options."""
         of_ranks = self.gather(asdict(config))
-        # Each machine may have its own paths. The other two have had their effect already.
+        # Each machine may have its own paths. The effect of `resume` is compared by
+        # check_agreement(), and "auto" and another word may name the same device.
         may_differ = {"data", "out_dir", "init_from", "resume", "device"}
         differing = [name for name in of_ranks[0] if name not in may_differ
                      and any(options[name] != of_ranks[0][name] for options in of_ranks)]
@@ -1450,7 +1451,8 @@ def run(config, watch, say):
     if will_compile:
         say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
             "to two minutes on a GPU, and less if torch still has its code from an earlier run.")
-    # (In the default run this product is about 4e12, and it takes three minutes.)
+    # In the default run, which takes about three minutes, the number of parameters times the
+    # number of tokens is about 4e12.
     if process.device.type == "cpu" and n_parameters * new_tokens > 3e15:
         say("This run is meant for GPUs. On a CPU the first validation or step may take many "
             "minutes, and the run days or longer.")

@@ -56,8 +56,10 @@ def read_gpt2(source):
     # users write.
     runs = [str(path.parent) for path in Path("out").glob("*/ckpt.pt")]
     moved = [run for run in runs if run.startswith(f"{source}.")]
-    hint = f"; did you mean {' or '.join(sorted(moved))}?" if moved else did_you_mean(source, runs)
-    if source == "resume":
+    hint = did_you_mean(source, runs)
+    if moved:
+        hint = f"; did you mean {' or '.join(sorted(moved))}?"
+    elif source == "resume":
         hint = "; to resume a run, set --resume=true instead"
     elif source == "scratch":
         hint = "; without --init_from a run starts from random weights"
