@@ -860,26 +860,33 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
               f"; repeat the earlier one or leave out --{name}, or choose another run")
     completed.check_model()
 
-    # A resumed run keeps its number of warmup steps, unless this command changes warmup_ratio. With
-    # the same ratio, a larger max_steps would give more of them, and the run would be in its warmup
-    # again. So reduce the attribute warmup_ratio. `options` keeps the ratio that was meant, with
-    # which the next command is compared. (The constructor stores all values that it gets in
-    # `options`, including the inherited ones.) If the recipe has 0.2:
-    #                                            warmup steps   attribute   in `options`
-    #   --max_steps=1000                                  200         0.2   not set
-    #   --max_steps=2000 --resume=true                    200         0.1   0.2, inherited
-    #   the same with --warmup_ratio=0.2, no change       200         0.1   0.2
-    #   the same with --warmup_ratio=0.3, a change        600         0.3   0.3
-    # (The cosine after the warmup does become that of the longer run, so the learning rate rises
-    # when the run goes on.)
     if own_checkpoint:
-        # At the first resume this is the attribute (from_recipe), which has not been reduced yet.
-        # Later it is the ratio in `options` (set_before), which wins over the reduced attribute.
-        meant_ratio = inherited["warmup_ratio"]
-        if completed.warmup_ratio == meant_ratio:
-            warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
-            completed.warmup_ratio = min(1.0, warmup_steps / completed.max_steps)
+        # inherited["warmup_ratio"] is what the earlier commands asked for: `options` of a resumed
+        # run keeps it (set_before), and in a run that was never resumed it is the ratio itself
+        # (from_recipe).
+        keep_warmup_steps(completed, saved, asked_before=inherited["warmup_ratio"])
     return completed
+
+
+def keep_warmup_steps(config, saved, asked_before):
+    """Give a resumed run as many warmup steps as its checkpoint's options `saved` have.
+
+    With the same warmup_ratio, a larger max_steps would give more of them, and the run would be in
+    its warmup again. So config.warmup_ratio is reduced, and with it that of the next checkpoint;
+    config.options still has the ratio that was asked for. If the command asks for another ratio
+    than the commands before it, it gets what it asks for. Suppose the recipe has 0.2:
+                                              asked for   warmup steps   config.warmup_ratio
+        --max_steps=1000                            0.2            200                  0.2
+        --max_steps=2000 --resume=true              0.2            200                  0.1
+        --max_steps=4000 --resume=true              0.2            200                  0.05
+        --warmup_ratio=0.3 --resume=true            0.3           1200                  0.3
+    The cosine after the warmup does become that of the longer run, so the learning rate rises when
+    the run goes on.
+    """
+    asked_now = config.warmup_ratio
+    if asked_now == asked_before:
+        warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+        config.warmup_ratio = min(1.0, warmup_steps / config.max_steps)
 
 
 def read_start(config):
