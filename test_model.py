@@ -572,6 +572,11 @@ def test_names_are_those_of_older_checkpoints_and_vectors_start_as_in_the_papers
     assert state.keys() == starts.keys() | matrices
     for name, start in starts.items():
         assert (state[name] == float(start)).all(), name
+    if arch in ("ngpt", "angpt"):
+        for name in matrices:
+            of_columns = arch == "ngpt" and name in ("w_o.weight", "w_down.weight")
+            norms = state[name].norm(dim=0 if of_columns else 1)
+            assert (norms - 1).abs().max() < 1e-6, name
 
 
 def parameters_of(arch, **options):
@@ -988,6 +993,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
         while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
             time.sleep(0.001)
         process.kill()
+    assert process.returncode == -signal.SIGKILL   # it did not end by itself
     with pytest.raises(DataError, match="no complete dataset; python prepare.py"):
         read_meta(tmp_path / "long")
     with pytest.raises(DataError, match="expected the dataset's folder, .*whole/long"):
@@ -1718,6 +1724,15 @@ def test_a_run_that_is_not_finite_stops_and_keeps_its_last_good_checkpoint(
     assert all(x.isfinite().all() for x in weights(config).values())
 
 
+@pytest.mark.parametrize("loss, grad_norm, diverged", [
+    (math.nan, 1.0, True), (math.inf, 1.0, True), (1.0, math.inf, True), (1.0, 1.0, False)])
+def test_a_loss_and_a_gradient_norm_have_to_be_finite(loss, grad_norm, diverged):
+    measured = {"loss": torch.tensor(loss), "grad_norm": torch.tensor(grad_norm), "lr": 0.1}
+    process = train_py.Process(torch.device("cpu"))
+    with pytest.raises(Diverged) if diverged else contextlib.nullcontext():
+        assert train_py.read_measurements(measured, 7, process) == dict(loss=1, grad_norm=1, lr=0.1)
+
+
 def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
     options = ["--learning_rate=100", "--max_steps=9", "--device=cpu"]
     code, _, said = command(f"--out_dir={old}", "--resume", *options)
@@ -1770,9 +1785,11 @@ def test_a_second_signal_ends_a_run_although_the_shell_ignored_it():
     try:
         with pytest.raises(KeyboardInterrupt), train_py.noted_signals():
             signal.raise_signal(signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+            # An assert would not do here: noted_signals only prints an exception after a signal.
+            handler = signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+    assert handler == signal.SIG_DFL
 
 
 def test_ranks_compare_whether_they_have_a_checkpoint(tiny, monkeypatch):
