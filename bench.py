@@ -270,6 +270,10 @@ def sample(options, training):
 # adds up the bytes that are alive. Nothing here has been checked on a GPU, whose allocator adds
 # some memory of its own.
 #
+# A GPU runs kernels: small programs, each of which reads tensors from memory and writes others.
+# torch.compile fuses several operations into one kernel, if it can. What such a kernel computes on
+# the way, for the next operation in it, never goes to memory.
+#
 # Code that would be compiled on a GPU is traced: torch runs it on fake tensors and records each
 # basic operation, such as aten.mm, a matrix product, as a node of a graph. Then a function of ours
 # (make_fused_runner) takes the place of the compiled code. It assumes that the operations fuse into
@@ -319,7 +323,9 @@ def make_fused_runner(graph, example_inputs):
                 in_memory |= storages(x)
 
     def run(arguments):
-        allocated = {}           # key of a storage -> a tensor with this storage
+        # The keys are those of the storages of tracing. Each value is a tensor that stands for one
+        # of these storages in this call: an argument, or one that is allocated below.
+        allocated = {}
         # The first nodes are the graph's inputs.
         for node, argument in zip(nodes, arguments):
             for key in storages(node):
@@ -333,7 +339,8 @@ def make_fused_runner(graph, example_inputs):
         results = []
         for result in output.args[0]:
             if result is not None:
-                # A result has one storage.
+                # x is the traced result, which has one storage. The result of this call is the same
+                # part of the tensor that stands for this storage.
                 [(key, x)] = storages(result).items()
                 result = allocated[key].as_strided(x.shape, x.stride(), x.storage_offset())
             results.append(result)

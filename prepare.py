@@ -580,20 +580,19 @@ def read_files(paths, total, place=0):
     DataError if a file is not text.
 
     The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). No
-    chunk has more than about 5%, so the shard ends below 10%. A document of up to 2.5% of the bytes
-    stays whole, and one of up to 5% may be cut in two. A larger one is cut into chunks of at most
-    0.5%, because small chunks keep the validation shard close to 5%.
+    chunk has more than about 5% of them, so the shard ends below 10%. A document that is larger
+    than that is cut into chunks of at most 0.5%, and the shard ends close to 5%.
     """
     number = 0
     for path in paths:
         for document in open_documents(path):
             n_bytes = document.seek(0, os.SEEK_END)
             document.seek(0)
-            longest = min(CHUNK_BYTES, total // 20)
-            if n_bytes > total // 20:
-                longest = min(CHUNK_BYTES, total // 200)
+            longest = total // 20       # 5% of the total
+            if n_bytes > longest:
+                longest = total // 200  # 0.5%
             # cut() yields chunks of up to about 2 * size bytes.
-            size = max(1, longest // 2)
+            size = max(1, min(longest, CHUNK_BYTES) // 2)
             begins = True
             for chunk in cut(document, size, path):
                 number += 1
@@ -706,7 +705,8 @@ def encode_chunks(tokenizer, chunks):
         data, begins, place = chunk
         return encode(tokenizer, data, begins), len(data), place
 
-    # Threads are enough, because tiktoken releases the GIL.
+    # Threads are enough, because tiktoken releases the GIL. Give pool.map() 32 chunks at a time: it
+    # reads all of its input before it yields anything, and FineWeb does not fit into memory.
     with ThreadPoolExecutor() as pool:
         while batch := list(itertools.islice(chunks, 32)):
             yield from pool.map(encode_chunk, batch)
