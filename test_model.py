@@ -1725,7 +1725,8 @@ def test_a_run_that_is_not_finite_stops_and_keeps_its_last_good_checkpoint(
 
 
 @pytest.mark.parametrize("loss, grad_norm, diverged", [
-    (math.nan, 1.0, True), (math.inf, 1.0, True), (1.0, math.inf, True), (1.0, 1.0, False)])
+    (math.nan, 1.0, True), (math.inf, 1.0, True), (1.0, math.nan, True), (1.0, math.inf, True),
+    (1.0, 1.0, False)])
 def test_a_loss_and_a_gradient_norm_have_to_be_finite(loss, grad_norm, diverged):
     measured = {"loss": torch.tensor(loss), "grad_norm": torch.tensor(grad_norm), "lr": 0.1}
     process = train_py.Process(torch.device("cpu"))
@@ -1856,6 +1857,7 @@ def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
 @pytest.mark.parametrize("before, now, steps", [
     ({}, {}, 20), ({}, dict(warmup_ratio=0.2), 20), (dict(warmup_ratio=0.3), {}, 30),
     (dict(warmup_ratio=0.3), dict(warmup_ratio=0.3), 30), ({}, dict(warmup_ratio=0.5), 500),
+    (dict(warmup_ratio=0.29), {}, 29),             # 0.29 * 100 is 28.999...
     (dict(warmup_ratio=1.0), dict(max_steps=50), 50)])
 def test_only_another_warmup_ratio_changes_a_resumed_run_s_warm_up(tmp_path, before, now, steps):
     places = dict(out_dir=str(tmp_path))

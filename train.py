@@ -99,9 +99,10 @@ SIZES = {
 
 # The training options of each family of archs. The learning rates and embed_std are the best of an
 # early search at laptop size, with width 128 and 1.1 million parameters. Its runs are not kept. The
-# race in the README has smaller models and searches again for them. (Some archs can do better:
-# NormFormer's best learning rate was 3 to 7 times this one at width 64. See lessons/studies.) The
-# family is an attribute of the block class in model.py, and an arch of your own inherits it.
+# race in the README has smaller models and searches again for them. (Some archs can do better: at
+# width 64 NormFormer's best learning rate was 3 to 7 times what recipe() gives, see
+# lessons/studies.) The family is an attribute of the block class in model.py, and an arch of your
+# own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 # Weight decay keeps weights small. nGPT's have norms of 1 and anGPT's at most 1 anyway, and both
 # papers train without weight decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
@@ -863,8 +864,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
 
     if own_checkpoint:
         # inherited["warmup_ratio"] is what the earlier commands asked for: `options` of a resumed
-        # run keeps it (set_before), and in a run that was never resumed it is the ratio itself
-        # (from_recipe).
+        # run keeps it (set_before; only some older checkpoints do not), and in a run that was never
+        # resumed it is the ratio itself (from_recipe).
         keep_warmup_steps(completed, saved, asked_before=inherited["warmup_ratio"])
     return completed
 
@@ -876,11 +877,11 @@ def keep_warmup_steps(config, saved, asked_before):
     its warmup again. So config.warmup_ratio is reduced, and with it that of the next checkpoint;
     config.options still has the ratio that was asked for. If the command asks for another ratio
     than the commands before it, it gets what it asks for. Suppose the recipe has 0.2:
-                                              asked for   warmup steps   config.warmup_ratio
-        --max_steps=1000                            0.2            200                  0.2
-        --max_steps=2000 --resume=true              0.2            200                  0.1
-        --max_steps=4000 --resume=true              0.2            200                  0.05
-        --warmup_ratio=0.3 --resume=true            0.3           1200                  0.3
+                                                          asked for  warmup steps  config.warmup_ratio
+        --max_steps=1000                                        0.2           200                 0.2
+        --resume=true --max_steps=2000                          0.2           200                 0.1
+        --resume=true --max_steps=4000                          0.2           200                 0.05
+        --resume=true --max_steps=8000 --warmup_ratio=0.3       0.3          2400                 0.3
     The cosine after the warmup does become that of the longer run, so the learning rate rises when
     the run goes on.
     """
