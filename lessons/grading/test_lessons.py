@@ -125,7 +125,7 @@ SHORTER = {
 
 @pytest.fixture(scope="session", autouse=True)
 def runs(request, tmp_path_factory):
-    """Start running all notebooks, two at a time, beside the other tests.
+    """Start running all notebooks, one at a time, beside the other tests.
 
     Return a dict of futures: a lesson's name -> the row of its notebook, and "class" -> what
     a_class_graded returns. Training runs are cut to LESSONS_STEPS steps, and loops as SHORTER says.
@@ -135,15 +135,15 @@ def runs(request, tmp_path_factory):
         for item in request.session.items
         if "untouched_notebook" in item.name
     ]
-    steps = int(os.environ.get("LESSONS_STEPS", 5))
+    steps = int(os.environ.get("LESSONS_STEPS", 2))
     if not (HERE.parent / "data/stdlib/meta.json").exists():
         subprocess.run(
             [sys.executable, "prepare.py"], cwd=HERE.parent, check=True, stdout=subprocess.DEVNULL
         )
-    # The notebooks take the cores, so a second thread would only be waited for.
+    # Of two cores the notebooks take one and the tests the other, so a second thread would only be
+    # waited for.
     torch.set_num_threads(1)
-    lower_priority = getattr(os, "nice", int)
-    pool = ThreadPoolExecutor(2, initializer=lower_priority, initargs=(10,))
+    pool = ThreadPoolExecutor(1)
     other = ThreadPoolExecutor(1)
     graded = [
         other.submit(a_class_graded, tmp_path_factory.mktemp("class"))
