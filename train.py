@@ -99,10 +99,10 @@ SIZES = {
 
 # The training options of each family of archs. The learning rates and embed_std are the best of an
 # early search at laptop size, with width 128 and 1.1 million parameters, whose runs are not kept.
-# In newer runs of that size, higher learning rates were no better (lessons/studies). At other sizes
-# they may be: at width 64 NormFormer's best was 3 to 7 times what recipe() gives, so the race in
-# the README searches again. The family is an attribute of the block class in model.py, and an arch
-# of your own inherits it.
+# In newer runs of that size, higher learning rates were no better for GPT+, RMSNorm and NormFormer
+# (lessons/studies). At other sizes they may be: at width 64 NormFormer's best was 3 to 7 times what
+# recipe() gives. So the race in the README searches again. The family is an attribute of the block
+# class in model.py, and an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 # Weight decay keeps weights small. nGPT's have norms of 1 and anGPT's at most 1 anyway, and both
 # papers train without weight decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
