@@ -323,8 +323,8 @@ def make_fused_runner(graph, example_inputs):
                 in_memory |= storages(x)
 
     def run(arguments):
-        # The keys are those of the storages of tracing. Each value is a tensor that stands for one
-        # of these storages in this call: an argument, or one that is allocated below.
+        # The keys are those of traced storages, as in in_memory. The values are the tensors that
+        # stand for these storages in this call: arguments, or tensors that are allocated below.
         allocated = {}
         # The first nodes are the graph's inputs.
         for node, argument in zip(nodes, arguments):

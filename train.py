@@ -877,11 +877,11 @@ def keep_warmup_steps(config, saved, asked_before):
     its warmup again. So config.warmup_ratio is reduced, and with it that of the next checkpoint;
     config.options still has the ratio that was asked for. If the command asks for another ratio
     than the commands before it, it gets what it asks for. Suppose the recipe has 0.2:
-                                                          asked for warmup steps config.warmup_ratio
-        --max_steps=1000                                        0.2          200                 0.2
-        --resume=true --max_steps=2000                          0.2          200                 0.1
-        --resume=true --max_steps=4000                          0.2          200                0.05
-        --resume=true --max_steps=8000 --warmup_ratio=0.3       0.3         2400                 0.3
+                                                            asked for   warmup steps   warmup_ratio
+        --max_steps=1000                                          0.2            200            0.2
+        --resume=true --max_steps=2000                            0.2            200            0.1
+        --resume=true --max_steps=4000                            0.2            200           0.05
+        --resume=true --max_steps=8000 --warmup_ratio=0.3         0.3           2400            0.3
     The cosine after the warmup does become that of the longer run, so the learning rate rises when
     the run goes on.
     """

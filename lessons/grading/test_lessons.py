@@ -164,6 +164,12 @@ def runs(request, tmp_path_factory):
     pool.shutdown(cancel_futures=True)
 
 
+@pytest.mark.parametrize("long", SHORTER)
+def test_what_is_cut_in_tests_is_in_some_lesson(long):
+    """Each pattern of SHORTER still finds something, although the lessons have been edited."""
+    assert any(re.search(long, (HERE / f"{name}.ipynb").read_text()) for name in LESSONS)
+
+
 @every_exercise
 def test_reference_passes_and_is_refused_when_it_is_handed_in(number, capsys):
     """The reference is graded as right; the grader's own function handed back is not an answer."""
