@@ -187,10 +187,10 @@ def swiglu(x):
 
 
 class Scale(nn.Module):
-    """n learned numbers initialized to `init`, and stored multiplied by scale / init (nGPT 2.5).
+    """n learned numbers that start at `init`. Their stored form is scale / init times as large.
 
     Adam moves each stored number by about the learning rate per step, and therefore the number
-    itself by learning rate * init / scale.
+    itself by learning rate * init / scale (nGPT section 2.5).
     """
 
     def __init__(self, n, init, scale):
@@ -222,11 +222,16 @@ class PowerNorm(nn.Module):
     """weight * x / sqrt(psi2 + eps) + bias, where psi2 is a running mean of x^2 (Shen et al. 2020).
 
     Each channel has a psi2 of its own. GroupScaling1D comes first: it divides each of a token's
-    four groups of channels by its root mean square.
+    four groups of channels by that group's root mean square.
 
     In the first pn_warmup steps the batch's own mean of x^2 takes the place of psi2. That mean
     includes later tokens, so the training loss then sees the future. After the warmup, and always
     in evaluation, nothing leaks.
+
+    A second running mean, nu, is for the backward pass. If psi2 were the mean over this batch, the
+    exact gradient would contain the mean of g xhat over the batch, where g is the gradient of
+    xhat = x / sqrt(psi2 + eps). But psi2 comes from earlier batches as well, and nu takes the place
+    of that mean (PowerScale).
     """
     eps = 1e-5
     groups = 4
@@ -241,8 +246,8 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
-        # nu is not trained. It asks for a gradient because PowerScale's backward pass returns what
-        # update_() needs in the place of that gradient.
+        # nu is not a parameter. It asks for a gradient because PowerScale's backward pass returns
+        # what update_() needs in the place of that gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
         # These add up the moments of an optimizer step's micro-batches, and count them.
@@ -308,7 +313,7 @@ class PowerScale(torch.autograd.Function):
 
 
 def mean_over_ranks(x):
-    """Return the mean of a tensor over all ranks."""
+    """Return the mean of a tensor over all ranks, the processes that train together."""
     if dist.is_initialized():
         # The functional all_reduce returns a new tensor. dist.all_reduce would overwrite x.
         x = all_reduce(x, "sum", dist.group.WORLD) / dist.get_world_size()
@@ -328,7 +333,7 @@ class Block(nn.Module):
     family = None
     # The norm layer. GPT puts one after the last block, and PreNormBlock two into each block.
     Norm = nn.Identity
-    # Options that must keep their defaults, because this block has no equation for them.
+    # Options that must keep their defaults, because this block does not support them.
     refuses = ("resid_scale",)
     # True if the weights have norms of 1, or at most 1. Then GPT initializes them with norms of 1,
     # calls constrain_ after each optimizer step, and multiplies the logits by s_z, a learned Scale
@@ -367,6 +372,8 @@ class PreNormBlock(Block):
         self.norm2 = self.Norm(self.d, config)
         self.f = swiglu if config.mlp == "swiglu" else gelu
         self.norm_qk = unit if config.qk_norm else nn.Identity()  # GPT+ (anGPT Table 1)
+        # g multiplies the scores, which should have a variance of about 1. If the entries of q and
+        # k have variance 1, that of q k^T is d_k; if q and k are unit vectors, it is 1 / d_k.
         self.g = nn.Parameter(torch.tensor(self.d_k ** 0.5)) if config.qk_norm else self.d_k ** -0.5
 
     def forward(self, h, cos, sin, cache=None):
@@ -397,6 +404,7 @@ class PowerNormBlock(PreNormBlock):
 class NormFormerBlock(PreNormBlock):
     """Pre-LN with three more operations (NormFormer section 2.1).
 
+    The comments at the ends of lines have the paper's names, of which h_i is the output of head i.
     head_scale stands before w_o, as in the paper; the authors' code has it after.
     """
     family = "normformer"
@@ -506,7 +514,7 @@ class ANGPTBlock(Block):
         h_a = unit(self.nu_p * self.drop(self.w_o(joined(y))))     # (B, T, d)
         h = self.nu(alpha_a) * (h + alpha_a * (h_a - h))           # Table 1, Residual
         u, z = self.w_up(self.nu_uz * h).chunk(2, -1)              # Table 1, MLP: (B, T, 4d)
-        # This factor is not in Table 1, but in nGPT (21). It gives z the standard deviation 1/2
+        # In Table 1 only nGPT has this factor (nGPT (21)). It gives z the standard deviation 1/2
         # that nu_acf assumes.
         z = z * self.d ** 0.5
         h_m = unit(self.nu_d * self.drop(self.w_down(self.nu_acf * u * F.silu(z))))
@@ -566,6 +574,7 @@ class GPT(nn.Module):
         for name, p in self.named_parameters():
             std = self.config.embed_std if name in ("wte.weight", "wpe.weight") else 0.02
             if name.endswith(WRITERS):
+                # As in GPT-2: the residual stream is a sum of 2 n_layer outputs of such matrices.
                 std /= (2 * self.config.n_layer) ** 0.5
             if p.dim() == 2:
                 # If sphere is True, project_ scales each vector to norm 1 afterwards. angpt's

@@ -27,7 +27,7 @@ class SampleConfig:
     """Options of sample.py."""
     # Model
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
-    init_from: str | None = None  # instead of out_dir: a .pt file, or gpt2 for GPT-2's weights
+    init_from: str | None = None  # instead of out_dir: a .pt file, gpt2, or a folder of GPT-2's files
     arch: str | None = None       # FILE.py:NAME, if your own file defines the run's arch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
@@ -58,7 +58,7 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     # If the shell's encoding is wrong, the prompt may have characters that UTF-8 cannot encode.
     # They become question marks.
     ids = encode(tokenizer, prompt.encode(errors="replace")).astype("int64")
-    idx = torch.from_numpy(ids)[None].to(device)         # (1, T), end-of-text first
+    idx = torch.from_numpy(ids)[None].to(device)         # (1, T); the first is end-of-text
     generator = torch.Generator(device).manual_seed(seed)
 
     # A token may end in the middle of a character. The decoder keeps the first bytes of such a

@@ -30,8 +30,8 @@ NAMES = {
     "ln_f": "norm_f",
 }
 
-# The entries of HuggingFace's config.json that decide what GPT-2 computes. One that is missing has
-# this value. n_inner also matters, but depends on n_embd: read_gpt2 checks it.
+# The entries of HuggingFace's config.json that decide what GPT-2 computes. An entry that is missing
+# counts as the value given here. n_inner also matters, but depends on n_embd: read_gpt2 checks it.
 THEIRS = {
     "model_type": "gpt2",
     "activation_function": "gelu_new",
@@ -41,19 +41,19 @@ THEIRS = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-# The same form in this project's options.
+# The options with which our GPT computes the same.
 OURS = {"arch": "layernorm", "pos": "learned", "mlp": "gelu", "tie": True, "qk_norm": False}
 
 
 def read_gpt2(source):
-    """Return GPT-2's weights and config as train.read_checkpoint returns a run's, without Adam's.
+    """Return GPT-2's weights and config like a run's checkpoint, but without Adam's moments.
 
     `source` is a folder, or one of the PUBLISHED names, which is downloaded. Raises DataError.
     """
     folder = Path(source)
     is_known = str(source) in PUBLISHED or (folder / "config.json").exists()
-    # The source may be a run that has moved to <source>.1, a misspelled one, or what nanoGPT's
-    # users write.
+    # The source may be a run that train.py has moved to <source>.1, a misspelled name, or what
+    # nanoGPT's users write.
     runs = [str(path.parent) for path in Path("out").glob("*/ckpt.pt")]
     moved = [run for run in runs if run.startswith(f"{source}.")]
     hint = did_you_mean(source, runs)

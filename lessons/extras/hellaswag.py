@@ -6,7 +6,7 @@ Score models on HellaSwag: how often is the right one of four endings the likeli
 Two accuracies are printed, each with its standard error: by the log-likelihood of an ending, and by
 its log-likelihood per character. Guessing gives 0.25.
 
-Texts and tokens are made as in lm-evaluation-harness 0.4 (task hellaswag 1.0). For GPT-2 124M that
+Texts and tokens are made as in lm-evaluation-harness 0.4 (task hellaswag 1.0). For GPT-2 124M it
 reports 0.2892 and 0.3114; we have not repeated this. Each line of --file is a JSON object with
 ctx_a, ctx_b, activity_label, endings and label.
 """
@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 @dataclass
 class HellaswagConfig:
-    """Options."""
+    """Options of hellaswag.py."""
     out_dir: str = "out/angpt"  # runs to score, or names like gpt2, with commas between them
     file: str | None = None     # .jsonl file of questions (HellaSwag's validation set, downloaded)
     batch_size: int = 4         # questions at a time
@@ -36,7 +36,7 @@ class HellaswagConfig:
 
 
 def clean(text):
-    """Return the text without WikiHow's marks, such as [title] and [step]."""
+    """Return the text without WikiHow's marks. [title] becomes a full stop, others are left out."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 
@@ -76,7 +76,8 @@ def nats(model, tokenizer, pairs):
     """
     inputs, targets = [], []
     for context, ending in pairs:
-        # The ending's tokens are those that it adds to the context's. Its first one has the space.
+        # The ending's tokens are those that it adds to the context's. The first of them includes
+        # the space. (With new=False, encode() puts no end-of-text token in front.)
         tokens = encode(tokenizer, f"{context} {ending}".encode(), new=False).astype(int)
         context_tokens = encode(tokenizer, context.rstrip(" ").encode(), new=False)
         ending_length = len(tokens) - len(context_tokens)

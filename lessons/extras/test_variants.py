@@ -2,6 +2,7 @@
 import copy
 import json
 import math
+import warnings
 from dataclasses import asdict
 
 import numpy as np
@@ -308,6 +309,21 @@ def test_a_variant_and_its_gradients_equal_its_equations(arch, options):
         else:
             assert p.grad.abs().max() > 1e-9, name
             assert_close(p.grad, written.p[name].grad, 1e-10)
+
+
+@every_variant
+def test_a_variant_in_bfloat16_is_near_float32_and_without_warnings(arch):
+    model = GPT(GPTConfig(arch=arch, **TINY))
+    _, want = model(IDX, TARGETS)
+    # Otherwise torch prints some warnings only once in a process.
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+            warnings.simplefilter("error")
+            _, loss = model(IDX, TARGETS)
+    finally:
+        torch.set_warn_always(False)
+    assert abs(loss - want) < 0.03
 
 
 @every_variant

@@ -5,7 +5,7 @@ These are nGPT's optional forms; two steps from nGPT to anGPT (anGPT Fig. 5); No
 of its operations; PowerNorm as the main text of its paper has it; and the norms of other papers,
 older and newer than the six.
 
-Importing this file registers them. So does a name with the path of this file in front of it:
+Importing this file registers them. So does an --arch that names this file before the colon:
 
     import lessons.extras.variants
     train(TrainConfig(arch="ngpt_slerp", max_steps=500))
@@ -16,7 +16,7 @@ Importing this file registers them. So does a name with the path of this file in
   ngpt_slerp                h moves on an arc, not a chord    nGPT eq. 6; Table 6, row 2
   ngpt_scalar               vectors of scales become numbers  nGPT Table 5
   ngpt_riemann              h moves in its tangent space      nGPT eq. 28-30
-  ngpt_by_depth             alpha starts at 0.2 / n_layer     2604.27077; lesson 6
+  ngpt_by_depth             alpha starts at 0.2 / n_layer     2604.27077
   ngpt_corrected            nu(alpha), not unit, ends a step  anGPT Fig. 5, "with LERP correction"
   ngpt_bounded              the same, with bounded weights    anGPT Fig. 5, "with param. bounding"
   normformer_no_attn_ln     no LayerNorm after attention      NormFormer Table 4
@@ -48,13 +48,14 @@ NormFormer's fourth operation is the option resid_scale. With qk_norm=True, lnsc
 with LN scaling", and dyt is its "GPT+ with DyT", except that the paper mentions one more learned
 scale there without saying where it belongs.
 
-This project does not have the papers that are given by arXiv number. Their equations come from the
-authors' code (mixln, deepnorm, hybridnorm, derf), from a library's code (olmo2), from the text of
-the paper (gatednorm), or from several descriptions that agree (periln, keel, seednorm). Each class
-says what we could not check.
+We could not compare every equation with its paper. Those of the papers that are given by arXiv
+number come from the authors' code (mixln, deepnorm, hybridnorm, derf), from a library's code
+(olmo2), from the text of the paper (gatednorm), or from other descriptions (ngpt_by_depth, periln,
+keel, seednorm). Each class says what we could not check.
 
-The recipes are not tuned for these architectures. periln and olmo2 use that of normformer, whose
-branches end in norms, too. The others use that of rmsnorm.
+The recipes are not tuned for these architectures. Those whose names begin with one of the six use
+its recipe. periln and olmo2 use that of normformer, whose branches end in norms, too. The others
+use that of rmsnorm.
 
 Hyper-connections, value residuals and other changes to the residual stream itself are not here:
 they would need another class GPT.
@@ -64,7 +65,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from model import (ANGPTBlock, ARCHS, LayerNorm, NGPTBlock, NormFormerBlock, PowerNorm,
-                   PowerNormBlock, PreNormBlock, RMSNorm, Scale, attend, heads, rope, unit, wide)
+                   PowerNormBlock, PreNormBlock, RMSNorm, Scale, attend, heads, joined, rope, unit,
+                   wide)
 
 
 # ---- nGPT ----------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class StepsBlock(NGPTBlock):
         q = self.qk_norm(rope(q, cos, sin)) * s_qk                          # (15)
         k = self.qk_norm(rope(k, cos, sin)) * s_qk                          # (16)
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13)
-        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))       # (14): (B, T, d)
+        h_a = unit(self.drop(self.w_o(joined(y))))                          # (14): (B, T, d)
         h = self.step(h, h_a, self.alpha_a().abs())                         # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                # (17): (B, T, 4d) each
         u = u * self.s_u()                                                  # (20)
@@ -147,7 +149,8 @@ class Riemannian(StepsBlock):
 class AlphaByDepth(NGPTBlock):
     """nGPT whose alphas start at 0.2 / n_layer.
 
-    2604.27077 changes more in nGPT. We could not check its equation.
+    The paper changes other things in nGPT as well, which are left out here. We could not check its
+    equation for alpha.
     """
 
     def __init__(self, config):
@@ -227,7 +230,7 @@ class BranchesBlock(PreNormBlock):
         q = self.norm_qk(rope(self.norm_q(q), cos, sin))
         k = self.norm_qk(rope(self.norm_k(k), cos, sin))
         y = attend(q, k, self.norm_v(v), self.g, cache, self.dropout * self.training)
-        return self.drop(self.w_o(y.transpose(1, 2).flatten(2)))            # (B, T, d)
+        return self.drop(self.w_o(joined(y)))                               # (B, T, d)
 
     def mlp(self, x):
         return self.drop(self.w_down(self.f(self.w_up(x))))
@@ -244,7 +247,8 @@ class PostLNBlock(BranchesBlock):
 
     def __init__(self, config):
         super().__init__(config)
-        # GPT makes its last norm, norm_f, of this class. The last block already ends in a norm.
+        # GPT makes its last norm with self.Norm. The last block already ends in a norm, so let GPT
+        # make an Identity.
         self.Norm = nn.Identity
 
     def forward(self, h, cos, sin, cache=None):
@@ -319,6 +323,17 @@ class KeelBlock(PostLNBlock):
         return self.post2(self.alpha * h + self.mlp(self.norm2(h)))
 
 
+class BranchRMSNorm(RMSNorm):
+    """RMSNorm of a branch's output, or of q, k or v: computed in float32, returned in x's dtype.
+
+    Under autocast these are bfloat16, and torch prints a warning if RMSNorm's input and weight have
+    different dtypes. (The residual stream is float32.)
+    """
+
+    def forward(self, x):
+        return super().forward(wide(x)).type_as(x)
+
+
 class PeriLNBlock(BranchesBlock):
     """A norm at both ends of each branch.
 
@@ -329,19 +344,19 @@ class PeriLNBlock(BranchesBlock):
 
     def __init__(self, config):
         super().__init__(config)
-        self.post1 = RMSNorm(self.d, config)
-        self.post2 = RMSNorm(self.d, config)
+        self.post1 = BranchRMSNorm(self.d, config)
+        self.post2 = BranchRMSNorm(self.d, config)
 
     def forward(self, h, cos, sin, cache=None):
-        h = h + self.post1(wide(self.attn(self.norm1(h), cos, sin, cache)))
-        return h + self.post2(wide(self.mlp(self.norm2(h))))
+        h = h + self.post1(self.attn(self.norm1(h), cos, sin, cache))
+        return h + self.post2(self.mlp(self.norm2(h)))
 
 
-class RMSNormOverHeads(RMSNorm):
+class RMSNormOverHeads(BranchRMSNorm):
     """RMSNorm of x (B, H, T, d_k) over all H * d_k channels of a token."""
 
     def forward(self, x):
-        y = super().forward(wide(x.transpose(1, 2).flatten(2)))             # (B, T, d)
+        y = super().forward(joined(x))                                      # (B, T, d)
         return y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 
@@ -351,7 +366,7 @@ class OLMo2Block(BranchesBlock):
     q and k are normalized before rope, over all heads at once, with a gain.
     """
     family = "normformer"
-    Norm = RMSNorm
+    Norm = BranchRMSNorm
 
     def __init__(self, config):
         super().__init__(config)
@@ -375,9 +390,9 @@ class HybridNormBlock(BranchesBlock):
     def __init__(self, config):
         super().__init__(config)
         self.norm1 = nn.Identity()
-        self.norm_q = RMSNorm(self.d_k, config)
-        self.norm_k = RMSNorm(self.d_k, config)
-        self.norm_v = RMSNorm(self.d_k, config)
+        self.norm_q = BranchRMSNorm(self.d_k, config)
+        self.norm_k = BranchRMSNorm(self.d_k, config)
+        self.norm_v = BranchRMSNorm(self.d_k, config)
 
     def forward(self, h, cos, sin, cache=None):
         h = self.norm2(h + self.attn(h, cos, sin, cache))
