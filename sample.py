@@ -27,7 +27,7 @@ class SampleConfig:
     """Options of sample.py."""
     # Model
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
-    init_from: str | None = None  # instead of out_dir: a .pt file, gpt2, or a folder of GPT-2's files
+    init_from: str | None = None  # instead of out_dir: a .pt file, gpt2, or a folder with its files
     arch: str | None = None       # FILE.py:NAME, if your own file defines the run's arch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
