@@ -363,9 +363,9 @@ def as_compiled(modules, method):
     eager = getattr(first, method)
 
     # Call the first module, but with the weights and buffers of any of the modules. So one graph
-    # does for all of them.
+    # does for all of them. (tie_weights replaces a matrix that is also the head in both places.)
     def call(tensors, *inputs):
-        with _reparametrize_module(first, tensors):
+        with _reparametrize_module(first, tensors, tie_weights=True):
             return eager(*inputs)
 
     # compiled_for() returns a function that is traced when it is first called. @cache gives each

@@ -2386,6 +2386,16 @@ def test_a_compiled_graph_keeps_what_products_and_later_kernels_read():
     assert [y.shape for y in results] == [x.shape]
 
 
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_traced_loss_gives_the_head_a_gradient(tie):
+    with bench.FakeTensorMode():
+        model = GPT(GPTConfig(arch="rmsnorm", tie=tie))
+        bench.as_compiled([model], "summed_loss")
+        h, targets = torch.ones(1, 8, 128), torch.ones(1, 8, dtype=torch.long)
+        model.summed_loss(h, targets).backward()
+    assert model.lm_head.weight.grad is not None
+
+
 def test_memory_of_a_compiled_loss_is_bfloat16_logits_and_their_gradient():
     options = dict(arch="ngpt", dtype="bfloat16", compile="true", vocab_size=50304, block_size=256)
     config = resolve(TrainConfig(**TINY_RUN | options | dict(total_batch_size=1024)))
