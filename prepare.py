@@ -669,7 +669,7 @@ def load_progress(folder, settings):
     Raises DataError if the folder holds training shards that were made with other settings, or
     whose settings are not recorded.
     """
-    has_shards = any(folder.glob("*_train_*.bin"))
+    has_shards = any(folder.glob("*_train_??????.bin"))
     # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():

@@ -688,7 +688,8 @@ def read_dataset(folder):
     splits = []
     fingerprint = hashlib.sha256()
     for split in ("val", "train"):
-        tokens = np.concatenate([read_shard(path) for path in sorted(folder.glob(f"*_{split}_*"))])
+        paths = sorted(folder.glob(f"*_{split}_??????.bin"))
+        tokens = np.concatenate([read_shard(path) for path in paths])
         fingerprint.update(tokens)
         starts = [i for i in np.flatnonzero(tokens == tokenizer.eot_token) if i > 0]
         documents = []
@@ -972,14 +973,16 @@ def test_as_many_tokens_as_asked_for_and_none_lost(texts, small_gpt2, tokenizer)
     assert np.array_equal(made(3001)[0], every[:3001])
 
 
-def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("7 bytes")
-    options = dict(source=f"{tmp_path}/a.txt", data_dir=f"{tmp_path}/data")
-    with pytest.raises(DataError, match="a.txt: nothing is left to train on.*smaller --val_tokens"):
+# The validation shard of x_train_y is not taken for a training shard.
+@pytest.mark.parametrize("name", ["a", "x_train_y"])
+def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(name, tmp_path, capsys):
+    (tmp_path / f"{name}.txt").write_text("7 bytes")
+    options = dict(source=f"{tmp_path}/{name}.txt", data_dir=f"{tmp_path}/data")
+    with pytest.raises(DataError, match="txt: nothing is left to train on.*smaller --val_tokens"):
         prepare(**options, val_tokens=100)
     val, train = read_dataset(prepare(**options, val_tokens=2))
     assert val + train == [b"7", b" bytes"]
-    assert "data/a: too few to train with --block_size=256" in capsys.readouterr().out
+    assert f"data/{name}: too few to train with --block_size=256" in capsys.readouterr().out
 
 
 def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
@@ -1587,7 +1590,9 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
         seen.append(step)
         assert optimizer.param_groups[0]["params"][0] is model.wte.weight
         assert (out / "loss.png").exists() == (step > 20)        # there is none of step 0
-        return {"twice": 2 * torch.tensor(step), "step": 99} if step else None    # our names stay
+        if step:
+            return {"twice": 2 * torch.tensor(step), "both": np.array([step, 1.5]),
+                    "step": 99}                                  # our names stay
 
     lines, seen = [], []
     config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20,
@@ -1604,6 +1609,7 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert read_log(out) == log
     assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
     assert column(log, "twice") == [(20, 40), (40, 80), (60, 120)]
+    assert column(log, "both") == [(20, [20, 1.5]), (40, [40, 1.5]), (60, [60, 1.5])]
     assert column(log, "val_tokens") == [(0, 128), (20, 128), (40, 128), (60, 320)]
     losses = dict(column(log, "val_loss"))
     assert list(losses) == seen == [0, 20, 40, 60]
@@ -2191,6 +2197,23 @@ ARCHS["mine"] = Mine
     with pytest.raises(ConfigError, match=r"expected a line ARCHS\['other'\] = ... in .*mine.py$"):
         tiny(arch=f"{path}:other")
     assert type(model.norm_f) is type(model.blocks[0].norm1)
+
+
+def test_a_file_that_replaces_the_arch_of_another_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
+    monkeypatch.setitem(ARCHS, "rmsnorm", ARCHS["rmsnorm"])
+
+    def said(path, name):
+        path.write_text("from model import ARCHS, RMSNormBlock\n"
+                        f"class Mine(RMSNormBlock): pass\nARCHS['{name}'] = Mine")
+        TrainConfig(arch=f"{path}:{name}")
+        return capsys.readouterr().err
+
+    a, b = tmp_path / "a.py", tmp_path / "b.py"
+    assert said(a, "mine") == said(a, "mine") == ""
+    assert said(b, "mine").startswith(f"{b} has replaced the arch mine of {a};")
+    model_py = train_py.source_file(PowerNorm)
+    assert said(b, "rmsnorm").startswith(f"{b} has replaced the arch rmsnorm of {model_py};")
 
 
 def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):

@@ -145,7 +145,8 @@ class TrainConfig(GPTConfig):
     that is not set may depend on the size, the arch or a checkpoint. Some options stay None until
     the checkpoint and the dataset are known; then resolve() completes them.
 
-    TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these.
+    TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these. Set
+    options only in this way: what is assigned to an attribute later is lost when a run is resumed.
     Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
     file of an arch raises an exception.
     """
@@ -249,8 +250,18 @@ class TrainConfig(GPTConfig):
         self.check_option("seed", self.seed < 2 ** 63, "a number less than 2**63")
 
 
+def source_file(block):
+    """Return the path of the file that a class comes from, or None if it has none."""
+    module = sys.modules.get(getattr(block, "__module__", None))
+    path = getattr(module, "__file__", None)
+    return path and os.path.realpath(path)
+
+
 def load_arch(arch):
-    """Return the name of an arch. For "mine.py:scalenorm" run mine.py first, to add it to ARCHS."""
+    """Return the name of an arch. For "mine.py:scalenorm" run mine.py first, to add it to ARCHS.
+
+    Warns if the file replaces an arch of another file, because a name can have only one block.
+    """
     path, _, name = arch.rpartition(":")
     if not path:
         return name
@@ -258,12 +269,18 @@ def load_arch(arch):
         raise ConfigError(f"arch={arch}: expected FILE.py:NAME")
     if not Path(path).exists():
         raise ConfigError(f"arch={arch}: {path} cannot be run, because it does not exist")
+    earlier = dict(ARCHS)
     with explain_errors(f"arch={arch}: {path} cannot be run"):
         spec = importlib.util.spec_from_file_location(path, path)
         module = importlib.util.module_from_spec(spec)
         # torch.compile and inspect look up a class's module here.
         sys.modules[path] = module
         spec.loader.exec_module(module)
+    for other, block in earlier.items():
+        files = {source_file(block), source_file(ARCHS.get(other, block))} - {None}
+        if len(files) > 1:
+            print(f"{path} has replaced the arch {other} of {source_file(block)}; from now on this "
+                  "name means the new block", file=sys.stderr)
     if name not in ARCHS:
         raise ConfigError(f"arch={arch}: expected a line ARCHS[{name!r}] = ... in {path}")
     if not hasattr(ARCHS[name], "family"):
@@ -990,8 +1007,9 @@ def cut_log(folder, step):
 
 
 def append_log(folder, record):
-    # Tensors in a record become floats. They may come from train()'s argument `watch`.
-    line = json.dumps(record, default=float) + "\n"
+    # Arrays and tensors in a record become numbers or lists. They may come from train()'s argument
+    # `watch`.
+    line = json.dumps(record, default=lambda array: array.tolist()) + "\n"
     path = folder / "log.jsonl"
     with explain_errors(f"{path}: cannot be written; is the disk full?"), open(path, "a") as file:
         file.write(line)
@@ -1328,6 +1346,9 @@ def train(config, watch=None, say=print_line):
     dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
     stop, the run is saved (unless it fails at that moment), and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
+
+    All threads of a process share torch's random numbers. So run one training at a time in a
+    process, or a seed does not decide its initial weights and its dropout.
     """
     # torchrun sets RANK. (The group of processes may not exist yet.)
     main_process = os.environ.get("RANK", "0") == "0"
