@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from train import find_device, load_model
-from prepare import check, encode, explain_errors, parse_options, run_script
+from prepare import check, check_at_least, encode, explain_errors, parse_options, run_script
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,11 @@ class HellaswagConfig:
     out_dir: str = "out/angpt"  # runs to score, or names like gpt2, with commas between them
     file: str | None = None     # .jsonl file of questions (HellaSwag's validation set, downloaded)
     batch_size: int = 4         # questions at a time
+    arch: str | None = None     # FILE.py:NAME, if your own file defines the runs' arch
     device: str = "auto"        # auto: cuda if there is one, else cpu
+
+    def __post_init__(self):
+        check_at_least(1, self, "batch_size")
 
 
 def clean(text):
@@ -44,7 +48,8 @@ def rows_of(path):
     """Return the rows of a .jsonl file as dicts, or HellaSwag's validation set without a path."""
     if path:
         with explain_errors(f"file={path}: HellaSwag's questions cannot be read"):
-            return [json.loads(line) for line in Path(path).read_text().splitlines()]
+            lines = Path(path).read_bytes().splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
     from datasets import load_dataset
     message = "Rowan/hellaswag: cannot be downloaded; --file reads questions on this machine"
     with explain_errors(message):
@@ -115,7 +120,7 @@ def main(argv):
     device = find_device(options.device)
     rows = questions(options.file)
     for source in options.out_dir.split(","):
-        model, tokenizer, _ = load_model(source, device)
+        model, tokenizer, _ = load_model(source, device, options.arch)
         right = score(model, tokenizer, rows, options.batch_size)
         by_nats, by_length = right.mean(0).tolist()
         error, length_error = (right.std(0) / len(rows) ** 0.5).tolist()

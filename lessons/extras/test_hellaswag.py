@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from lessons.extras import hellaswag
 from model import GPT, GPTConfig
-from prepare import DataError, get_tokenizer
+from prepare import ConfigError, DataError, get_tokenizer
 
 BYTES = get_tokenizer("bytes")
 
@@ -59,6 +59,18 @@ def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypat
     hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu"])
     assert capsys.readouterr().out == (
         "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n")
+
+
+def test_a_line_ends_only_where_json_lines_end(tmp_path):
+    row = dict(ctx_a="a\u2028b", ctx_b="", activity_label="", endings=list("abcd"), label=1)
+    text = json.dumps(row, ensure_ascii=False)
+    (tmp_path / "q").write_text(f"{text}\r\n{text}\n\n")
+    assert len(hellaswag.questions(tmp_path / "q")) == 2
+
+
+def test_a_batch_has_questions():
+    with pytest.raises(ConfigError, match="^batch_size=0: expected at least 1$"):
+        hellaswag.main(["--batch_size=0"])
 
 
 @pytest.mark.parametrize("text, says", [

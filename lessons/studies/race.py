@@ -21,6 +21,7 @@ The report compares archs at their best points. An arch's speed-up is how many t
 needs than the first of --archs: the tokens of the longest runs over the tokens with which the arch
 reaches the loss that the baseline has there. Below 1 the arch needs more tokens.
 """
+import hashlib
 import json
 import math
 import multiprocessing
@@ -38,7 +39,8 @@ sys.path.insert(0, str(ROOT))
 # bench and train are imported before torch: train sets how torch's threads wait.
 from bench import (COLORS, EVERY_ARCH, NOT_HERE, count_parameters, label, parse, print_table,
                    train_config)
-from train import Diverged, TrainConfig, open_dataset, resolve, set_up_process, train
+from train import (Diverged, TrainConfig, block_code, open_dataset, resolve, set_up_process,
+                   train)
 import numpy as np
 import pandas as pd
 import torch
@@ -46,7 +48,7 @@ from filelock import FileLock
 from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
-from model import ARCHS
+from model import ARCHS, GPT
 from prepare import atomic_write, check, check_at_least, explain_errors, run_script
 
 
@@ -115,6 +117,23 @@ def write_race(path, saved):
         file.write(json.dumps(saved).replace(' {"arch"', '\n{"arch"').encode())
 
 
+def code_of(config):
+    """Return a hash of the source of an arch's block, which changes if the block's classes do."""
+    with torch.device("meta"):
+        code = block_code(GPT(config))
+    return hashlib.sha256(str(code).encode()).hexdigest()[:16]
+
+
+def warn_of_other_code(path, name, code):
+    """Say if the results have runs of an arch whose block had another code than now."""
+    # Rows of earlier versions have no code.
+    codes = {row.get("code", code) for row in read_race(path)["runs"] if row["arch"] == name}
+    if codes - {code}:
+        print(f"The code of {name}'s block has changed since some of its runs in {path} were made. "
+              "They are not made again: undo the change, or give another --results.",
+              file=sys.stderr)
+
+
 def open_results(path, common):
     """Make the results file if it is missing. Raises DataError if its runs do not compare."""
     if not Path(path).exists():
@@ -151,8 +170,9 @@ def loss_of(run, config, path):
             return math.inf if row["loss"] is None else row["loss"]
 
     loss, seconds = train_once(config.options)
-    parameters = count_parameters(resolve(config))
-    row = {**run, "parameters": parameters, "loss": loss, "seconds": seconds}
+    config = resolve(config)
+    row = {**run, "parameters": count_parameters(config), "code": code_of(config), "loss": loss,
+           "seconds": seconds}
     print(row, flush=True)
     # Other processes add their runs to the same file.
     with FileLock(Path(path).with_name(f".{Path(path).name}.lock")):
@@ -188,8 +208,14 @@ def make_runs(lengths, options, training, name):
     best = 0, 0                  # the recipe's own learning rate and embed_std
     for steps in lengths:
         def loss_at(point, seed=options.seed):
-            changes = dict(learning_rate=float(f"{recipe.learning_rate * 2.0 ** point[0]:.3g}"),
-                           embed_std=float(f"{recipe.embed_std * 3.0 ** point[1]:.1g}"), seed=seed)
+            rate = recipe.learning_rate * 2.0 ** point[0]
+            std = recipe.embed_std * 3.0 ** point[1]
+            # Round them, but not what the command line sets.
+            if point[0] != 0 or "learning_rate" not in training:
+                rate = float(f"{rate:.3g}")
+            if point[1] != 0 or "embed_std" not in training:
+                std = float(f"{std:.1g}")
+            changes = dict(learning_rate=rate, embed_std=std, seed=seed)
             config = train_config(name, training, max_steps=steps, **changes)
             return loss_of(dict(arch=name, steps=steps, **changes), config, options.results)
 
@@ -227,10 +253,14 @@ def race(options, training):
         validation = f"{eval_tokens:,} tokens, evenly spread"
     training = {"vocab_size": dataset.vocab_size, **training, "final_eval_tokens": eval_tokens}
 
-    # Every name is resolved now, so that a wrong one is told before hours of training.
-    first, *_ = [resolve(train_config(name, training)) for name in names]
-    open_results(options.results, common_options(first, dataset, process, validation))
+    # Use each arch before the next is loaded, whose file may have an arch of the same name. This
+    # also tells a wrong name before hours of training.
+    first = resolve(train_config(names[0], training))
     parameters = count_parameters(first)
+    codes = {name: code_of(resolve(train_config(name, training))) for name in names}
+    open_results(options.results, common_options(first, dataset, process, validation))
+    for name, code in codes.items():
+        warn_of_other_code(options.results, name, code)
     lengths = [steps_of(ratio, parameters, first.total_batch_size) for ratio in ratios]
     workers = options.workers or (os.cpu_count() if process.device.type == "cpu" else 1)
     with ThreadPool(workers) as threads:

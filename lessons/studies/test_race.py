@@ -1,5 +1,6 @@
 """Test the race: its search, its results file, and its statistics against numbers by hand."""
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from lessons.studies import race
-from model import ConfigError
+from model import ARCHS, ConfigError
 from prepare import DataError, write_json, write_shard
 from train import TrainConfig, train
 
@@ -90,6 +91,34 @@ def test_race_finds_each_archs_best_point_and_makes_only_missing_runs(fake_race,
     made.clear()
     assert run() == rows
     assert len(made) == 1
+
+
+def test_a_race_says_if_the_code_of_an_arch_has_changed_since_its_runs(
+        fake_race, tmp_path, monkeypatch, capsys):
+    run, _ = fake_race
+    rows = run()
+    run()
+    assert capsys.readouterr().err == ""
+
+    class Changed(ARCHS["angpt"]):
+        scale = 0.02
+
+    monkeypatch.setitem(ARCHS, "angpt", Changed)
+    assert run() == rows
+    assert re.search("^The code of angpt's block has changed .*/race.json", capsys.readouterr().err)
+    # Rows of earlier versions do not have it.
+    for row in rows:
+        del row["code"]
+    results = tmp_path / "race.json"
+    race.write_race(results, race.read_race(results) | {"runs": rows})
+    run()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_set_is_not_rounded(fake_race):
+    run, _ = fake_race
+    rows = run(archs="rmsnorm", learning_rate=0.0012345, embed_std=0.0123, sweep="false", seeds=1)
+    assert {(row["learning_rate"], row["embed_std"]) for row in rows} == {(0.0012345, 0.0123)}
 
 
 @pytest.mark.parametrize("change, says", [
