@@ -2212,8 +2212,7 @@ def test_a_file_that_replaces_the_arch_of_another_says_so(tmp_path, monkeypatch,
     a, b = tmp_path / "a.py", tmp_path / "b.py"
     assert said(a, "mine") == said(a, "mine") == ""
     assert said(b, "mine").startswith(f"{b} has replaced the arch mine of {a};")
-    model_py = train_py.source_file(PowerNorm)
-    assert said(b, "rmsnorm").startswith(f"{b} has replaced the arch rmsnorm of {model_py};")
+    assert re.match(f"{b} has replaced the arch rmsnorm of .*/model.py;", said(b, "rmsnorm"))
 
 
 def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):

@@ -250,13 +250,6 @@ class TrainConfig(GPTConfig):
         self.check_option("seed", self.seed < 2 ** 63, "a number less than 2**63")
 
 
-def source_file(block):
-    """Return the path of the file that a class comes from, or None if it has none."""
-    module = sys.modules.get(getattr(block, "__module__", None))
-    path = getattr(module, "__file__", None)
-    return path and os.path.realpath(path)
-
-
 def load_arch(arch):
     """Return the name of an arch. For "mine.py:scalenorm" run mine.py first, to add it to ARCHS.
 
@@ -277,10 +270,12 @@ def load_arch(arch):
         sys.modules[path] = module
         spec.loader.exec_module(module)
     for other, block in earlier.items():
-        files = {source_file(block), source_file(ARCHS.get(other, block))} - {None}
-        if len(files) > 1:
-            print(f"{path} has replaced the arch {other} of {source_file(block)}; from now on this "
-                  "name means the new block", file=sys.stderr)
+        # A class that was typed into an interpreter has no file.
+        with contextlib.suppress(OSError, TypeError):
+            file_before = inspect.getfile(block)
+            if not os.path.samefile(file_before, inspect.getfile(ARCHS.get(other))):
+                print(f"{path} has replaced the arch {other} of {file_before}; from now on this "
+                      "name means the new block", file=sys.stderr)
     if name not in ARCHS:
         raise ConfigError(f"arch={arch}: expected a line ARCHS[{name!r}] = ... in {path}")
     if not hasattr(ARCHS[name], "family"):
