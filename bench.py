@@ -363,7 +363,7 @@ def as_compiled(modules, method):
     eager = getattr(first, method)
 
     # Call the first module, but with the weights and buffers of any of the modules. So one graph
-    # does for all of them. (tie_weights replaces a matrix that is also the head in both places.)
+    # does for all of them. (With tie_weights a head that is tied to the embedding changes with it.)
     def call(tensors, *inputs):
         with _reparametrize_module(first, tensors, tie_weights=True):
             return eager(*inputs)

@@ -187,10 +187,10 @@ def swiglu(x):
 
 
 class Scale(nn.Module):
-    """n learned numbers that start at `init`. Their stored form is scale / init times as large.
+    """n learned numbers initialized to `init`, and stored multiplied by scale / init (nGPT 2.5).
 
     Adam moves each stored number by about the learning rate per step, and therefore the number
-    itself by learning rate * init / scale (nGPT section 2.5).
+    itself by learning rate * init / scale.
     """
 
     def __init__(self, n, init, scale):
@@ -222,16 +222,11 @@ class PowerNorm(nn.Module):
     """weight * x / sqrt(psi2 + eps) + bias, where psi2 is a running mean of x^2 (Shen et al. 2020).
 
     Each channel has a psi2 of its own. GroupScaling1D comes first: it divides each of a token's
-    four groups of channels by that group's root mean square.
+    four groups of channels by its root mean square.
 
     In the first pn_warmup steps the batch's own mean of x^2 takes the place of psi2. That mean
     includes later tokens, so the training loss then sees the future. After the warmup, and always
     in evaluation, nothing leaks.
-
-    A second running mean, nu, is for the backward pass. If psi2 were the mean over this batch, the
-    exact gradient would contain the mean of g xhat over the batch, where g is the gradient of
-    xhat = x / sqrt(psi2 + eps). But psi2 comes from earlier batches as well, and nu takes the place
-    of that mean (PowerScale).
     """
     eps = 1e-5
     groups = 4
@@ -246,6 +241,9 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
+        # nu is a running mean for the backward pass. If psi2 were the mean of x^2 over this batch,
+        # the gradient of x would contain the mean of g xhat over the batch, where g is the gradient
+        # of xhat = x / sqrt(psi2 + eps). PowerNorm takes nu, the running mean of g xhat, for it.
         # nu is not a parameter. It asks for a gradient because PowerScale's backward pass returns
         # what update_() needs in the place of that gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
@@ -404,7 +402,6 @@ class PowerNormBlock(PreNormBlock):
 class NormFormerBlock(PreNormBlock):
     """Pre-LN with three more operations (NormFormer section 2.1).
 
-    The comments at the ends of lines have the paper's names, of which h_i is the output of head i.
     head_scale stands before w_o, as in the paper; the authors' code has it after.
     """
     family = "normformer"
@@ -420,6 +417,7 @@ class NormFormerBlock(PreNormBlock):
         if config.resid_scale:
             self.resid_scale = nn.Parameter(torch.ones(self.d))  # lambda_resid, section 3
 
+    # The comments at the ends of lines give the paper's names. There h_i is the output of head i.
     def forward(self, h, cos, sin, cache=None):
         q, k, v = heads(self.w_qkv(self.norm1(h)), self.n_head)
         q = self.norm_qk(rope(q, cos, sin))
@@ -502,7 +500,7 @@ class ANGPTBlock(Block):
         weight.div_(weight.norm(dim=dim, keepdim=True).clamp(min=1.0))
 
     def nu(self, alpha):
-        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()  # section 4.2 (4.3 has no root)
+        return (1 - 2 * alpha + 2 * alpha ** 2).rsqrt()  # section 4.2 (4.3 lacks the power -1/2)
 
     def forward(self, h, cos, sin, cache=None):
         alpha_a = self.alpha_a().abs()                             # (d,)

@@ -146,7 +146,8 @@ class TrainConfig(GPTConfig):
     the checkpoint and the dataset are known; then resolve() completes them.
 
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these. Set
-    options only in this way: what is assigned to an attribute later is lost when a run is resumed.
+    options only in this way: what is assigned to an attribute later may be lost if the run is
+    resumed.
     Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
     file of an arch raises an exception.
     """
@@ -1002,9 +1003,8 @@ def cut_log(folder, step):
 
 
 def append_log(folder, record):
-    # Arrays and tensors in a record become numbers or lists. They may come from train()'s argument
-    # `watch`.
-    line = json.dumps(record, default=lambda array: array.tolist()) + "\n"
+    # Tensors in a record become floats. They may come from train()'s argument `watch`.
+    line = json.dumps(record, default=float) + "\n"
     path = folder / "log.jsonl"
     with explain_errors(f"{path}: cannot be written; is the disk full?"), open(path, "a") as file:
         file.write(line)
@@ -1335,10 +1335,10 @@ def train(config, watch=None, say=print_line):
     With eval_only the list has one record, that of the validation.
 
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
-    dict, the record gets its entries. With several ranks, every rank must pass the same watch,
-    because it may run the model, and PowerNorm's forward pass in training mode waits for the other
-    ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a missing
-    dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
+    dict of numbers, the record gets its entries. With several ranks, every rank must pass the same
+    watch, because it may run the model, and PowerNorm's forward pass in training mode waits for the
+    other ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a
+    missing dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
     stop, the run is saved (unless it fails at that moment), and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
 

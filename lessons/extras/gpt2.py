@@ -41,7 +41,7 @@ THEIRS = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-# The options with which our GPT computes the same.
+# The options with which our GPT computes what GPT-2 does.
 OURS = {"arch": "layernorm", "pos": "learned", "mlp": "gelu", "tie": True, "qk_norm": False}
 
 

@@ -40,7 +40,7 @@ class HellaswagConfig:
 
 
 def clean(text):
-    """Return the text without WikiHow's marks. [title] becomes a full stop, others are left out."""
+    """Return the text without WikiHow's marks, such as [step]; " [title]" becomes ". "."""
     return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
 

@@ -52,11 +52,16 @@ class LikesA(torch.nn.Linear):
 
 
 def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(hellaswag, "load_model", lambda *_: (LikesA(1, 1), BYTES, {}))
+    def load_model(source, device, arch):
+        assert arch == "mine.py:mine"
+        return LikesA(1, 1), BYTES, {}
+
+    monkeypatch.setattr(hellaswag, "load_model", load_model)
     # The first is the likeliest, the second per character, and the third would be per byte.
     endings = ["bb", "aab", 6 * "日", "cccc"]
     write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
-    hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu"])
+    hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu",
+                    "--arch=mine.py:mine"])
     assert capsys.readouterr().out == (
         "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n")
 

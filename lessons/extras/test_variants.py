@@ -321,6 +321,8 @@ def test_a_variant_in_bfloat16_is_near_float32_and_without_warnings(arch):
         with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
             warnings.simplefilter("error")
             _, loss = model(IDX, TARGETS)
+            norm = variants.BranchRMSNorm(16, model.config)
+            assert norm(torch.ones(1, 16, dtype=torch.bfloat16)).dtype == torch.bfloat16
     finally:
         torch.set_warn_always(False)
     assert abs(loss - want) < 0.03

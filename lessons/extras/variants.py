@@ -51,11 +51,11 @@ scale there without saying where it belongs.
 We could not compare every equation with its paper. Those of the papers that are given by arXiv
 number come from the authors' code (mixln, deepnorm, hybridnorm, derf), from a library's code
 (olmo2), from the text of the paper (gatednorm), or from other descriptions (ngpt_by_depth, periln,
-keel, seednorm). Each class says what we could not check.
+keel, seednorm). Where we could not check a detail, the class says so.
 
 The recipes are not tuned for these architectures. Those whose names begin with one of the six use
-its recipe. periln and olmo2 use that of normformer, whose branches end in norms, too. The others
-use that of rmsnorm.
+its recipe. periln and olmo2 use that of normformer, which has a norm at the end of a branch, too.
+The others use that of rmsnorm.
 
 Hyper-connections, value residuals and other changes to the residual stream itself are not here:
 they would need another class GPT.
@@ -65,8 +65,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from model import (ANGPTBlock, ARCHS, LayerNorm, NGPTBlock, NormFormerBlock, PowerNorm,
-                   PowerNormBlock, PreNormBlock, RMSNorm, Scale, attend, heads, joined, rope, unit,
-                   wide)
+                   PowerNormBlock, PreNormBlock, RMSNorm, Scale, attend, heads, rope, unit, wide)
 
 
 # ---- nGPT ----------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ class StepsBlock(NGPTBlock):
         q = self.qk_norm(rope(q, cos, sin)) * s_qk                          # (15)
         k = self.qk_norm(rope(k, cos, sin)) * s_qk                          # (16)
         y = attend(q, k, v, self.d_k ** 0.5, cache, self.dropout * self.training)  # (13)
-        h_a = unit(self.drop(self.w_o(joined(y))))                          # (14): (B, T, d)
+        h_a = unit(self.drop(self.w_o(y.transpose(1, 2).flatten(2))))       # (14): (B, T, d)
         h = self.step(h, h_a, self.alpha_a().abs())                         # (10)
         u, z = self.w_up(h).chunk(2, dim=-1)                                # (17): (B, T, 4d) each
         u = u * self.s_u()                                                  # (20)
@@ -149,8 +148,7 @@ class Riemannian(StepsBlock):
 class AlphaByDepth(NGPTBlock):
     """nGPT whose alphas start at 0.2 / n_layer.
 
-    The paper changes other things in nGPT as well, which are left out here. We could not check its
-    equation for alpha.
+    2604.27077 changes more in nGPT. We could not check its equation.
     """
 
     def __init__(self, config):
@@ -230,7 +228,7 @@ class BranchesBlock(PreNormBlock):
         q = self.norm_qk(rope(self.norm_q(q), cos, sin))
         k = self.norm_qk(rope(self.norm_k(k), cos, sin))
         y = attend(q, k, self.norm_v(v), self.g, cache, self.dropout * self.training)
-        return self.drop(self.w_o(joined(y)))                               # (B, T, d)
+        return self.drop(self.w_o(y.transpose(1, 2).flatten(2)))            # (B, T, d)
 
     def mlp(self, x):
         return self.drop(self.w_down(self.f(self.w_up(x))))
@@ -356,7 +354,7 @@ class RMSNormOverHeads(BranchRMSNorm):
     """RMSNorm of x (B, H, T, d_k) over all H * d_k channels of a token."""
 
     def forward(self, x):
-        y = super().forward(joined(x))                                      # (B, T, d)
+        y = super().forward(x.transpose(1, 2).flatten(2))                   # (B, T, d)
         return y.unflatten(2, (x.shape[1], -1)).transpose(1, 2)
 
 

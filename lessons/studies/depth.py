@@ -14,6 +14,8 @@ for this depth, with width 64 and one token per parameter:
         --tokens_per_parameter=1 --seeds=1 --results=assets/race_12x64.json \
         --archs=rmsnorm+qk_norm,ngpt,angpt,normformer
 
+The file with its results comes from an earlier version. With --report=true this command shows them.
+
 Besides the losses it records the length of the residual stream's vectors before and after each
 block, as anGPT's Figure 1 does for 0.5B parameters.
 """

@@ -10,8 +10,8 @@ Measure what happens in each layer while a model trains, for `train(config, watc
   scale           mean |value| of each gain, alpha and s (NormFormer Fig. 4, nGPT Fig. 6)
   row_norm        mean norm of each matrix's rows, along its input dimension (anGPT Fig. E.1)
   row_norm_max    the largest of these norms
-  momentum_var    variance over each matrix of Adam's first moment (anGPT Fig. B.1 has that of the
-                  sum over all steps)
+  momentum_var    variance over each matrix of Adam's first moment (anGPT Fig. B.1 divides it by
+                  the sum of these variances over all steps)
 """
 import re
 

@@ -125,7 +125,7 @@ def code_of(config):
 
 
 def warn_of_other_code(path, name, code):
-    """Say if the results have runs of an arch whose block had another code than now."""
+    """Say if the results have runs of an arch from before its block's code was changed."""
     # Rows of earlier versions have no code.
     codes = {row.get("code", code) for row in read_race(path)["runs"] if row["arch"] == name}
     if codes - {code}:

@@ -6,7 +6,8 @@ Find out what today's norms are worth at a small size: race lessons/extras/varia
 The runs have 0.23M parameters and 5 tokens per parameter, as in assets/race_small.json. Each arch
 runs with seed 1 at its recipe's learning rate and at twice that, and also at half of it if twice
 was no better. The best of these is repeated with seed 2. A run takes one thread. The results go to
-assets/race_variants.json.
+assets/race_variants.json. The file that is there comes from an earlier version, which validated on
+other tokens and did not have ngpt_by_depth. Move it away to start again.
 """
 import json
 import sys
