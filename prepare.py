@@ -186,8 +186,9 @@ def parse_options(argv, description, *classes, command="", leave_out=()):
     "[--name=value ...]" in its usage line. Raises argparse.ArgumentError and ConfigError.
     """
     parser = argparse.ArgumentParser(
-        usage=f"%(prog)s {command}[--name=value ...]", description=inspect.cleandoc(description),
-        exit_on_error=False,
+        usage=f"%(prog)s {command}[--name=value ...]", exit_on_error=False,
+        # With python -OO there are no docstrings.
+        description=inspect.cleandoc(description or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         epilog="[...] is an option's default. Where there is a --size, its preset, the arch's "
@@ -291,7 +292,9 @@ def atomic_write(path):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        # If this fails, too, the error above is the one to tell.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def lock_folder(folder, message, wait=False):

@@ -1,9 +1,11 @@
 """Every block against its formula written out, then all else: python -m pytest"""
 import contextlib
 import copy
+import functools
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -11,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -1674,6 +1675,10 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monk
     with patch("builtins.open", side_effect=OSError(28, "No space left on device")):
         with pytest.raises(DataError, match=f"^{path}: cannot be written; is the disk full.*28"):
             train_py.append_log(old, {"step": 7})
+        # A read-only disk also refuses to remove a file.
+        with patch.object(Path, "unlink", side_effect=OSError(30, "Read-only file system")):
+            with pytest.raises(DataError, match=f"^{path}: cannot be written; is the disk full"):
+                train_py.cut_log(old, 6)
 
 
 def test_a_checkpoint_without_adam_s_moments_cannot_be_resumed_but_started_from(old, tiny):
@@ -1818,6 +1823,7 @@ def test_watch_may_return_a_loss_of_its_own(tiny):
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
+    (signal.SIGUSR1, SystemExit, dict(arch="rmsnorm")),
     (signal.SIGHUP, SystemExit, dict(arch="ngpt")),
     (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
 def test_a_signal_ends_a_run_and_what_it_saved_resumes_bit_by_bit(
@@ -2270,22 +2276,32 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     assert "no sample can be made: DataError: not in the cache" in out
 
 
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        return str(listening.getsockname()[1])
+# torchrun keeps one store for the addresses of its processes, even if it restarts them.
+restarts = itertools.count()
+
+
+@functools.cache
+def torchrun_s_store():
+    return torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 
 def in_two_processes(*configs):
-    """Run train.py as rank 0 and as rank 1. Return (stdout, stderr, exit code) of both."""
+    """Run train.py as rank 0 and as rank 1. Return (stdout, stderr, exit code) of both.
+
+    Each call is to the two like a restart by torchrun. Rank 1 starts first, so that it would find
+    the address of an earlier rank 0.
+    """
     # The environment of this process stays as it is, since lessons may run beside this test.
-    both = os.environ | dict(WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=free_port(),
-                             OMP_NUM_THREADS="1")
-    ranks = []
-    for rank, config in enumerate(configs):
-        line = [sys.executable, HERE / "train.py", *words(config)]
-        ranks.append(subprocess.Popen(line, env=both | {"RANK": str(rank)}, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    both = os.environ | dict(
+        WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="1", MASTER_ADDR="localhost",
+        MASTER_PORT=str(torchrun_s_store().port), TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT=str(next(restarts)))
+    ranks = [None, None]
+    for rank in (1, 0):
+        line = [sys.executable, HERE / "train.py", *words(configs[rank])]
+        ranks[rank] = subprocess.Popen(line, env=both | {"RANK": str(rank)}, text=True,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(rank / 2)
     try:
         return [(*process.communicate(timeout=60), process.returncode) for process in ranks]
     finally:
@@ -2322,6 +2338,25 @@ def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
     assert codes and set(codes) == {2}
     assert all(code != 0 for _, _, code in results)
     assert read_checkpoint(old)["step"] == 6
+
+
+def test_ranks_with_different_code_are_refused(tiny, monkeypatch):
+    def gather(self, value):
+        return [value, "class Other"] if value == "class Mine" else [value]
+
+    monkeypatch.setattr(train_py, "block_code", lambda model: "class Mine")
+    monkeypatch.setattr(Process, "gather", gather)
+    with pytest.raises(DataError, match="see different code of angpt's block; give all machines"):
+        train(tiny(), say=None)
+
+
+@pytest.mark.parametrize("environment, says", [
+    (dict(RANK="1"), "^RANK=1 is set, but WORLD_SIZE is 1; unset RANK, or start with torchrun$"),
+    (dict(WORLD_SIZE="2"), "^the processes cannot find each other; start them with torchrun .*$")])
+def test_a_process_without_the_others_is_refused(tiny, monkeypatch, environment, says):
+    monkeypatch.setattr(train_py, "os", SimpleNamespace(environ=environment))
+    with pytest.raises(DataError, match=says):
+        train_py.set_up_process(tiny())
 
 
 # ==================================================================================================

@@ -422,11 +422,25 @@ def set_up_process(config):
 
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
+    check(rank < world_size, f"RANK={rank} is set, but WORLD_SIZE is {world_size}; unset RANK, or "
+          "start with torchrun")
     # The group of processes lasts until this process ends. A script that calls train() several
     # times has the group already.
     if world_size > 1 and not dist.is_initialized():
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(hours=1))
+        timeout = timedelta(hours=1)
+        with explain_errors("the processes cannot find each other; start them with torchrun"):
+            # The ranks find each other's addresses in a store, which torchrun keeps when it
+            # restarts them (--max-restarts). After a restart, torch would also find the addresses
+            # of the ranks that have ended. A prefix keeps the restarts apart. (Several machines
+            # count their restarts separately, so their numbers may differ. The README says what
+            # these need.)
+            store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+            if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+                restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                store = dist.PrefixStore(restarts, store)
+            dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                                    world_size=world_size, timeout=timeout)
     return Process(device, getattr(torch, dtype), rank, world_size)
 
 
@@ -1248,7 +1262,9 @@ def read_measurements(measured, step, process):
 
 @contextlib.contextmanager
 def noted_signals():
-    """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
+    """Yield a list that collects the signals to stop: Ctrl-C, kill, a closed terminal, and SIGUSR1.
+
+    Some batch systems send SIGUSR1 shortly before they end a job.
 
     The loop looks at the list between steps. A second signal of the same kind ends the process at
     once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
@@ -1278,9 +1294,9 @@ def noted_signals():
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
             if not hasattr(signal, name):
-                continue  # Windows has no SIGHUP
+                continue  # Windows has neither SIGHUP nor SIGUSR1
             number = getattr(signal, name)
             handler = signal.getsignal(number)
             if handler == signal.SIG_IGN:
@@ -1338,8 +1354,8 @@ def train(config, watch=None, say=print_line):
     dict of numbers, the record gets its entries. With several ranks, every rank must pass the same
     watch, because it may run the model, and PowerNorm's forward pass in training mode waits for the
     other ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a
-    missing dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to
-    stop, the run is saved (unless it fails at that moment), and then this function raises
+    missing dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running
+    loop to stop, the run is saved (unless it fails at that moment), and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
 
     All threads of a process share torch's random numbers. So run one training at a time in a
@@ -1444,6 +1460,8 @@ def run(config, watch, say):
     # call), so that a later change of them is noticed. Read it now, because their file may be
     # edited while the run lasts.
     initial_code = block_code(model)
+    check(len(set(process.gather(initial_code))) == 1, f"the processes see different code of "
+          f"{config.arch}'s block; give all machines the same files")
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
