@@ -479,7 +479,7 @@ def find_files(source, seed):
                       if left_out.isdisjoint(path.relative_to(location).parts)]
     elif location.is_dir():
         candidates, suffixes = location.rglob("*"), SUFFIXES
-    elif location.exists():
+    elif location.is_file():
         candidates = [location]
         if location.suffix.lower() not in SUFFIXES:
             print(f"{location}: read as plain text; only .jsonl and .parquet have rows")
@@ -487,8 +487,11 @@ def find_files(source, seed):
         # glob.glob is not used, because its ** follows links, even back to a folder that holds
         # the link. Path.glob wants a relative pattern. So search from the anchor, which is the root
         # of an absolute path ("/") and empty for a relative one.
+        pattern = source.removeprefix(location.anchor)
+        if pattern.endswith("**"):
+            pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):
-            candidates = list(Path(location.anchor).glob(source.removeprefix(location.anchor)))
+            candidates = list(Path(location.anchor).glob(pattern))
         check(candidates, f"--source={source}: does not exist; expected a file, a folder, a glob, "
               f"or one of stdlib, {', '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
@@ -536,14 +539,17 @@ def open_documents(path):
     Raises DataError if a row has no string `text`, or if the file looks like UTF-16. An empty line
     counts as a row with an empty text.
     """
-    if path.suffix.lower() not in (".jsonl", ".parquet"):
+    suffix = path.suffix.lower()
+    if suffix != ".parquet":
         with path.open("rb") as file:
-            # UTF-16 text has many zero bytes, and these are valid UTF-8 as well.
+            # UTF-16 text has many zero bytes, and these are valid UTF-8 as well. Compressed files
+            # have some, too.
             zero = file.read(1000).find(0)
             check(zero < 0, NOT_TEXT.format(path, zero))
-            file.seek(0)
-            yield file
-        return
+            if suffix != ".jsonl":
+                file.seek(0)
+                yield file
+                return
     # JSON may hold halves of characters, such as "\ud800", which UTF-8 cannot express. They become
     # question marks.
     encoded_rows = (text.encode(errors="replace") for text in read_rows(path))
@@ -665,14 +671,17 @@ def dataset_settings(options, paths):
     return settings
 
 
-def load_progress(folder, settings):
+def load_progress(folder, settings, paths=()):
     """Return what progress.json says about an unfinished dataset, or None if it is complete.
 
     If there is no progress.json, or it cannot be continued, write and return one of a new dataset.
-    Raises DataError if the folder holds training shards that were made with other settings, or
-    whose settings are not recorded.
+    Raises DataError if the folder holds training shards that were made with other settings or
+    files, or whose settings are not recorded, and if a shard is missing.
     """
     has_shards = any(folder.glob("*_train_??????.bin"))
+    # If a file is renamed, the files are shuffled differently, and the place where an unfinished
+    # dataset resumes would be another one.
+    names = hashlib.sha256(repr(paths).encode()).hexdigest()
     # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
@@ -681,6 +690,9 @@ def load_progress(folder, settings):
                 earlier = dict(progress["options"])
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
+            # Only progress.json has the names, and in older versions it does not.
+            if progress.get("names", names) != names:
+                other.append("other file names")
             check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
                   "the earlier settings and files, give another --name, or remove the folder")
             is_meta = path.name == "meta.json"
@@ -693,11 +705,16 @@ def load_progress(folder, settings):
             # - meta.json without training shards: begin again.
             is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
             if not is_outdated:
+                # If the last preparation was killed, there may be one shard more than it counts.
+                n_shards = len(list(folder.glob("*_??????.bin")))
+                check(n_shards >= progress["shards"], f"{folder}: a shard is missing; give another "
+                      "--name, or remove the folder")
                 return progress
             path.unlink()
     check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
           "--name, or remove the folder")
-    progress = {"options": settings, "shards": 0, "tokens": 0, "place": None, "left_over": ""}
+    progress = {"options": settings, "names": names, "shards": 0, "tokens": 0, "place": None,
+                "left_over": ""}
     write_json(folder / PROGRESS, progress)
     return progress
 
@@ -808,10 +825,12 @@ def prepare(source="stdlib", **options):
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
     paths = [] if options.source in FINEWEB else find_files(options.source, options.seed)
+    holds_source = any(folder.resolve() in path.resolve().parents for path in paths)
+    check(not holds_source, f"{folder}: this folder holds the source itself; give another --name")
     settings = dataset_settings(options, paths)
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
         folder.mkdir(exist_ok=True)
-        progress = load_progress(folder, settings)
+        progress = load_progress(folder, settings, paths)
         if progress:
             if options.source in PRETOKENIZED:
                 fetch_shards(folder, options)

@@ -872,6 +872,7 @@ def test_a_source_or_dataset_is_not_guessed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source, name, expected", [
     ("d", "d", "abefh"),                           # no hidden file, no copy, no other suffix
     ("d/**/*.txt", "d", "abfh"),                   # the links lead back to d
+    ("d/**", "d", "abcefh"),                       # in Python 3.11 ** alone finds folders only
     ("d/k[1].txt", "k[1]", "b"),                   # a file of that name wins over the glob
     ("d/[ce].*", "[ce]", "ce"),                    # by name or glob a file may have any suffix
     ("d/.hidden", "hidden", "d"),
@@ -890,7 +891,7 @@ def test_each_text_is_read_once(tmp_path, source, name, expected, capsys):
     assert folder == tmp_path / "data" / name
     assert sorted(text_of(folder)) == sorted(100 * expected.encode())
     said = capsys.readouterr().out
-    assert ("d/one: skipped" in said) == (source == "d")
+    assert ("d/one: skipped" in said) == (source in ("d", "d/**"))
     assert ("s.csv: read as plain text" in said) == (source == "d/s.csv")
     assert ("2 files skipped that are not .txt, .md, .jsonl, .parquet: c.csv, s.csv" in said) == (
         source == "d")
@@ -923,6 +924,7 @@ def test_tokens_give_back_every_byte(tmp_path, small_gpt2, name, content, expect
     ("a.txt", b"\xef\xbb\xbf" + b"t" * 4000 + b"\xc3", "a.txt: not UTF-8 text at byte 4,003"),
     ("a.txt.gz", gzip.compress(b"text" * 99), "a.txt.gz: not UTF-8 text.*gunzip"),
     ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl, row 3: expected a string `text`"),
+    ("a.jsonl", gzip.compress(b"text" * 99), "a.jsonl: not UTF-8 text.*gunzip"),
     ("a.jsonl", b'{"text": 5}\n', "a.jsonl, row 1: expected .*'int'"),
     ("a.jsonl", b'{"text": "1"}\n', "a.jsonl: nothing is left to train on"),
     ("a.parquet", b"PAR1 no", "a.parquet, row 1: expected a string `text`")])
@@ -984,6 +986,52 @@ def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(name, tmp_path, cap
     val, train = read_dataset(prepare(**options, val_tokens=2))
     assert val + train == [b"7", b" bytes"]
     assert f"data/{name}: too few to train with --block_size=256" in capsys.readouterr().out
+
+
+def test_an_unfinished_dataset_needs_its_file_names_and_its_shards(tmp_path, monkeypatch):
+    d = tmp_path / "d"
+    d.mkdir()
+    for name in "abc":
+        (d / f"{name}.txt").write_text("".join(f"{name}{i}\n" for i in range(500)))
+    options = dict(source=str(d), data_dir=f"{tmp_path}/data", shard_tokens=1000)
+    write = prep.write_shard
+
+    def write_three(path, tokens):
+        if path.name.endswith("3.bin"):
+            raise KeyboardInterrupt
+        write(path, tokens)
+
+    monkeypatch.setattr(prep, "write_shard", write_three)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(**options)
+    monkeypatch.undo()
+    (d / "a.txt").rename(d / "z.txt")              # now the files have another order
+    with pytest.raises(DataError, match="data/d: made with other file names; go back to"):
+        prepare(**options)
+    (d / "z.txt").rename(d / "a.txt")
+    shard = tmp_path / "data/d/d_train_000001.bin"
+    shard.rename(tmp_path / "kept")
+    with pytest.raises(DataError, match="data/d: a shard is missing; give another --name"):
+        prepare(**options)
+    (tmp_path / "kept").rename(shard)
+    whole = prepare(**options | {"data_dir": f"{tmp_path}/whole"})
+    assert files_of(prepare(**options)) == files_of(whole)
+
+
+def test_a_dataset_does_not_go_into_the_folder_of_its_source(tmp_path):
+    (tmp_path / "d/deep").mkdir(parents=True)
+    (tmp_path / "d/deep/a.txt").write_text("text" * 99)
+    for source in ("d", "d/deep/a.txt"):
+        with pytest.raises(DataError, match=f"{tmp_path}/d: this folder holds the source itself"):
+            prepare(f"{tmp_path}/{source}", data_dir=str(tmp_path), name="d")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_pipe_is_no_text(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe: no text in it"):
+        prepare(f"{tmp_path}/pipe", data_dir=f"{tmp_path}/data")
+    assert capsys.readouterr().out == ""
 
 
 def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
@@ -1823,7 +1871,6 @@ def test_watch_may_return_a_loss_of_its_own(tiny):
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
-    (signal.SIGUSR1, SystemExit, dict(arch="rmsnorm")),
     (signal.SIGHUP, SystemExit, dict(arch="ngpt")),
     (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
 def test_a_signal_ends_a_run_and_what_it_saved_resumes_bit_by_bit(

@@ -429,18 +429,17 @@ def set_up_process(config):
     if world_size > 1 and not dist.is_initialized():
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         timeout = timedelta(hours=1)
+        # The ranks find each other's addresses in a store, which torchrun keeps when it restarts
+        # them (--max-restarts). After a restart, torch would also find the addresses of the ranks
+        # that have ended. A prefix keeps the restarts apart. (Several machines count their restarts
+        # separately, so their numbers may differ. The README says what these need.)
         with explain_errors("the processes cannot find each other; start them with torchrun"):
-            # The ranks find each other's addresses in a store, which torchrun keeps when it
-            # restarts them (--max-restarts). After a restart, torch would also find the addresses
-            # of the ranks that have ended. A prefix keeps the restarts apart. (Several machines
-            # count their restarts separately, so their numbers may differ. The README says what
-            # these need.)
-            store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
-            if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
-                restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-                store = dist.PrefixStore(restarts, store)
-            dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
-                                    world_size=world_size, timeout=timeout)
+            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(restarts, store)
+        dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                                world_size=world_size, timeout=timeout)
     return Process(device, getattr(torch, dtype), rank, world_size)
 
 
@@ -1262,9 +1261,7 @@ def read_measurements(measured, step, process):
 
 @contextlib.contextmanager
 def noted_signals():
-    """Yield a list that collects the signals to stop: Ctrl-C, kill, a closed terminal, and SIGUSR1.
-
-    Some batch systems send SIGUSR1 shortly before they end a job.
+    """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
     The loop looks at the list between steps. A second signal of the same kind ends the process at
     once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
@@ -1294,9 +1291,9 @@ def noted_signals():
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if not hasattr(signal, name):
-                continue  # Windows has neither SIGHUP nor SIGUSR1
+                continue  # Windows has no SIGHUP
             number = getattr(signal, name)
             handler = signal.getsignal(number)
             if handler == signal.SIG_IGN:
