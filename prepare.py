@@ -825,8 +825,9 @@ def prepare(source="stdlib", **options):
     folder = Path(options.data_dir, options.name)
     tokenizer = get_tokenizer(options.tokenizer)
     paths = [] if options.source in FINEWEB else find_files(options.source, options.seed)
-    holds_source = any(folder.resolve() in path.resolve().parents for path in paths)
-    check(not holds_source, f"{folder}: this folder holds the source itself; give another --name")
+    target = folder.resolve()
+    check(not any(target in path.resolve().parents for path in paths),
+          f"{folder}: this folder holds the source itself; give another --name")
     settings = dataset_settings(options, paths)
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
         folder.mkdir(exist_ok=True)
