@@ -488,7 +488,7 @@ def find_files(source, seed):
         # the link. Path.glob wants a relative pattern. So search from the anchor, which is the root
         # of an absolute path ("/") and empty for a relative one.
         pattern = source.removeprefix(location.anchor)
-        if pattern.endswith("**"):
+        if location.name == "**":
             pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):
             candidates = list(Path(location.anchor).glob(pattern))
@@ -536,8 +536,8 @@ def read_rows(path):
 def open_documents(path):
     """Yield each document of a file as a binary file: a row's text, or the whole file.
 
-    Raises DataError if a row has no string `text`, or if the file looks like UTF-16. An empty line
-    counts as a row with an empty text.
+    Raises DataError if a row has no string `text`, or if the file looks like UTF-16 or compressed
+    data. An empty line counts as a row with an empty text.
     """
     suffix = path.suffix.lower()
     if suffix != ".parquet":
@@ -679,8 +679,8 @@ def load_progress(folder, settings, paths=()):
     files, or whose settings are not recorded, and if a shard is missing.
     """
     has_shards = any(folder.glob("*_train_??????.bin"))
-    # If a file is renamed, the files are shuffled differently, and the place where an unfinished
-    # dataset resumes would be another one.
+    # If a file is renamed, the files may be shuffled differently. Then an unfinished dataset would
+    # resume at another place.
     names = hashlib.sha256(repr(paths).encode()).hexdigest()
     # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
@@ -698,17 +698,17 @@ def load_progress(folder, settings, paths=()):
             is_meta = path.name == "meta.json"
             if is_meta and has_shards:
                 return None
+            # Are the shards that progress.json counts still there? (Shard 0 is for validation.)
+            names_of_shards = [f"{folder.name}_{'train' if number else 'val'}_{number:06d}.bin"
+                               for number in range(progress.get("shards", 0))]
+            is_missing = not all((folder / name).exists() for name in names_of_shards)
+            check(not (is_missing and has_shards), f"{folder}: a shard is missing; give another "
+                  "--name, or remove the folder")
             # These cases are left:
-            # - progress.json with training shards, made with the same settings: continue;
-            # - progress.json without training shards: continue, if the settings are the same and
-            #   it counts no training tokens, else begin again;
-            # - meta.json without training shards: begin again.
-            is_outdated = other or is_meta or (progress["tokens"] > 0 and not has_shards)
+            # - progress.json and all its shards, made with the same settings and files: continue;
+            # - no training shards, and anything else: begin again.
+            is_outdated = other or is_meta or is_missing
             if not is_outdated:
-                # If the last preparation was killed, there may be one shard more than it counts.
-                n_shards = len(list(folder.glob("*_??????.bin")))
-                check(n_shards >= progress["shards"], f"{folder}: a shard is missing; give another "
-                      "--name, or remove the folder")
                 return progress
             path.unlink()
     check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
@@ -826,8 +826,9 @@ def prepare(source="stdlib", **options):
     tokenizer = get_tokenizer(options.tokenizer)
     paths = [] if options.source in FINEWEB else find_files(options.source, options.seed)
     target = folder.resolve()
-    check(not any(target in path.resolve().parents for path in paths),
-          f"{folder}: this folder holds the source itself; give another --name")
+    if any(target in path.resolve().parents for path in paths):
+        print(f"{folder}: the dataset goes into the folder of its source; whoever removes this "
+              "folder removes the texts, too")
     settings = dataset_settings(options, paths)
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
         folder.mkdir(exist_ok=True)

@@ -1009,21 +1009,25 @@ def test_an_unfinished_dataset_needs_its_file_names_and_its_shards(tmp_path, mon
     with pytest.raises(DataError, match="data/d: made with other file names; go back to"):
         prepare(**options)
     (d / "z.txt").rename(d / "a.txt")
-    shard = tmp_path / "data/d/d_train_000001.bin"
-    shard.rename(tmp_path / "kept")
-    with pytest.raises(DataError, match="data/d: a shard is missing; give another --name"):
-        prepare(**options)
-    (tmp_path / "kept").rename(shard)
+    for name in ("val_000000", "train_000001"):
+        shard = tmp_path / f"data/d/d_{name}.bin"
+        other = shard.with_name("other_000000.bin")    # not one of the dataset's
+        shard.rename(other)
+        with pytest.raises(DataError, match="data/d: a shard is missing; give another --name"):
+            prepare(**options)
+        other.rename(shard)
     whole = prepare(**options | {"data_dir": f"{tmp_path}/whole"})
     assert files_of(prepare(**options)) == files_of(whole)
 
 
-def test_a_dataset_does_not_go_into_the_folder_of_its_source(tmp_path):
+def test_a_dataset_in_the_folder_of_its_source_is_noted(tmp_path, capsys):
     (tmp_path / "d/deep").mkdir(parents=True)
     (tmp_path / "d/deep/a.txt").write_text("text" * 99)
-    for source in ("d", "d/deep/a.txt"):
-        with pytest.raises(DataError, match=f"{tmp_path}/d: this folder holds the source itself"):
-            prepare(f"{tmp_path}/{source}", data_dir=str(tmp_path), name="d")
+    for source, is_inside in (("d", True), ("d/deep/a.txt", False)):
+        folder = prepare(f"{tmp_path}/{source}", data_dir=str(tmp_path))
+        noted = "goes into the folder of its source" in capsys.readouterr().out
+        assert noted == is_inside
+        assert text_of(folder) == b"text" * 99
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
