@@ -99,18 +99,23 @@ def train_config(name, training, **changes):
 
 
 def resolve_each(archs, training):
-    """Return {name: resolved TrainConfig} for all of --archs.
+    """Return {name: resolved TrainConfig} for all of --archs. Raises ConfigError and DataError.
 
     A step has one micro-batch unless --total_batch_size asks for more.
     """
     # TrainConfig() knows batch_size and block_size already. resolve() completes other options, such
     # as vocab_size.
     configs = {}
+    modules = {}  # name -> the module that the arch's block comes from
     for name in archs.split(","):
         config = train_config(name, training)
+        modules[name] = ARCHS[config.arch].__module__
         if "total_batch_size" not in training:
             config.total_batch_size = config.batch_size * config.block_size
         configs[name] = resolve(config)
+    for name, config in configs.items():
+        check(ARCHS[config.arch].__module__ == modules[name], f"archs={name}: a file of --archs "
+              f"has replaced the arch {config.arch}; give it another name there")
     return configs
 
 

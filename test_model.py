@@ -2268,6 +2268,12 @@ def test_a_file_that_replaces_the_arch_of_another_says_so(tmp_path, monkeypatch,
     assert said(a, "mine") == said(a, "mine") == ""
     assert said(b, "mine").startswith(f"{b} has replaced the arch mine of {a};")
     assert re.match(f"{b} has replaced the arch rmsnorm of .*/model.py;", said(b, "rmsnorm"))
+    # A benchmark would measure the same block for two names.
+    said(b, "mine")
+    for archs in (f"{a}:mine,{b}:mine", f"{a}:mine,rmsnorm,{b}:mine"):
+        with pytest.raises(DataError, match=f"archs={a}:mine: a file of --archs has replaced the"):
+            bench.resolve_each(archs, {})
+    assert list(bench.resolve_each(f"rmsnorm,{a}:mine", {})) == ["rmsnorm", f"{a}:mine"]
 
 
 def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):
