@@ -292,7 +292,7 @@ def atomic_write(path):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        # If this fails, too, the error above is the one to tell.
+        # After a success this file is gone already. After an error, that error is the one to tell.
         with contextlib.suppress(OSError):
             temporary.unlink()
 
@@ -671,6 +671,12 @@ def dataset_settings(options, paths):
     return settings
 
 
+def shard_path(folder, number):
+    """Return the path of a shard. Shard 0 is for validation, and the others are for training."""
+    split = "val" if number == 0 else "train"
+    return folder / f"{folder.name}_{split}_{number:06d}.bin"
+
+
 def load_progress(folder, settings, paths=()):
     """Return what progress.json says about an unfinished dataset, or None if it is complete.
 
@@ -680,8 +686,8 @@ def load_progress(folder, settings, paths=()):
     """
     has_shards = any(folder.glob("*_train_??????.bin"))
     # If a file is renamed, the files may be shuffled differently. Then an unfinished dataset would
-    # resume at another place.
-    names = hashlib.sha256(repr(paths).encode()).hexdigest()
+    # resume at another place. So progress.json has a hash of their names in order.
+    hash_of_names = hashlib.sha256(repr(paths).encode()).hexdigest()
     # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
@@ -690,18 +696,18 @@ def load_progress(folder, settings, paths=()):
                 earlier = dict(progress["options"])
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
-            # Only progress.json has the names, and in older versions it does not.
-            if progress.get("names", names) != names:
+            # meta.json does not have the hash, and neither has progress.json of older versions.
+            if progress.get("names", hash_of_names) != hash_of_names:
                 other.append("other file names")
             check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
                   "the earlier settings and files, give another --name, or remove the folder")
             is_meta = path.name == "meta.json"
             if is_meta and has_shards:
                 return None
-            # Are the shards that progress.json counts still there? (Shard 0 is for validation.)
-            names_of_shards = [f"{folder.name}_{'train' if number else 'val'}_{number:06d}.bin"
-                               for number in range(progress.get("shards", 0))]
-            is_missing = not all((folder / name).exists() for name in names_of_shards)
+            # Are the shards that progress.json counts still there? (meta.json does not count them.)
+            n_shards = progress.get("shards", 0)
+            shards = [shard_path(folder, number) for number in range(n_shards)]
+            is_missing = not all(shard.exists() for shard in shards)
             check(not (is_missing and has_shards), f"{folder}: a shard is missing; give another "
                   "--name, or remove the folder")
             # These cases are left:
@@ -713,8 +719,8 @@ def load_progress(folder, settings, paths=()):
             path.unlink()
     check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
           "--name, or remove the folder")
-    progress = {"options": settings, "names": names, "shards": 0, "tokens": 0, "place": None,
-                "left_over": ""}
+    progress = {"options": settings, "names": hash_of_names, "shards": 0, "tokens": 0,
+                "place": None, "left_over": ""}
     write_json(folder / PROGRESS, progress)
     return progress
 
@@ -782,7 +788,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
         del waiting[:n_wanted]
 
         # Write the shard, and then save where to resume.
-        write_shard(folder / f"{folder.name}_{split}_{progress['shards']:06d}.bin", tokens)
+        write_shard(shard_path(folder, progress["shards"]), tokens)
         progress["shards"] += 1
         if split == "train":
             progress["tokens"] += len(tokens)

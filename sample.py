@@ -58,7 +58,7 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     # If the shell's encoding is wrong, the prompt may have characters that UTF-8 cannot encode.
     # They become question marks.
     ids = encode(tokenizer, prompt.encode(errors="replace")).astype("int64")
-    idx = torch.from_numpy(ids)[None].to(device)         # (1, T); the first is end-of-text
+    idx = torch.from_numpy(ids)[None].to(device)         # (1, T); the first token is end-of-text
     generator = torch.Generator(device).manual_seed(seed)
 
     # A token may end in the middle of a character. The decoder keeps the first bytes of such a

@@ -148,6 +148,7 @@ class TrainConfig(GPTConfig):
     TrainConfig(arch="ngpt", max_steps=200) sets two options, and the others follow from these. Set
     options only in this way: what is assigned to an attribute later may be lost if the run is
     resumed.
+
     Raises ConfigError if an option is unknown or has an impossible value, and DataError if the
     file of an arch raises an exception.
     """
@@ -271,7 +272,8 @@ def load_arch(arch):
         sys.modules[path] = module
         spec.loader.exec_module(module)
     for other, block in earlier.items():
-        # A class that was typed into an interpreter has no file.
+        # A class that was typed into an interpreter has no file, and neither has None, which
+        # get() returns if the file has deleted an arch. For these getfile() raises an error.
         with contextlib.suppress(OSError, TypeError):
             file_before = inspect.getfile(block)
             if not os.path.samefile(file_before, inspect.getfile(ARCHS.get(other))):
@@ -1455,10 +1457,11 @@ def run(config, watch, say):
 
     # Code. Each checkpoint keeps the source of the block's classes (not of the functions that they
     # call), so that a later change of them is noticed. Read it now, because their file may be
-    # edited while the run lasts.
+    # edited while the run lasts. Several machines may even begin with different versions of it.
     initial_code = block_code(model)
-    check(len(set(process.gather(initial_code))) == 1, f"the processes see different code of "
-          f"{config.arch}'s block; give all machines the same files")
+    codes = set(process.gather(initial_code))
+    check(len(codes) == 1, f"the processes see different code of {config.arch}'s block; give all "
+          "machines the same files")
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
