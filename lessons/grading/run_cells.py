@@ -228,10 +228,12 @@ def copy_repository(folder):
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    # A notebook that finds no data would prepare it again.
+    # A notebook that finds no data would prepare it again. The folders are new and only the files in
+    # them are links, so a notebook that deletes its data deletes the links.
     for name in "data", "assets":
         if (ROOT / name).exists():
-            Path(folder, name).symlink_to(ROOT / name)
+            shutil.copytree(ROOT / name, Path(folder, name), copy_function=os.symlink,
+                            ignore_dangling_symlinks=True)
 
 
 def run_process(folder, seconds):

@@ -5,6 +5,7 @@ Test the notebooks, the exercises, the grader and the grading of a class.
     python -m pytest lessons -k "not notebook"      # without running the notebooks
 """
 
+import ast
 import csv
 import importlib
 import math
@@ -98,9 +99,15 @@ def a_class_graded(folder):
         "--cell_seconds=6",
     ]
     done = subprocess.run(
-        [*command, "--json=out", "--jobs=3"], cwd=folder, capture_output=True, text=True, check=True
+        [*command, "--json=out", "--jobs=3"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        # Of a name that this console lacks, the table shows what it can.
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
-    with open(folder / "grades.csv", newline="") as file:
+    with open(folder / "grades.csv", newline="", encoding="utf-8") as file:
         rows = {row["notebook"]: row for row in csv.DictReader(file)}
     assert list(rows) == names
     return done.stdout, rows, folder
@@ -205,8 +212,10 @@ def in_form(x, change):
 
 @every_exercise
 def test_right_answers_pass_as_arrays_lists_and_generators(number, capsys):
-    """The form of a right answer does not matter."""
+    """The form of a right answer does not matter, and the notebook gets the reference's."""
     reference = EXERCISES[number].reference
+    inputs = next(iter(grader.arguments(EXERCISES[number]).values()))
+    form = grader.form(reference(*grader.copy(inputs)))
     forms = {
         "arrays": lambda x: in_form(x, lambda y: y),
         "negative strides": lambda x: in_form(x, lambda y: np.flip(np.flip(y).copy())),
@@ -214,8 +223,9 @@ def test_right_answers_pass_as_arrays_lists_and_generators(number, capsys):
         "a generator": lambda x: (y for y in x) if isinstance(x, (tuple, list)) else x,
     }
     for name, change in forms.items():
-        grader.grade(number, lambda *arguments: change(reference(*arguments)))
+        function = grader.grade(number, lambda *arguments: change(reference(*arguments)))
         assert "pass" in (out := capsys.readouterr().out), f"{name}: {out}"
+        assert grader.form(function(*grader.copy(inputs))) == form, name
 
 
 @every_exercise
@@ -233,6 +243,21 @@ def test_the_folded_solution_passes(number, capsys, monkeypatch):
     capsys.readouterr()
     solved = names[order[number]]
     assert grader.grade(number, solved) is solved, capsys.readouterr().out
+
+
+@every_lesson
+def test_a_lesson_makes_the_dataset_before_it_reads_it(name):
+    """On a fresh clone there is none, and both prepare() and train() make it."""
+    makers = ["prepare", "train"]
+    for statement in ast.parse(text(LESSONS[name], "code")).body:
+        source = ast.unparse(statement)
+        makes = re.search(rf"\b({'|'.join(makers)})\(", source)
+        if isinstance(statement, ast.FunctionDef):
+            makers += [statement.name] * bool(makes)
+        elif makes:
+            return
+        else:
+            assert "data/stdlib" not in source
 
 
 def in_order(what, found, numbers):
@@ -581,6 +606,47 @@ def test_a_right_answer_passes_in_an_unusual_form(monkeypatch, capsys, answer):
     """Arrays, lists, generators and maps of a right answer pass."""
     assert "pass" in ask(monkeypatch, lambda x: x, (M,))(answer, capsys)
     assert "pass" in ask(monkeypatch, lambda x: tuple(x), (M,))(answer, capsys)
+
+
+@pytest.mark.parametrize(
+    "reference, answer",
+    [
+        (lambda x: (x, x + 1), lambda x: [x, x + 1]),
+        (lambda x: (x, x + 1), lambda x: torch.stack([x, x + 1])),
+        (lambda x: [x, x + 1], lambda x: (y.numpy() for y in (x, x + 1))),
+        (lambda x: x, lambda x: x.tolist()),
+        (lambda x: x, lambda x: (row for row in x)),
+        (lambda x: x[:0], lambda x: []),
+        (lambda x: (1.5, x > 0), lambda x: [np.float32(1.5), (x > 0).numpy()]),
+    ],
+)
+def test_the_notebook_gets_results_in_the_form_of_the_reference(monkeypatch, reference, answer):
+    """A right answer in another form passes, and the notebook's next cells can use it."""
+    x = torch.tensor([[0.5, -2.0], [1.0, 3.0]])
+    ask(monkeypatch, reference, (x,))
+    function = grader.grade("1.1", answer)
+    torch.testing.assert_close(function(x), reference(x), check_dtype=True)
+    assert grader.form(function(x)) == grader.form(reference(x))
+    assert grader.grade("1.1", function) is function
+
+
+def test_gradients_pass_through_another_form(monkeypatch):
+    ask(monkeypatch, lambda x: x * x, (torch.ones(2),))
+    function = grader.grade("1.1", lambda x: [y * y for y in x])
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    function(x).sum().backward()
+    assert x.grad.tolist() == [4, 6]
+
+
+def test_what_an_answer_raised_is_in_the_results(monkeypatch):
+    """A teacher's table says that a library was missing."""
+    ask(monkeypatch, lambda x: x, (torch.ones(2),))
+
+    def answer(x):
+        import not_there
+
+    grader.grade("1.1", answer)
+    assert grader.results["1.1"][1][-1] == "ModuleNotFoundError: No module named 'not_there'"
 
 
 def test_several_values_pass_stacked_or_generated(monkeypatch, capsys):
@@ -2255,7 +2321,7 @@ CLASS = {
         "import os\nos._exit(0)",
         "geometry = grade('1.4', lambda x: x)",
     ],
-    "stuck.ipynb": [
+    "Żaneta.ipynb": [
         "print('pass')",
         DRIFT,
         "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(100)",
@@ -2266,7 +2332,7 @@ CLASS = {
 def test_a_class_of_notebooks_is_graded(runs):
     """Broken, endless and cheating notebooks each give one row; table and JSON are right."""
     out, rows, folder = runs["class"].result()
-    alice, bob, stuck, broken = rows.values()
+    alice, bob, zaneta, broken = rows.values()
     assert (
         alice["solved"] == "1.1"
         and alice["wrong"] == "1.2"
@@ -2288,7 +2354,8 @@ def test_a_class_of_notebooks_is_graded(runs):
         f"at 1.2 (cell 4) {syntax}; at 1.4 (cell 7) TooLong: no end within 6 s"
     )
     assert (
-        stuck["solved"] == "1.1" and stuck["note"] == "stopped after 60 s, at the end (cell 3 of 3)"
+        zaneta["solved"] == "1.1"
+        and zaneta["note"] == "stopped after 60 s, at the end (cell 3 of 3)"
     )
     assert "not a notebook" in broken["note"] and broken["unsolved"].startswith("1.1 1.2")
     table = out[out.index("exercise  solved  wrong  unsolved  ") :]
@@ -2392,6 +2459,41 @@ def test_the_lesson_is_recognized_though_nothing_runs(
     expected = [number for number in EXERCISES if int(number.split(".")[0]) == lesson]
     assert row["unsolved"] == expected and row["solved"] == row["wrong"] == []
     assert row["note"].startswith(note)
+
+
+@pytest.mark.parametrize("text", ['{"cells": [1]}', "{}", "[]", 'grade("1.2", f)', ""])
+def test_the_text_of_a_broken_notebook_is_kept(text):
+    assert grade_class.without_outputs(text) == text
+
+
+def test_a_call_that_a_cell_has_printed_is_not_a_call(not_run, tmp_path):
+    """The grader's own messages name exercises of lesson 1."""
+    path = notebook(tmp_path / "x.ipynb", "grade(4.1, f)", "grade('4.1', f)")
+    made = nbformat.read(path, 4)
+    printed = 'grade("1.2", layer_norm) takes the number in quotes'
+    made.cells[0].outputs = [nbformat.v4.new_output("stream", text=printed)]
+    nbformat.write(made, path)
+    assert {number.split(".")[0] for number in grade_class.run_notebook(path)["unsolved"]} == {"4"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
+def test_a_file_that_cannot_be_read_gives_a_row(tmp_path):
+    (tmp_path / "hw2.ipynb").symlink_to("/proc/self/mem")
+    row = grade_class.run_notebook(tmp_path / "hw2.ipynb")
+    assert row["note"].startswith("cannot be graded: OSError") and row["unsolved"][0] == "2.1"
+
+
+def test_a_notebook_cannot_delete_the_data(tmp_path, monkeypatch):
+    """Its folders are its own, and the files in them are links."""
+    (tmp_path / "root/data/stdlib").mkdir(parents=True)
+    (tmp_path / "root/requirements.txt").touch()
+    shard = tmp_path / "root/data/stdlib/x.bin"
+    shard.write_text("tokens")
+    monkeypatch.setattr(run_cells, "ROOT", tmp_path / "root")
+    run_cells.copy_repository(tmp_path / "copy")
+    assert (tmp_path / "copy/data/stdlib/x.bin").read_text() == "tokens"
+    shutil.rmtree(tmp_path / "copy/data/stdlib")
+    assert shard.read_text() == "tokens"
 
 
 @pytest.mark.parametrize(
