@@ -406,7 +406,7 @@ def peak_bytes(model, config, batch_size):
         optimizer.step()
 
     # The first step makes the gradients and Adam's moments, which exist from then on. (A run with
-    # one process and one micro-batch per step frees its gradients after each step, so it needs
+    # one process and one micro-batch per step frees its gradients before the next, so it needs
     # less.)
     step()
     tracker = MemTracker()
@@ -446,12 +446,16 @@ def memory(options, training):
     """Estimate how much GPU memory a training step needs with every arch.
 
     Here --compile defaults to true and --dtype to bfloat16. No dataset is read: --data changes
-    nothing, and --vocab_size defaults to that of --size, else to 257.
+    nothing, and --vocab_size defaults to that of --size, else to 257. All layers must be the same.
     """
     training = {"compile": "true", "dtype": "bfloat16", **training}
     rows = []
     configs = resolve_each(options.archs, training)
     for name, config in tqdm(configs.items(), leave=False, disable=None):
+        with torch.device("meta"):
+            layers = {str(block) for block in GPT(config).blocks}
+        check(len(layers) == 1, f"{name}: its layers differ, but the estimate is made of models of one "
+              "and two layers and assumes that the others are the same")
         bytes_at = cache(partial(step_bytes, config))
         sequence = bytes_at(2) - bytes_at(1)
         row = {"arch": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,

@@ -568,8 +568,12 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Draw the matrices and zero the biases. Gains and scales already have their values."""
+        """Draw the weights of linear maps and embeddings, and zero their biases."""
         for name, p in self.named_parameters():
+            module = self.get_submodule(name.rpartition(".")[0])
+            if not isinstance(module, (nn.Linear, nn.Embedding)):
+                # Gains and scales already have their values.
+                continue
             std = self.config.embed_std if name in ("wte.weight", "wpe.weight") else 0.02
             if name.endswith(WRITERS):
                 # As in GPT-2: the residual stream is a sum of 2 n_layer outputs of such matrices.
@@ -578,7 +582,7 @@ class GPT(nn.Module):
                 # If sphere is True, project_ scales each vector to norm 1 afterwards. angpt's
                 # constrain_ shrinks only what is longer than 1, so draw long vectors.
                 p.normal_(std=100.0 if self.sphere else std)
-            elif name.endswith("bias"):
+            else:
                 p.zero_()
         for layer, block in enumerate(self.blocks, 1):
             block.start_(layer)
@@ -587,14 +591,13 @@ class GPT(nn.Module):
     @torch.no_grad()
     def project_(self):
         """Constrain ngpt's and angpt's weights, and update powernorm's running means."""
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, PowerNorm):
                 module.update_()
-        for name, p in self.named_parameters():
-            if self.sphere and p.dim() == 2:
+            elif self.sphere and isinstance(module, (nn.Linear, nn.Embedding)):
                 # Columns of the matrices in `columns` are constrained, and rows of all others.
-                dim = 0 if name.endswith(self.blocks[0].columns) else 1
-                self.blocks[0].constrain_(p, dim)
+                dim = 0 if f"{name}.weight".endswith(self.blocks[0].columns) else 1
+                self.blocks[0].constrain_(module.weight, dim)
 
     def logits(self, h):
         """Return the logits (B, T, V) of h (B, T, d)."""

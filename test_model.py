@@ -580,6 +580,24 @@ def test_names_are_those_of_older_checkpoints_and_vectors_start_as_in_the_papers
             assert (norms - 1).abs().max() < 1e-6, name
 
 
+@every_arch
+def test_a_gain_of_any_shape_and_name_keeps_the_value_that_its_block_gives_it(arch, monkeypatch):
+    """Only linear maps and embeddings are drawn, zeroed and constrained."""
+    block = ARCHS[tiny_gpt(arch).config.arch]
+
+    class WithGains(block):
+        def __init__(self, config):
+            super().__init__(config)
+            self.per_head = torch.nn.Parameter(torch.full((2, 8), 2.0))
+            self.alpha_bias = torch.nn.Parameter(torch.full((3,), 5.0))
+
+    monkeypatch.setitem(ARCHS, "gains", WithGains)
+    model = tiny_gpt("gains", qk_norm=arch == "gpt+")
+    model.project_()
+    for block in model.blocks:
+        assert (block.per_head == 2).all() and (block.alpha_bias == 5).all()
+
+
 def parameters_of(arch, **options):
     return bench.count_parameters(GPTConfig(arch=arch, **options))
 
@@ -1456,6 +1474,7 @@ out/angpt  as --out_dir=out/angpt
 config/x.py  there are no configuration files
 --tie=1  tie
 --seed=99999999999999999999  seed=99999999999999999999: expected a number less than 2**63
+--eps=0  eps=0.0: expected a number greater than 0
 --out_dir={file}  File exists
 --out_dir={folder}  holds other files (mine.txt)
 --out_dir={folder}  give this run its own folder, such as --out_dir={folder}/mine
@@ -1871,7 +1890,45 @@ def test_watch_may_return_a_loss_of_its_own(tiny):
     assert column(log, "loss")[0] == (0, 7.0)
 
 
+@pytest.mark.parametrize("arch", [*PRE_NORM, *SPHERE])
+def test_gradients_that_watch_leaves_do_not_change_the_training(tiny, dataset, arch):
+    """At a validation, watch finds the gradients of the latest step, and may add to them."""
+    def watch(model, optimizer, step):
+        assert (model.wte.weight.grad is None) == (step == 0)
+        model.eval()
+        model(*batch, loss_only=True)[1].backward()
+        model.train()
+
+    batch = Tokens(dataset, "val", 16).batch(range(4), CPU)
+    ends = []
+    for given in (None, watch):
+        config = tiny(arch=arch, final_eval_tokens=320)
+        train(config, given, say=None)
+        ends.append(torch.load(Path(config.out_dir, "ckpt.pt"))["model"])
+    assert_same_state(*ends, 0)
+
+
+def test_a_run_goes_on_without_its_picture(tiny, monkeypatch):
+    def fail(folder):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr(train_py, "draw_losses", fail)
+    lines = []
+    assert train(tiny(), say=lines.append)[-1]["step"] == 6
+    assert sum("run/loss.png: cannot be drawn (latex could" in line for line in lines) == 2
+
+
 # ---- Stopping and resuming
+
+def test_moments_of_another_optimizer_are_refused(tiny, old, monkeypatch):
+    """The fused AdamW does not look at shapes, and would read beyond a tensor's end."""
+    def other_order(model, config):
+        return torch.optim.AdamW(list(model.parameters())[::-1], config.learning_rate, fused=True)
+
+    monkeypatch.setattr(train_py, "make_optimizer", other_order)
+    with pytest.raises(DataError, match="moments do not fit this optimizer; .* --init_from"):
+        train(tiny(resume="true", max_steps=9))
+
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
@@ -2294,8 +2351,19 @@ def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch,
     monkeypatch.setattr(shutil, "which", lambda name: name)
     assert not compiled("auto")
     assert "training without it" in capsys.readouterr().err
-    with pytest.raises(DataError, match="compile=true: .*; set --compile=false"):
+    with pytest.raises(DataError, match="compile=true: .*Python.h.*; set --compile=false"):
         compiled("true")
+
+
+@pytest.mark.parametrize("name", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_a_compiler_that_is_switched_off_is_not_called_a_compiler(tiny, monkeypatch, capsys, name):
+    """With these variables torch.compile returns the function that it was given."""
+    monkeypatch.setenv(name, "1")
+    for compile in ("auto", "true"):
+        config = resolve(tiny(compile=compile, max_steps=10 ** 9))
+        with contextlib.suppress(DataError):
+            assert not train_py.compile_model(GPT(config), config, Process(CPU))
+    assert f"{name}=1 switches torch.compile off; training without it" in capsys.readouterr().err
 
 
 # ---- Files and commands
@@ -2467,6 +2535,17 @@ def test_measurements_are_printed_and_written(name, options, columns, tmp_path, 
     assert first.keys() == second.keys() == columns
     assert min(first.values()) > 0
     assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\).*\nngpt ", capsys.readouterr().out)
+
+
+def test_memory_of_layers_that_differ_is_refused(monkeypatch):
+    class Mixed(ARCHS["rmsnorm"]):
+        def start_(self, layer):
+            if layer == 2:
+                self.norm1 = torch.nn.LayerNorm(self.d)
+
+    monkeypatch.setitem(ARCHS, "mixed", Mixed)
+    with pytest.raises(DataError, match="^mixed: its layers differ"):
+        bench.memory(bench.MemoryOptions(archs="mixed"), {})
 
 
 def test_memory_extrapolated_from_small_models_is_the_large_ones():

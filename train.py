@@ -249,6 +249,8 @@ class TrainConfig(GPTConfig):
             self.check_option(name, getattr(self, name) <= 1, "a number from 0 to 1")
         for name in ("beta1", "beta2"):
             self.check_option(name, getattr(self, name) < 1, "a number less than 1")
+        # Without it, Adam would compute 0 / 0 for a weight whose gradients were all 0.
+        self.check_option("eps", self.eps > 0, "a number greater than 0")
         self.check_option("seed", self.seed < 2 ** 63, "a number less than 2**63")
 
 
@@ -603,7 +605,10 @@ def block_code(model):
 
 
 def make_optimizer(model, config):
-    """Return AdamW. Matrices and embeddings have weight decay, vectors and scalars do not."""
+    """Return AdamW. Matrices and embeddings have weight decay, vectors and scalars do not.
+
+    Each step sets the learning rate of all groups (optimizer_step).
+    """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [
@@ -635,13 +640,15 @@ def compile_model(model, config, process):
         if process.device.type == "mps" or work < 2e12:
             return False
     try:
+        for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+            check(os.environ.get(name) != "1", f"{name}=1 switches torch.compile off")
         # Some machines have no compiler, or one that cannot build anything for want of headers.
-        torch.compile(torch.square)(torch.ones(8, device=process.device))
-    except Exception as error:
-        reason = f"torch.compile does not work on this machine ({type(error).__name__})"
+        with explain_errors("torch.compile does not work on this machine"):
+            torch.compile(torch.square)(torch.ones(8, device=process.device))
+    except DataError as error:
         if config.compile == "true":
-            raise DataError(f"compile=true: {reason}; set --compile=false") from error
-        print(f"{reason}; training without it", file=sys.stderr)
+            raise DataError(f"compile=true: {error}; set --compile=false") from error
+        print(f"{error}; training without it", file=sys.stderr)
         return False
 
     # Module.compile() works in place: from now on a call of the block runs compiled code.
@@ -824,7 +831,13 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
 def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
-    moments = saved["state"]
+    moments = saved["state"]  # a dict: index of a parameter -> its moments and number of steps
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, of_parameter in moments.items():
+        shape = parameters[index].shape
+        check(all(x.dim() == 0 or x.shape == shape for x in of_parameter.values()),
+              "the checkpoint's moments do not fit this optimizer; undo what has changed in "
+              "make_optimizer(), or start a new run with --init_from")
     if optimizer.param_groups[0]["params"][0].is_cpu:
         # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from
         # the checkpoint's file, which would then stay on the disk after a new checkpoint has
@@ -1216,6 +1229,12 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     # text changes at each start.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
+    # Drop the gradients of the step before, and whatever train()'s argument `watch` has added to
+    # them. With several ranks the gradients live in buckets, the tensors in which
+    # DistributedDataParallel sends them. Keep them there and fill them with zeros, because it would
+    # have to copy new gradients into its buckets.
+    optimizer.zero_grad(set_to_none=process.world_size == 1)
+
     loss_share = 0.0  # this rank's part of the mean loss
     for number, (x, y) in enumerate(micro_batches, 1):
         # Let DistributedDataParallel sum the gradients over the ranks only in the backward pass of
@@ -1234,10 +1253,6 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     max_norm = config.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    # With several ranks the gradients live in buckets, the tensors in which DistributedDataParallel
-    # sends them. Keep them there and fill them with zeros, because it would have to copy new
-    # gradients into its buckets.
-    optimizer.zero_grad(set_to_none=process.world_size == 1)
 
     # Constrain nGPT's and anGPT's weights, and update PowerNorm's running means.
     # (DistributedDataParallel keeps the GPT in its attribute `module`.)
@@ -1350,9 +1365,10 @@ def train(config, watch=None, say=print_line):
     With eval_only the list has one record, that of the validation.
 
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
-    dict of numbers, the record gets its entries. With several ranks, every rank must pass the same
-    watch, because it may run the model, and PowerNorm's forward pass in training mode waits for the
-    other ranks. say(line) shows the progress; say=None is quiet, except for warnings and while a
+    dict of numbers, the record gets its entries. A parameter's grad is then its gradient in the
+    latest step, after clipping (None if there was none). watch may run the model, but must leave it
+    in training mode, and run PowerNorm in eval mode, because in training mode each pass changes its
+    running means. With several ranks, every rank must pass the same watch. say(line) shows the progress; say=None is quiet, except for warnings and while a
     missing dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running
     loop to stop, the run is saved (unless it fails at that moment), and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
@@ -1570,7 +1586,11 @@ def run(config, watch, say):
                     save_checkpoint(folder / "ckpt.pt", model, initial_code, optimizer, step,
                                     config, dataset)
                 if evaluating and step > 0:
-                    draw_losses(folder)
+                    # A run goes on without its picture, for example if matplotlib lacks a font.
+                    try:
+                        draw_losses(folder)
+                    except Exception as error:
+                        say(f"{folder}/loss.png: cannot be drawn ({error})")
 
             # Stop. What is left to do, such as waiting for the other ranks, comes after the loop.
             if stopping or finished:
