@@ -454,8 +454,8 @@ def memory(options, training):
     for name, config in tqdm(configs.items(), leave=False, disable=None):
         with torch.device("meta"):
             layers = {str(block) for block in GPT(config).blocks}
-        check(len(layers) == 1, f"{name}: its layers differ, but the estimate is made of models of one "
-              "and two layers and assumes that the others are the same")
+        check(len(layers) == 1, f"{name}: its layers differ, but the estimate is made of models of "
+              "one and two layers and assumes that the others are the same")
         bytes_at = cache(partial(step_bytes, config))
         sequence = bytes_at(2) - bytes_at(1)
         row = {"arch": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,

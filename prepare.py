@@ -503,6 +503,10 @@ def find_files(source, seed):
             continue
         if path.is_symlink() and path.is_dir():
             print(f"{path}: skipped, because a link to a folder may lead in circles")
+        elif path.is_dir():
+            # rglob() says nothing of a folder that it may not read.
+            if not os.access(path, os.R_OK | os.X_OK):
+                print(f"{path}: skipped, because this folder cannot be read")
         elif not path.is_file() or path.stat().st_size == 0:
             continue
         elif suffixes and path.suffix.lower() not in suffixes:

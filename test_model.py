@@ -915,6 +915,16 @@ def test_each_text_is_read_once(tmp_path, source, name, expected, capsys):
         source == "d")
 
 
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch, capsys):
+    """Its texts are missing from the dataset. (Root, who may run the tests, can read them.)"""
+    (tmp_path / "d/closed").mkdir(parents=True)
+    (tmp_path / "d/a.txt").write_text("text" * 99)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")
+    prepare(f"{tmp_path}/d", data_dir=f"{tmp_path}/data")
+    said = capsys.readouterr().out
+    assert "d/closed: skipped, because this folder cannot be read" in said
+
+
 JAPANESE = "A" + "日本語" * 2000
 
 

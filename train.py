@@ -1365,12 +1365,15 @@ def train(config, watch=None, say=print_line):
     With eval_only the list has one record, that of the validation.
 
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
-    dict of numbers, the record gets its entries. A parameter's grad is then its gradient in the
-    latest step, after clipping (None if there was none). watch may run the model, but must leave it
-    in training mode, and run PowerNorm in eval mode, because in training mode each pass changes its
-    running means. With several ranks, every rank must pass the same watch. say(line) shows the progress; say=None is quiet, except for warnings and while a
-    missing dataset is made. Raises ConfigError, DataError or Diverged. If a signal tells a running
-    loop to stop, the run is saved (unless it fails at that moment), and then this function raises
+    dict of numbers, the record gets its entries. Each parameter's `grad` is then its gradient in
+    the latest step, after clipping, or None before the first step. watch may run the model and
+    compute gradients, but must leave the model in training mode. It has to run PowerNorm in eval
+    mode, because in training mode a forward pass changes PowerNorm's running means. With several
+    ranks, every rank must pass the same watch.
+
+    say(line) shows the progress; say=None is quiet, except for warnings and while a missing dataset
+    is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to stop,
+    the run is saved (unless it fails at that moment), and then this function raises
     KeyboardInterrupt (Ctrl-C) or SystemExit.
 
     All threads of a process share torch's random numbers. So run one training at a time in a

@@ -248,7 +248,8 @@ def grade(number, function):
     else:
         print(f"{number}  not yet: the values are right, but not all gradients are")
         sentences.append(about_gradients)
-    # The student has just read which exception the function raised. The class's table needs it, too.
+    # The student has just read which exception the function raised. The table of a class needs it,
+    # too.
     raised = [f"{type(x).__name__}: {x}" for x in found.values()
               if isinstance(x, Exception) and not isinstance(x, NothingReturned)]
     results[number] = "wrong", [*sentences, *raised[:1]]

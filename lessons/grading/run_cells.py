@@ -228,8 +228,8 @@ def copy_repository(folder):
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    # A notebook that finds no data would prepare it again. The folders are new and only the files in
-    # them are links, so a notebook that deletes its data deletes the links.
+    # A notebook that finds no data would prepare it again. The folders are new, and only the files
+    # in them are links. So a notebook that deletes its data deletes the links.
     for name in "data", "assets":
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, Path(folder, name), copy_function=os.symlink,
