@@ -832,11 +832,11 @@ def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
     moments = saved["state"]  # a dict: index of a parameter -> its moments and number of steps
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
     for index, of_parameter in moments.items():
-        shape = parameters[index].shape
-        check(all(x.dim() == 0 or x.shape == shape for x in of_parameter.values()),
-              "the checkpoint's moments do not fit this optimizer; undo what has changed in "
+        fits = index < len(shapes) and all(x.dim() == 0 or x.shape == shapes[index]
+                                           for x in of_parameter.values())
+        check(fits, "the checkpoint's moments do not fit this optimizer; undo what has changed in "
               "make_optimizer(), or start a new run with --init_from")
     if optimizer.param_groups[0]["params"][0].is_cpu:
         # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from
