@@ -832,12 +832,15 @@ def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
     moments = saved["state"]  # a dict: index of a parameter -> its moments and number of steps
-    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
-    for index, of_parameter in moments.items():
-        fits = index < len(shapes) and all(x.dim() == 0 or x.shape == shapes[index]
-                                           for x in of_parameter.values())
-        check(fits, "the checkpoint's moments do not fit this optimizer; undo what has changed in "
-              "make_optimizer(), or start a new run with --init_from")
+    if isinstance(optimizer, torch.optim.AdamW):
+        # If make_optimizer() has been edited, a parameter may get another one's moments. The fused
+        # AdamW would not notice, and would read beyond the end of a tensor.
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        shapes = {index: p.shape for index, p in enumerate(parameters)}
+        for index, of_parameter in moments.items():
+            fits = "exp_avg" in of_parameter and of_parameter["exp_avg"].shape == shapes.get(index)
+            check(fits, "the checkpoint's moments do not fit this optimizer; undo what has changed "
+                  "in make_optimizer(), or start a new run with --init_from")
     if optimizer.param_groups[0]["params"][0].is_cpu:
         # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from
         # the checkpoint's file, which would then stay on the disk after a new checkpoint has
@@ -1212,6 +1215,13 @@ def learning_rate(config, step):
     return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
 
 
+def clear_gradients(optimizer, process):
+    """Free the gradients or, with several ranks, fill them with zeros."""
+    # With several ranks the gradients live in buckets, the tensors in which DistributedDataParallel
+    # sends them. Keep them there, because it would have to copy new gradients into its buckets.
+    optimizer.zero_grad(set_to_none=process.world_size == 1)
+
+
 def optimizer_step(step, model, optimizer, micro_batches, config, process):
     """Take one optimizer step, and return what it measured.
 
@@ -1228,12 +1238,6 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     # draw. Each rank has masks of its own. (The hash of numbers is always the same; only that of
     # text changes at each start.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
-
-    # Drop the gradients of the step before, and whatever train()'s argument `watch` has added to
-    # them. With several ranks the gradients live in buckets, the tensors in which
-    # DistributedDataParallel sends them. Keep them there and fill them with zeros, because it would
-    # have to copy new gradients into its buckets.
-    optimizer.zero_grad(set_to_none=process.world_size == 1)
 
     loss_share = 0.0  # this rank's part of the mean loss
     for number, (x, y) in enumerate(micro_batches, 1):
@@ -1253,6 +1257,7 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     max_norm = config.grad_clip or math.inf
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
+    clear_gradients(optimizer, process)
 
     # Constrain nGPT's and anGPT's weights, and update PowerNorm's running means.
     # (DistributedDataParallel keeps the GPT in its attribute `module`.)
@@ -1365,11 +1370,10 @@ def train(config, watch=None, say=print_line):
     With eval_only the list has one record, that of the validation.
 
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
-    dict of numbers, the record gets its entries. Each parameter's `grad` is then its gradient in
-    the latest step, after clipping, or None before the first step. watch may run the model and
-    compute gradients, but must leave the model in training mode. It has to run PowerNorm in eval
-    mode, because in training mode a forward pass changes PowerNorm's running means. With several
-    ranks, every rank must pass the same watch.
+    dict of numbers, the record gets its entries. watch may run the model and compute gradients, but
+    must leave the model in training mode. It has to run PowerNorm in eval mode, because in training
+    mode a forward pass changes PowerNorm's running means. With several ranks, every rank must pass
+    the same watch.
 
     say(line) shows the progress; say=None is quiet, except for warnings and while a missing dataset
     is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to stop,
@@ -1562,6 +1566,8 @@ def run(config, watch, say):
                 check_val_loss(record["val_loss"], initial_loss, step, config)
                 if watch:
                     extra = watch(model, optimizer, step) or {}
+                    # The gradients that it may have left must not reach the next step.
+                    clear_gradients(optimizer, process)
                     record = extra | record  # for equal names, the record's value stays
 
             # Ask whether any rank has been told to stop. With several ranks this costs time: they

@@ -13,8 +13,8 @@ Importing this file registers them. So does an --arch that names this file befor
     python train.py --arch=lessons/extras/variants.py:ngpt_slerp --max_steps=500
 
   ngpt_no_qk_norm           q and k are not normalized        nGPT Table 6, row 1
-  ngpt_slerp                h moves on an arc, not a chord    nGPT eq. 6; Table 6, row 2
-  ngpt_scalar               vectors of scales become numbers  nGPT Table 5
+  ngpt_slerp                SLERP in place of LERP          nGPT eq. 6; Table 6, row 2
+  ngpt_scalar               vectors of scales become numbers  as in nGPT Table 5, all but s_z
   ngpt_riemann              h moves in its tangent space      nGPT eq. 28-30
   ngpt_by_depth             alpha starts at 0.2 / n_layer     2604.27077
   ngpt_corrected            nu(alpha), not unit, ends a step  anGPT Fig. 5, "with LERP correction"
@@ -104,7 +104,10 @@ class NoQKNorm(StepsBlock):
 
 
 class Slerp(StepsBlock):
-    """nGPT with spherical interpolation: the step follows the arc between h and y."""
+    """nGPT with spherical interpolation between h and y, channel by channel.
+
+    If alpha were one number, h would move on the arc to y. Its entries differ, so h leaves the arc.
+    """
 
     def step(self, h, y, alpha):
         # The derivative of arccos is infinite at -1 and 1, so theta keeps away from 0 and pi.

@@ -196,24 +196,6 @@ def values(returned):
     return found
 
 
-def form(x):
-    """Return what a notebook relies on in a result: that it is a tuple, a list or a tensor."""
-    if isinstance(x, (tuple, list)):
-        return type(x), [form(y) for y in x]
-    return torch.Tensor if isinstance(x, torch.Tensor) else None
-
-
-def in_form(x, right):
-    """Return a right answer as a tuple, a list or a tensor, as the reference returns it."""
-    if isinstance(right, (tuple, list)):
-        return type(right)(in_form(y, z) for y, z in zip(x, right))
-    if isinstance(right, torch.Tensor) and not isinstance(x, torch.Tensor):
-        if isinstance(x, (tuple, list, Iterator)) and len(right):
-            return torch.stack([in_form(y, z) for y, z in zip(x, right)])
-        return tensor(x).to(right.dtype)
-    return x
-
-
 def aligned(answer, expected, names):
     """Return `answer` and `expected` as lists of equal length where possible.
 

@@ -28,7 +28,6 @@ needs a reference, inputs, and the wrong answers that you expect, each with a se
 Mistakes that are functools.partial of one function, as here, are also tried in pairs.
 """
 import dis
-import functools
 import importlib
 import inspect
 import sys
@@ -40,8 +39,7 @@ from typing import Callable
 import torch
 
 from answers import (
-    NothingReturned, answers, arguments, code_of, copy, form, gradients, in_form, largest_gap,
-    own_answers)
+    NothingReturned, answers, arguments, code_of, copy, gradients, largest_gap, own_answers)
 from explain import difference, yes_or_no
 from mistakes import (
     agree, call_by_name, general_sentences, known_mistake_sentences, overwriting_sentence,
@@ -199,10 +197,7 @@ def inputs(number):
 
 
 def grade(number, function):
-    """Print how `function` does on exercise `number`. Return it, or a right one if it is wrong.
-
-    A right function may come back converted: see in_form_of_reference.
-    """
+    """Print how `function` does on exercise `number`. Return it, or a right one if it is wrong."""
     if not isinstance(number, str) or not callable(function):
         raise TypeError(
             'grade("1.2", layer_norm) takes the number in quotes (1.10 without them is 1.1) and '
@@ -233,7 +228,7 @@ def grade(number, function):
         largest = largest_gap(found, expected)
         print(f"{number}  pass: {len(found)} inputs, largest difference {largest:.1g}")
         results[number] = "solved", []
-        return in_form_of_reference(function, exercise)
+        return function
 
     sentences = []
     if wrong:
@@ -257,23 +252,6 @@ def grade(number, function):
         print(f"     {sentence}")
     print(CONTINUES)
     return exercise.reference
-
-
-def in_form_of_reference(function, exercise):
-    """Return a right function such that the notebook can use its results like the reference's.
-
-    It is the function itself, unless it returns for example a list where the reference returns a
-    tuple, which a later print() of the notebook needs.
-    """
-    first = next(iter(arguments(exercise).values()))
-    if form(function(*copy(first))) == form(exercise.reference(*copy(first))):
-        return function
-
-    @functools.wraps(function)
-    def converted(*inputs, **named):
-        right = exercise.reference(*copy(inputs), **copy(named))
-        return in_form(function(*inputs, **named), right)
-    return converted
 
 
 def gradient_sentence(function, exercise):

@@ -228,12 +228,17 @@ def copy_repository(folder):
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    # A notebook that finds no data would prepare it again. The folders are new, and only the files
-    # in them are links. So a notebook that deletes its data deletes the links.
+    # A notebook that finds no data would prepare it again. The folders are new, and what is in them
+    # is a link. So a notebook that deletes its data deletes the links. (Names with a dot in front
+    # are locks, which the notebook makes for itself.)
     for name in "data", "assets":
-        if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, Path(folder, name), copy_function=os.symlink,
-                            ignore_dangling_symlinks=True)
+        for path in (ROOT / name).rglob("*"):
+            target = Path(folder, path.relative_to(ROOT))
+            if path.is_dir() and not path.is_symlink():
+                target.mkdir(parents=True, exist_ok=True)
+            elif not path.name.startswith("."):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(path.resolve())
 
 
 def run_process(folder, seconds):
