@@ -328,10 +328,10 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 #   keep the values that you give them.
 # - To train on several GPUs, each parameter must take part in the loss, and a buffer that forward
 #   changes in training must get the same value on each of them (PowerNorm uses mean_over_ranks).
-# - With --checkpoint_blocks=true forward is called twice. A block that changes a buffer there has to
-#   refuse that option, as powernorm's does.
-# - If a block's class has changed since a run, train.py says so when the run is resumed. It does not
-#   notice changed functions and constants beside the class.
+# - With --checkpoint_blocks=true forward is called twice. A block that changes a buffer there has
+#   to refuse that option, as powernorm's does.
+# - If a block's class has changed since a run, train.py says so when the run is resumed. It does
+#   not notice changed functions and constants beside the class.
 
 
 class Block(nn.Module):
