@@ -708,6 +708,13 @@ def mean_so_far(w_v, heads):
     return attention
 
 
+def first_negative(gain):
+    """Return a gain whose first entry is negative, as one may become in training."""
+    signs = torch.ones_like(gain)
+    signs[0] = -1
+    return gain.abs() * signs
+
+
 def block_inputs(generator):
     p = block_tensors(generator, 6, heads=2)
     attention = mean_so_far(randn(generator, 6, 6), heads=2)
@@ -720,12 +727,13 @@ def block_inputs(generator):
     attention = mean_so_far(randn(generator, 4, 4), heads=2)
     yield "lambda_resid 1", randn(generator, 2, 5, 4), attention, p
 
+    gains = {name: first_negative(x) for name, x in p.items() if x.dim() == 1}
     h = randn(generator, 2, 5, 4)
-    other_scale = 1 + 0.5 * randn(generator, 4)
-    without_attention = {**p, "w_o": torch.zeros(4, 4), "resid_scale": other_scale}
+    gains["resid_scale"] = first_negative(1 + 0.5 * randn(generator, 4))
+    without_attention = {**p, **gains, "w_o": torch.zeros(4, 4)}
     yield "w_o of zeros: the feed-forward branch alone", h, attention, without_attention
     h = randn(generator, 2, 5, 4)
-    without_ffn = {**p, "w_down": torch.zeros(4, 16), "resid_scale": other_scale}
+    without_ffn = {**p, **gains, "w_down": torch.zeros(4, 16)}
     yield "w_down of zeros: attention alone", h, attention, without_ffn
     h = 0.01 * randn(generator, 2, 5, 4)
     small = {**p, "w_o": 0.01 * p["w_o"], "w_up": 0.01 * p["w_up"]}
@@ -1037,7 +1045,8 @@ PROPERTIES = {
         "The FFN branches add something, too. In yours they add nothing.":
             lambda y, s, layers: y[0] ** 2 > s ** 2 + layers * (1 + 1e-4),
         "Your variance is too large: besides the embedding's, each layer adds 1 by attention and "
-        "less than 1 by the FFN here. Which of them is too large, or do you miscount the layers?":
+        "less than 1 by the FFN here. Which of them is too large, or do you miscount the layers? "
+        "And does the embedding count once, with its variance?":
             lambda y, s, layers: y[0] ** 2 < s ** 2 + 2 * layers,
         "Your variance exceeds that of the embedding and the attention branches, as it should, but "
         "by the wrong amount. Does an attention branch add 1, what its last norm gives, and no "

@@ -763,12 +763,23 @@ def one_relation(pairs):
     a = torch.cat([a.flatten() for a, _ in pairs])
     b = torch.cat([b.flatten() for _, b in pairs])
     finite = a.isfinite() & b.isfinite()
-    words = factor_or_shift("is everywhere", a[finite], b[finite], 0)
+    a, b = a[finite], b[finite]
+    # An input with large numbers would hide those with small ones. So for a factor divide the
+    # numbers of each input by their size.
+    sizes = torch.cat([torch.full((b.numel(),), size_of(b)) for _, b in pairs])[finite]
+    words = times_a_factor("is everywhere", a / sizes, b / sizes, 0)
+    words = words or shifted("is everywhere", a, b, 0)
     is_matrix = len(pairs) == 1 and pairs[0][1].dim() > 1 and min(pairs[0][1].shape[-2:]) > 1
     if is_matrix:
         words = words or factor_or_shift("is, row by row,", *pairs[0], -1)
         words = words or factor_or_shift("is, column by column,", *pairs[0], -2)
     return words
+
+
+def size_of(b):
+    """Return the largest finite |entry|, or 1 if all are 0."""
+    finite = b[b.isfinite() & (b != 0)].abs()
+    return float(finite.max()) if len(finite) else 1.0
 
 
 def wrong_values_are_one_number(pairs):
@@ -801,6 +812,11 @@ FACTORS = {                                     # factors that come from logarit
 
 def factor_or_shift(start, a, b, axis):
     """Say so if along an axis a is b times one factor, or b plus one number."""
+    return times_a_factor(start, a, b, axis) or shifted(start, a, b, axis)
+
+
+def times_a_factor(start, a, b, axis):
+    """Say so if along an axis a is b times one factor."""
     if b.numel() < 2:
         return ""
     factor = (a * b).sum(axis, True) / (b * b).sum(axis, True)
@@ -817,6 +833,13 @@ def factor_or_shift(start, a, b, axis):
             if ((factor / value - 1).abs() < 1e-4).all():
                 words += f", {meaning}"
         return words
+    return ""
+
+
+def shifted(start, a, b, axis):
+    """Say so if along an axis a is b plus one number."""
+    if b.numel() < 2:
+        return ""
     shift = (a - b).mean(axis, keepdim=True)
     if (a - b - shift).abs().max() < 1e-3 * shift.abs().max():
         if (shift > 0).all():

@@ -605,6 +605,13 @@ def test_a_right_answer_passes_in_an_unusual_form(monkeypatch, capsys, answer):
     assert "pass" in ask(monkeypatch, lambda x: tuple(x), (M,))(answer, capsys)
 
 
+def test_a_factor_is_everywhere_only_if_it_holds_for_small_inputs_too(monkeypatch, capsys):
+    """Inputs with large numbers do not hide those with small ones."""
+    said = ask(monkeypatch, lambda x: x, (M,), (1e8 * M,), (0 * M,))
+    assert "Yours is everywhere 2 times" in said(lambda x: 2 * x, capsys)
+    assert "Yours is" not in said(lambda x: (2 if x.abs().max() > 99 else 3) * x, capsys)
+
+
 def test_what_an_answer_raised_is_in_the_results(monkeypatch):
     """A teacher's table says that a library was missing."""
     ask(monkeypatch, lambda x: x, (torch.ones(2),))
