@@ -13,7 +13,7 @@ Importing this file registers them. So does an --arch that names this file befor
     python train.py --arch=lessons/extras/variants.py:ngpt_slerp --max_steps=500
 
   ngpt_no_qk_norm           q and k are not normalized        nGPT Table 6, row 1
-  ngpt_slerp                SLERP in place of LERP          nGPT eq. 6; Table 6, row 2
+  ngpt_slerp                SLERP in place of LERP            nGPT eq. 6; Table 6, row 2
   ngpt_scalar               vectors of scales become numbers  as in nGPT Table 5, all but s_z
   ngpt_riemann              h moves in its tangent space      nGPT eq. 28-30
   ngpt_by_depth             alpha starts at 0.2 / n_layer     2604.27077

@@ -238,7 +238,7 @@ def copy_repository(folder):
                 target.mkdir(parents=True, exist_ok=True)
             elif not path.name.startswith("."):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(path.resolve())
+                target.symlink_to(os.path.realpath(path))
 
 
 def run_process(folder, seconds):

@@ -104,7 +104,7 @@ def a_class_graded(folder):
         capture_output=True,
         text=True,
         check=True,
-        # Of a name that this console lacks, the table shows what it can.
+        # This console lacks a character of a name. The table has to be printed all the same.
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     with open(folder / "grades.csv", newline="", encoding="utf-8") as file:
@@ -621,6 +621,8 @@ def test_what_an_answer_raised_is_in_the_results(monkeypatch):
 
     grader.grade("1.1", answer)
     assert grader.results["1.1"][1][-1] == "ModuleNotFoundError: No module named 'not_there'"
+    grader.grade("1.1", no_return)
+    assert not any("NothingReturned" in sentence for sentence in grader.results["1.1"][1])
 
 
 def test_several_values_pass_stacked_or_generated(monkeypatch, capsys):
@@ -2468,9 +2470,10 @@ def test_a_notebook_cannot_delete_the_data(tmp_path, monkeypatch):
         (root / file).touch()
     (root / "data/far").symlink_to("../../disk/far")
     (root / "data/circle").symlink_to(root / "data")
+    (root / "data/itself").symlink_to(root / "data/itself")
     monkeypatch.setattr(run_cells, "ROOT", root)
-    run_cells.copy_repository(tmp_path / "copy")
-    data = tmp_path / "copy/data"
+    run_cells.copy_repository(tmp_path / "deep/copy")
+    data = tmp_path / "deep/copy/data"
     assert not (data / ".stdlib.lock").exists()        # a notebook's lock is its own
     for name in ("stdlib", "far"):
         assert (data / name / "x.bin").read_text() == "tokens"

@@ -15,8 +15,9 @@ these, and repeats that until no neighbor is better. Then it runs all seeds at t
 Every run that ends is added to the JSON file --results, and the same command resumes the race. (It
 warns if the code of a block's classes has changed since, but does not notice changes of functions,
 constants or train.py. After such a change, give another --results.) The loss of a run is that of
-all validation tokens, or of --eval_tokens that are evenly spread over them. Races of earlier versions were validated on the first 262,144 validation tokens, which are
-easier than the rest. Such files can be read and reported, but no run is added to them.
+all validation tokens, or of --eval_tokens that are evenly spread over them. Races of earlier
+versions were validated on the first 262,144 validation tokens, which are easier than the rest. Such
+files can be read and reported, but no run is added to them.
 
 The report compares archs at their best points. An arch's speed-up is how many times fewer tokens it
 needs than the first of --archs: the tokens of the longest runs over the tokens with which the arch
