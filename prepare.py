@@ -515,8 +515,9 @@ def find_files(source, seed):
             with path.open("rb") as file:
                 by_hash[hashlib.file_digest(file, "sha256").digest()] = path
     if skipped:
+        names = skipped if len(skipped) <= 3 else [*skipped[:3], "..."]
         print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
-              f"{', '.join(skipped[:3])}")
+              f"{', '.join(names)}")
     check(by_hash, f"--source={source}: no text in it; in a folder, only {', '.join(SUFFIXES)} "
           "files are read")
     paths = sorted(by_hash.values())

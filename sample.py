@@ -88,7 +88,7 @@ def main(argv):
     folders = [config.init_from or config.out_dir]
     # A comma separates folders, unless out_dir as a whole is the name of one that exists.
     if not config.init_from and not Path(config.out_dir).exists():
-        folders = [os.path.expanduser(folder) for folder in config.out_dir.split(",")]
+        folders = [os.path.expanduser(folder.strip()) for folder in config.out_dir.split(",")]
     for folder in folders:
         model, tokenizer, checkpoint = load_model(folder, device, config.arch)
         for seed in range(config.seed, config.seed + config.num_samples):

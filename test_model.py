@@ -2362,6 +2362,16 @@ def test_a_file_that_replaces_the_arch_of_another_says_so(tmp_path, monkeypatch,
     assert list(bench.resolve_each(f"rmsnorm,{a}:mine", {})) == ["rmsnorm", f"{a}:mine"]
 
 
+@pytest.mark.parametrize("text, says", [
+    ("\nclass Mine(Blok):\n    pass", "NameError: name 'Blok' is not defined, line 2"),
+    ("import torch\ntorch.zeros(2).view(\n3)", "RuntimeError: .*, line 2"),
+    ("class Mine(", r"SyntaxError: '\(' was never closed \(mine.py, line 1\)")])
+def test_an_error_in_the_file_of_an_arch_names_the_line(tmp_path, text, says):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(DataError, match=rf"mine.py cannot be run \({says}\)$"):
+        TrainConfig(arch=f"{tmp_path}/mine.py:mine")
+
+
 def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "lessons.extras.gpt2", None)   # an import of it fails
     with pytest.raises(DataError, match="^out/typo: no such checkpoint"):
@@ -2537,7 +2547,7 @@ def test_sample_writes_of_several_runs_and_seeds(trained, tmp_path, capsys):
         sampler.main(["--max_new_tokens=20", "--device=cpu", *words])
         return capsys.readouterr().out
 
-    both = say(f"--out_dir={trained[0]},{trained[1]}", "--prompt=3+4=é", "--num_samples=2")
+    both = say(f"--out_dir={trained[0]}, {trained[1]}", "--prompt=3+4=é", "--num_samples=2")
     heads = re.findall(r"--- (.*), step 6, seed (\d+)\n", both)
     assert heads == [(str(folder), seed) for folder in trained for seed in ("1337", "1338")]
     last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")

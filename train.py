@@ -272,7 +272,15 @@ def load_arch(arch):
         module = importlib.util.module_from_spec(spec)
         # torch.compile and inspect look up a class's module here.
         sys.modules[path] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            # Say which line of the file it is. (A SyntaxError has no such line, but says it itself.)
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                     if frame.filename == module.__file__]
+            if lines:
+                error.args = (f"{error}, line {lines[-1]}",)
+            raise
     for other, block in earlier.items():
         # A class that was typed into an interpreter has no file, and neither has None, which
         # get() returns if the file has deleted an arch. For these getfile() raises an error.
@@ -1307,9 +1315,9 @@ def noted_signals():
         # steps may pass before they agree. If this and saving take more than 30 seconds, torchrun
         # kills its processes, and the steps since the last checkpoint are lost.
         with contextlib.suppress(OSError):
-            os.write(2, b"\nThe run will be saved and stop as soon as this step or validation has "
-                        b"ended (with several processes, within ten steps). Without torchrun, the "
-                        b"same signal once more ends it at once, without saving.\n")
+            os.write(2, b"\nAs soon as this step or validation has ended (with several processes, "
+                        b"within ten steps), the run is saved and stops. Without torchrun, the same "
+                        b"signal once more ends it at once, without saving.\n")
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
