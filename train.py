@@ -275,7 +275,7 @@ def load_arch(arch):
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            # Say which line of the file it is. (A SyntaxError has no such line, but says it itself.)
+            # Say which line of the file it is. (A SyntaxError says so itself.)
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                      if frame.filename == module.__file__]
             if lines:
@@ -1316,8 +1316,8 @@ def noted_signals():
         # kills its processes, and the steps since the last checkpoint are lost.
         with contextlib.suppress(OSError):
             os.write(2, b"\nAs soon as this step or validation has ended (with several processes, "
-                        b"within ten steps), the run is saved and stops. Without torchrun, the same "
-                        b"signal once more ends it at once, without saving.\n")
+                        b"within ten steps), the run is saved and stops. Without torchrun, the "
+                        b"same signal once more ends it at once, without saving.\n")
 
     # Only the main thread can handle signals. A run in another thread does not handle them.
     if threading.current_thread() is threading.main_thread():
