@@ -766,7 +766,8 @@ def one_relation(pairs):
     a, b = a[finite], b[finite]
     # An input with large numbers would hide those with small ones. So for a factor divide the
     # numbers of each input by their size.
-    sizes = torch.cat([torch.full((b.numel(),), size_of(b)) for _, b in pairs])[finite]
+    sizes = [torch.full((b.numel(),), size_of(b), dtype=torch.float64) for _, b in pairs]
+    sizes = torch.cat(sizes)[finite]
     words = times_a_factor("is everywhere", a / sizes, b / sizes, 0)
     words = words or shifted("is everywhere", a, b, 0)
     is_matrix = len(pairs) == 1 and pairs[0][1].dim() > 1 and min(pairs[0][1].shape[-2:]) > 1
