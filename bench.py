@@ -458,6 +458,7 @@ def memory(options, training):
         # what a second layer adds, and the first may be another.
         if config.compile == "false":
             blocks = blocks[1:]
+        # The text of a block lists its modules and their sizes.
         kinds = {str(block) for block in blocks}
         check(len(kinds) <= 1, f"{name}: its layers differ, but the estimate takes all to be the "
               "same (with --compile=false, all but the first)")

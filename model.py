@@ -580,9 +580,9 @@ class GPT(nn.Module):
     def init_weights(self):
         """Draw the weights of linear maps and embeddings, and zero their biases."""
         for name, p in self.named_parameters():
-            module = self.get_submodule(name.rpartition(".")[0])
-            if not isinstance(module, (nn.Linear, nn.Embedding)):
-                # Gains and scales already have their values.
+            # Gains and scales already have their values. (blocks.0.w_o.weight is in blocks.0.w_o.)
+            module_name, _, _ = name.rpartition(".")
+            if not isinstance(self.get_submodule(module_name), (nn.Linear, nn.Embedding)):
                 continue
             std = self.config.embed_std if name in ("wte.weight", "wpe.weight") else 0.02
             if name.endswith(WRITERS):

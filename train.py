@@ -249,7 +249,7 @@ class TrainConfig(GPTConfig):
             self.check_option(name, getattr(self, name) <= 1, "a number from 0 to 1")
         for name in ("beta1", "beta2"):
             self.check_option(name, getattr(self, name) < 1, "a number less than 1")
-        # Without it, Adam would compute 0 / 0 for a weight whose gradients were all 0.
+        # With an eps of 0 Adam would compute 0 / 0 for a weight whose gradients were all 0.
         self.check_option("eps", self.eps > 0, "a number greater than 0")
         self.check_option("seed", self.seed < 2 ** 63, "a number less than 2**63")
 
@@ -275,7 +275,7 @@ def load_arch(arch):
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            # Say which line of the file it is. (A SyntaxError says so itself.)
+            # Add the line of the file to the message. (A SyntaxError has it already.)
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                      if frame.filename == module.__file__]
             if lines:
