@@ -103,13 +103,12 @@ def resolve_each(archs, training):
 
     A step has one micro-batch unless --total_batch_size asks for more.
     """
-    # TrainConfig() knows batch_size and block_size already. resolve() completes other options, such
-    # as vocab_size.
     configs = {}
     modules = {}  # name -> the module that the arch's block comes from
     for name in archs.split(","):
         config = train_config(name, training)
         modules[name] = ARCHS[config.arch].__module__
+        # TrainConfig() has set batch_size and block_size already.
         if "total_batch_size" not in training:
             config.total_batch_size = config.batch_size * config.block_size
         configs[name] = resolve(config)
@@ -203,7 +202,6 @@ def compare(benchmark, make_job, options, training):
     rows = []
     for name, measured in results.items():
         values = pd.DataFrame(measured)
-        # The ratios are those of the first column.
         key, *others = values.columns
         if not rows:
             baseline = values[key]
@@ -232,10 +230,9 @@ def speed(options, training):
     all archs stay in memory, so with a large --size name only a few of them in --archs.
     """
     training = {"compile": "true", **training}
-    # The archs share code but use different constants in it, so torch compiles this code several
-    # times. Allow it to do so more often than its default limit. By default it would also turn a
-    # float that differs between archs into an input of the compiled code. Keep it a constant, as it
-    # is when one arch is trained alone.
+    # The archs share code with different constants in it, so torch compiles it more often than its
+    # default limit allows. By default it would also turn a float that differs between archs into
+    # an input of the code. Keep it a constant, as it is when one arch is trained alone.
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.specialize_float = True
     compare("speed", make_step, options, training)
@@ -312,13 +309,14 @@ def make_fused_runner(graph, example_inputs):
     """
     # torch wraps the graph in a module, whose attribute `graph` it is. The last node returns the
     # results, which are listed in its args[0].
-    *nodes, output = graph.graph.nodes
+    nodes = list(graph.graph.nodes)
+    output = nodes[-1]
     # All operations of a kernel have the same level, and a product starts a new one. For example,
     # in gelu(x @ A) @ B the first product and gelu have level 1, and the second product has 2. A
     # tensor that a node of a higher level reads has to be in memory.
     level = {}                   # node -> the most products on a path that ends there
     in_memory = {}               # key of a storage -> a tensor in that storage
-    for node in [*nodes, output]:
+    for node in nodes:
         level[node] = max([level[x] for x in node.all_input_nodes], default=0)
         if is_product(node):
             level[node] += 1
@@ -335,9 +333,9 @@ def make_fused_runner(graph, example_inputs):
         for node, argument in zip(nodes, arguments):
             for key in storages(node):
                 allocated[key] = argument
-        # Keep everything until the graph ends. This makes the estimates of the presets from 32m to
-        # 1b, with their own batch sizes, about 1% larger than if each tensor were freed after its
-        # last use, and those of the laptop size up to 30%.
+        # Keep everything until the graph ends. Compared with freeing each tensor after its last
+        # use, the estimates of the presets from 32m to 1b are about 1% larger, and those of the
+        # laptop size up to 30%.
         for key in in_memory.keys() - allocated.keys():
             x = in_memory[key]
             allocated[key] = x.new_empty(x.untyped_storage().nbytes() // x.itemsize)
@@ -378,7 +376,7 @@ def as_compiled(modules, method):
     # aot_function() traces the forward pass and the backward pass together and passes the graph of
     # each to make_fused_runner. The other two arguments are those of torch.compile: how large
     # operations are split into basic ones, and which tensors the forward pass keeps for the
-    # backward pass. (Others are computed again there.)
+    # backward pass.
     @cache
     def compiled_for(shape):
         return aot_function(call, make_fused_runner, decompositions=select_decomp_table(),
@@ -424,7 +422,7 @@ def step_bytes(config, batch_size, layers=(1, 2)):
           patch.object(GPT, "most_logits", GPT.most_logits_on_gpu)):
         models = [GPT(replace(config, n_layer=n_layer)) for n_layer in layers]
         # train.py compiles the blocks, and the method that computes the head and the loss. All
-        # blocks have the same code, but the models differ in depth.
+        # blocks can share one graph, but models of different depths cannot.
         if config.compile != "false":
             as_compiled([block for model in models for block in model.blocks], "forward")
             for model in models:
@@ -455,7 +453,7 @@ def memory(options, training):
         with torch.device("meta"):
             blocks = GPT(config).blocks
         # step_bytes() compiles the code of one layer for all. If nothing is compiled, it measures
-        # what a second layer adds, and the first may be another.
+        # what a second layer adds, so the first may differ from it.
         if config.compile == "false":
             blocks = blocks[1:]
         # The text of a block lists its modules and their sizes.

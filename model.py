@@ -567,9 +567,7 @@ class GPT(nn.Module):
         if config.tie:
             self.lm_head.weight = self.wte.weight
         # Rope's tables, for all positions. Without rope they have no channels.
-        pairs = 0
-        if config.pos == "rope":
-            pairs = int(config.rope_fraction * block.d_k / 2)
+        pairs = int(config.rope_fraction * block.d_k / 2) if config.pos == "rope" else 0
         frequency = 10000 ** -(torch.arange(pairs).double() / pairs)      # radians per token
         angles = torch.outer(torch.arange(config.block_size), frequency)  # (block_size, pairs)
         self.register_buffer("cos", angles.cos().type_as(self.wte.weight), persistent=False)
@@ -621,14 +619,13 @@ class GPT(nn.Module):
 
     def mean_loss(self, h, targets):
         """Return the mean cross-entropy of h (B, T, d) in nats. Targets of -1 do not count."""
-        n_logits = h.shape[0] * h.shape[1] * self.config.vocab_size
+        n_logits = targets.numel() * self.config.vocab_size
         at_once = self.most_logits_on_gpu if h.is_cuda else self.most_logits
         if n_logits <= at_once:
             total = self.summed_loss(h, targets)
         else:
-            # So many logits and their gradients would need a lot of memory, several GB on a GPU.
-            # Take chunks of positions, and let the backward pass compute each chunk again. The
-            # number of chunks is a power of two. If T is a power of two as well, all chunks have
+            # To save memory, take chunks of positions, and let the backward pass compute each chunk
+            # again. The number of chunks is a power of two. If T is one as well, all chunks have
             # the same shape, and summed_loss is compiled only once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
@@ -678,15 +675,14 @@ class GPT(nn.Module):
         size = self.config.block_size
         new = idx[:, -size:]
         was_training = self.training
-        caches = []
+        caches = [Cache() for _ in self.blocks]
         self.eval()
         try:
             for _ in range(max_new_tokens):
-                if caches and caches[0].length == size:
+                if caches[0].length == size:
                     # The context is full. Keep its newer half, and compute its caches again.
-                    caches = []
+                    caches = [Cache() for _ in self.blocks]
                     new = idx[:, -max(1, size // 2):]
-                caches = caches or [Cache() for _ in self.blocks]
                 logits, _ = self(new, caches=caches)  # (B, 1, V)
                 logits = wide(logits[:, -1])          # (B, V)
                 if top_k:

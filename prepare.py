@@ -10,8 +10,7 @@ A dataset is a folder data/<name>/ of shards in llm.c's format: *_val_000000.bin
 *_train_000001.bin, *_train_000002.bin and so on for training. meta.json is written last. If a
 preparation was stopped, the same command resumes it. fineweb10B-gpt2 and fineweb100B-gpt2 come in
 shards of 100M tokens: --tokens is rounded up to whole shards, and --subset, --val_tokens,
---shard_tokens and --seed do not change them (but a folder with training shards refuses other
-values than those it was made with).
+--shard_tokens and --seed do not change them.
 """
 # The helpers for errors, options and files come first, because the other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
@@ -45,7 +44,7 @@ from tqdm import tqdm
 from model import ConfigError, GPTConfig
 
 
-# ---- Errors and checks (all scripts use them) ----------------------------------------------------
+# ---- Errors and checks ---------------------------------------------------------------------------
 
 class DataError(Exception):
     """An error in a file, on this machine or in a run, with a message of one line."""
@@ -69,8 +68,7 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# Names that users of nanoGPT and others are likely to type, and the options to use instead. (Names
-# such as max_iters and dataset are similar enough to ours.)
+# What users of nanoGPT and others are likely to type where the name of our option is not similar
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "epochs": "max_steps",
@@ -108,7 +106,7 @@ def check_at_least(minimum, config, *names):
             raise ConfigError(f"{name}={value}: expected at least {minimum}{finite}")
 
 
-# ---- Options (all scripts use them) --------------------------------------------------------------
+# ---- Options -------------------------------------------------------------------------------------
 
 def allowed_values(field):
     """Return an option's type and, if it is a bool or a Literal, the words it may be set to."""
@@ -118,7 +116,7 @@ def allowed_values(field):
     if kind is bool:
         return bool, ("false", "true")
     words = get_args(kind)           # Literal["swiglu", "gelu"] -> ("swiglu", "gelu")
-    return str if words else kind, words
+    return (str if words else kind), words
 
 
 def clean_option(field, value):
@@ -161,14 +159,12 @@ def read_comments(cls):
 
     Both are read from the classes' source. The comment after an option is its help text. A
     comment line without a full stop, such as `    # Model`, is the heading of the options below it.
-    (So a sentence that explains something has to fit on one line.)
     """
     comments = {}
     # A class comes before those it inherits from, and its own comments win. The last is `object`.
     for owner in cls.__mro__[:-1]:
         heading = None
         for line in inspect.getsource(owner).splitlines():
-            # A heading, such as `    # Model`
             if title := re.match(r"    # (.*[^.])$", line):
                 heading = title[1]
             # An option, such as `    n_layer: int = 4    # number of blocks`
@@ -245,10 +241,11 @@ def run_script(main):
     exception's own (train.py's Diverged has 3).
     """
     # Whoever starts a script may have closed stdout or stderr, and a console may be unable to print
-    # a character. Neither should stop the script. (stderr escapes such characters by itself.)
+    # a character. Neither should stop the script.
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")
+    script = Path(sys.argv[0]).name
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
@@ -261,19 +258,19 @@ def run_script(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # a shell's exit code for SIGPIPE
     except (argparse.ArgumentError, ConfigError, DataError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        print(f"{script}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except RuntimeError as error:
         # torch says this of a GPU and of the main memory, respectively.
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise
-        print(f"{Path(sys.argv[0]).name}: out of memory; in train.py, a smaller --batch_size or "
+        print(f"{script}: out of memory; in train.py, a smaller --batch_size or "
               f"--checkpoint_blocks=true needs less ({str(error).splitlines()[0]:.200})",
               file=sys.stderr)
         sys.exit(2)
 
 
-# ---- Files (train.py uses them, too) -------------------------------------------------------------
+# ---- Files ---------------------------------------------------------------------------------------
 
 @contextlib.contextmanager
 def atomic_write(path):
@@ -368,8 +365,7 @@ def encode(tokenizer, data, new=True):
 def token_lengths(meta):
     """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0.
 
-    They are taken from meta.json, so that training needs no tokenizer. They are computed if they
-    are not there: for a new dataset, and for one of an older version.
+    meta.json has them, so that training needs no tokenizer. For a new dataset they are computed.
     """
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)
@@ -469,24 +465,24 @@ def find_files(source, seed):
 
     Raises DataError if there is no such file, or no text in it.
     """
-    location, suffixes = Path(source), None  # None: any suffix
+    location = Path(source)
+    suffixes = None  # any suffix
     if source == "stdlib":
-        # Leave the test folders out, which some installations do not have. (A few other files, such
-        # as _sysconfigdata_*.py, still differ between installations of a Python version.)
+        # Leave the test folders out, which some installations do not have.
         location = Path(os.__file__).parent
         left_out = {"site-packages", "dist-packages", "test", "tests"}
         candidates = [path for path in location.rglob("*.py")
                       if left_out.isdisjoint(path.relative_to(location).parts)]
     elif location.is_dir():
-        candidates, suffixes = location.rglob("*"), SUFFIXES
+        candidates = location.rglob("*")
+        suffixes = SUFFIXES
     elif location.is_file():
         candidates = [location]
         if location.suffix.lower() not in SUFFIXES:
             print(f"{location}: read as plain text; only .jsonl and .parquet have rows")
     else:
-        # glob.glob is not used, because its ** follows links, even back to a folder that holds
-        # the link. Path.glob wants a relative pattern. So search from the anchor, which is the root
-        # of an absolute path ("/") and empty for a relative one.
+        # glob.glob would follow links in circles. Path.glob wants a relative pattern, so search
+        # from the anchor, which is "/" for an absolute path and empty for a relative one.
         pattern = source.removeprefix(location.anchor)
         if location.name == "**":
             pattern += "/*"  # before Python 3.13, ** alone finds folders only
@@ -495,10 +491,10 @@ def find_files(source, seed):
         check(candidates, f"--source={source}: does not exist; expected a file, a folder, a glob, "
               f"or one of stdlib, {', '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
-    by_hash, skipped = {}, []
+    by_hash = {}
+    skipped = []
     for path in sorted(candidates):
-        # Skip hidden files and folders, such as .ipynb_checkpoints with Jupyter's copies of files,
-        # unless the source spells out their names.
+        # Skip hidden files and folders, such as .ipynb_checkpoints, unless the source names them.
         if any(name.startswith(".") and name not in location.parts for name in path.parts):
             continue
         if path.is_symlink() and path.is_dir():
@@ -542,13 +538,12 @@ def open_documents(path):
     """Yield each document of a file as a binary file: a row's text, or the whole file.
 
     Raises DataError if a row has no string `text`, or if the file looks like UTF-16 or compressed
-    data. An empty line counts as a row with an empty text.
+    data.
     """
     suffix = path.suffix.lower()
     if suffix != ".parquet":
         with path.open("rb") as file:
-            # UTF-16 text has many zero bytes, and these are valid UTF-8 as well. Compressed files
-            # have some, too.
+            # UTF-16 text and compressed files have zero bytes, which are valid UTF-8 as well.
             zero = file.read(1000).find(0)
             check(zero < 0, NOT_TEXT.format(path, zero))
             if suffix != ".jsonl":
@@ -571,9 +566,8 @@ def open_documents(path):
 def cut(document, size, path):
     """Yield a document in chunks of about `size` to 2 * `size` bytes; the last may be shorter.
 
-    Each chunk ends at a line break if possible. No character is cut: one that begins at the end of
-    a chunk comes into the next. A byte-order mark is dropped. Raises DataError if the document is
-    not UTF-8.
+    Each chunk ends at a line break if possible. No character is cut. A byte-order mark is dropped.
+    Raises DataError if the document is not UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     try:
@@ -590,8 +584,7 @@ def cut(document, size, path):
 def read_files(paths, total, place=0):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    `place` says where to resume. Here it is the number of chunks that have been read. Raises
-    DataError if a file is not text.
+    `place` is the number of chunks that have been read. Raises DataError if a file is not text.
 
     The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). No
     chunk has more than about 5% of them, so the shard ends below 10%. A document that is larger
@@ -607,12 +600,10 @@ def read_files(paths, total, place=0):
                 longest = total // 200  # 0.5%
             # cut() yields chunks of up to about 2 * size bytes.
             size = max(1, min(longest, CHUNK_BYTES) // 2)
-            begins = True
-            for chunk in cut(document, size, path):
+            for i, chunk in enumerate(cut(document, size, path)):
                 number += 1
                 if number > place:
-                    yield chunk, begins, number
-                begins = False
+                    yield chunk, i == 0, number
 
 
 # ---- Sources: FineWeb ----------------------------------------------------------------------------
@@ -620,8 +611,8 @@ def read_files(paths, total, place=0):
 def stream_fineweb(subset, place):
     """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
 
-    `place` says where to resume. Here it is the state of the stream before a row, and how many of
-    the row's chunks have been read. Raises DataError if the stream fails.
+    `place` is the state of the stream before a row, and how many of the row's chunks have been
+    read. Raises DataError if the stream fails.
     """
     import datasets
     state, n_done = place or (None, 0)
@@ -653,7 +644,6 @@ def fetch_shards(folder, options):
         huggingface_hub.snapshot_download(f"kjj0/{options.source}", repo_type="dataset",
                                           local_dir=folder, allow_patterns=names)
     # Without a network, snapshot_download may return without the files, so check each of them.
-    # (write_meta() finds those that are not whole.)
     for name in names:
         check((folder / name).exists(), f"{failed} ({name} could not be downloaded)")
 
@@ -686,14 +676,12 @@ def load_progress(folder, settings, paths=()):
     """Return what progress.json says about an unfinished dataset, or None if it is complete.
 
     If there is no progress.json, or it cannot be continued, write and return one of a new dataset.
-    Raises DataError if the folder holds training shards that were made with other settings or
-    files, or whose settings are not recorded, and if a shard is missing.
+    Raises DataError if the folder holds training shards that a new dataset would overwrite.
     """
     has_shards = any(folder.glob("*_train_??????.bin"))
-    # If a file is renamed, the files may be shuffled differently. Then an unfinished dataset would
-    # resume at another place. So progress.json has a hash of their names in order.
+    # Renamed files may be shuffled differently, and an unfinished dataset would then resume at
+    # another place. So progress.json has a hash of their names in order.
     hash_of_names = hashlib.sha256(repr(paths).encode()).hexdigest()
-    # A complete dataset has meta.json, an unfinished one progress.json.
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
             with explain_errors(f"{path}: not written by prepare.py"):
@@ -701,7 +689,7 @@ def load_progress(folder, settings, paths=()):
                 earlier = dict(progress["options"])
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
-            # meta.json does not have the hash, and neither has progress.json of older versions.
+            # meta.json does not have the hash.
             if progress.get("names", hash_of_names) != hash_of_names:
                 other.append("other file names")
             check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
@@ -710,16 +698,13 @@ def load_progress(folder, settings, paths=()):
             if is_meta and has_shards:
                 return None
             # Are the shards that progress.json counts still there? (meta.json does not count them.)
-            n_shards = progress.get("shards", 0)
-            shards = [shard_path(folder, number) for number in range(n_shards)]
-            is_missing = not all(shard.exists() for shard in shards)
+            numbers = range(progress.get("shards", 0))
+            is_missing = not all(shard_path(folder, number).exists() for number in numbers)
             check(not (is_missing and has_shards), f"{folder}: a shard is missing; give another "
                   "--name, or remove the folder")
-            # These cases are left:
-            # - progress.json and all its shards, made with the same settings and files: continue;
-            # - no training shards, and anything else: begin again.
-            is_outdated = other or is_meta or is_missing
-            if not is_outdated:
+            # Continue if this is progress.json, made with the same settings and files, and all its
+            # shards are there. Otherwise there are no training shards, so begin again.
+            if not (other or is_meta or is_missing):
                 return progress
             path.unlink()
     check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
@@ -754,9 +739,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
     val_tokens = options.val_tokens or min(10_000_000, max(1, n_train // 20))
     val_bytes = math.inf
     if paths:
-        # A first pass counts the bytes. It also finds text that is not UTF-8 before any shard
-        # is written.
-        # The total is not known yet. Any number will do here, since the chunks are only added up.
+        # A first pass counts the bytes, and finds text that is not UTF-8 before any shard is
+        # written. The total is not known yet, but any number will do to add up the chunks.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:
@@ -771,14 +755,14 @@ def write_shards(folder, options, tokenizer, paths, progress):
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
     while progress["tokens"] < n_train:
-        # Plan the next shard.
-        split, n_wanted = "train", min(options.shard_tokens, n_train - progress["tokens"])
-        if progress["shards"] == 0:
-            split, n_wanted = "val", val_tokens
+        # Plan the next shard. The first one is for validation.
+        is_val = progress["shards"] == 0
+        n_left = n_train - progress["tokens"]
+        n_wanted = val_tokens if is_val else min(options.shard_tokens, n_left)
 
         # Add encoded text until there is enough for the shard.
         n_bytes = 0
-        while len(waiting) < n_wanted and (split == "train" or n_bytes < val_bytes):
+        while len(waiting) < n_wanted and not (is_val and n_bytes >= val_bytes):
             chunk = next(encoded, None)
             if chunk is None:
                 break
@@ -795,7 +779,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
         # Write the shard, and then save where to resume.
         write_shard(shard_path(folder, progress["shards"]), tokens)
         progress["shards"] += 1
-        if split == "train":
+        if not is_val:
             progress["tokens"] += len(tokens)
         progress["left_over"] = waiting.tobytes().hex()
         write_json(folder / PROGRESS, progress)

@@ -55,8 +55,8 @@ class SampleConfig:
 def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top_k=None, seed=1337):
     """Yield the text that follows a prompt as it is sampled, until an end-of-text token."""
     device = next(model.parameters()).device
-    # If the shell's encoding is wrong, the prompt may have characters that UTF-8 cannot encode.
-    # They become question marks.
+    # A shell with a wrong encoding may pass characters that UTF-8 cannot encode. They become
+    # question marks.
     ids = encode(tokenizer, prompt.encode(errors="replace")).astype("int64")
     idx = torch.from_numpy(ids)[None].to(device)         # (1, T); the first token is end-of-text
     generator = torch.Generator(device).manual_seed(seed)
@@ -65,11 +65,12 @@ def stream(model, tokenizer, prompt="", max_new_tokens=500, temperature=0.8, top
     # character until the next token brings the rest.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in model.generate(idx, max_new_tokens, temperature, top_k, generator):
-        if token.item() == tokenizer.eot_token:
+        number = token.item()
+        if number == tokenizer.eot_token:
             break
         # A padded vocabulary has ids that stand for no text. Skip them.
-        if token.item() < tokenizer.n_vocab:
-            yield decoder.decode(tokenizer.decode_single_token_bytes(token.item()))
+        if number < tokenizer.n_vocab:
+            yield decoder.decode(tokenizer.decode_single_token_bytes(number))
     yield decoder.decode(b"", final=True)
 
 

@@ -2109,13 +2109,21 @@ def test_sighup_stays_ignored_under_nohup():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(tmp_path):
-    saved = asdict(TrainConfig()) | {"arch": "none.py:ngpt", "gone": 1}
-    whole = dict(config=saved, model={}, step=0, tokenizer="bytes")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("early, learning_rate", [
+    ({}, 0.1),                                     # then all of its options count as set
+    (dict(given=dict(arch="none.py:ngpt", gone=1, learning_rate=0.2)), 0.2)])
+def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(
+        tmp_path, own, early, learning_rate):
+    saved = asdict(TrainConfig(learning_rate=0.1)) | {"arch": "none.py:ngpt", "gone": 1}
+    whole = dict(config=saved, model={}, step=0, tokenizer="bytes", **early)
     torch.save(whole, tmp_path / "ckpt.pt")
     state = read_checkpoint(tmp_path)
-    config = TrainConfig(resume=True)
-    assert train_py.with_checkpoint(config, state).arch == "ngpt"
+    places = dict(out_dir=str(tmp_path))
+    config = TrainConfig(resume="true", **places) if own else TrainConfig(init_from="run", **places)
+    completed = train_py.with_checkpoint(config, state, own)
+    assert completed.arch == "ngpt"
+    assert not own or completed.learning_rate == learning_rate
 
 
 def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, command):

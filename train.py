@@ -75,10 +75,9 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # ---- Options -------------------------------------------------------------------------------------
 
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
-# presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours: 16 is the
-# largest power of two with which GPT.mean_loss takes all logits at once on a GPU (with 32 it would
-# compute the loss in chunks). With 16, `python bench.py memory` estimates at most 70 GB for a
-# compiled step in all presets but 1b, which therefore has 8.
+# presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours. With 16
+# sequences `python bench.py memory` estimates at most 70 GB for a compiled step in all presets but
+# 1b, which therefore has 8. With 32, GPT.mean_loss would compute the loss in chunks.
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -98,11 +97,10 @@ SIZES = {
 }
 
 # The training options of each family of archs. The learning rates and embed_std are the best of an
-# early search at laptop size, with width 128 and 1.1 million parameters, whose runs are not kept.
-# In newer runs of that size, higher learning rates were no better for GPT+, RMSNorm and NormFormer
-# (lessons/studies). At other sizes they may be: at width 64 NormFormer's best was 3 to 7 times what
-# recipe() gives. So the race in the README searches again. The family is an attribute of the block
-# class in model.py, and an arch of your own inherits it.
+# early search at laptop size (width 128, 1.1 million parameters), whose runs are not kept. At other
+# sizes others may be better: at width 64 NormFormer's best learning rate was 3 to 7 times what
+# recipe() gives (lessons/studies). The family is an attribute of the block class in model.py, and
+# an arch of your own inherits it.
 PRE_NORM = dict(learning_rate=2e-3, weight_decay=0.1, warmup_ratio=0.2)
 # Weight decay keeps weights small. nGPT's have norms of 1 and anGPT's at most 1 anyway, and both
 # papers train without weight decay and without a warmup (nGPT section 2.6, anGPT Table F.2).
@@ -126,9 +124,8 @@ def recipe(values):
     # check_model() reports later.)
     options["learning_rate"] *= math.sqrt(128 / max(1, values["n_embd"]))
     if values["init_from"]:
-        # A tenth is a precaution, so that trained weights are not damaged. A small model did not
-        # need it: there the whole learning rate was better (lessons/studies). We have not tried
-        # larger models.
+        # A tenth is a precaution, so that trained weights are not damaged. A small model did better
+        # with the whole learning rate (lessons/studies). We have not tried larger ones.
         options["learning_rate"] /= 10
     if values["tie"]:
         # The embedding is the output head as well, and 0.02 suits the head.
@@ -193,9 +190,9 @@ class TrainConfig(GPTConfig):
     compile: Literal["auto", "true", "false"] = "auto"  # auto: with cuda, and on CPUs in long runs
 
     def __init__(self, **options):
-        # self.options has only what is set on the command line, in Python, or by with_checkpoint(),
-        # which sets all that comes from a checkpoint. Defaults, preset and recipe are not in it.
-        # clean_options() checks names and types, and drops those that are None.
+        # self.options has only what is set: on the command line, in Python, or by
+        # with_checkpoint(). Defaults, preset and recipe are not in it. clean_options() checks names
+        # and types, and drops options that are None.
         self.options = clean_options(TrainConfig, options)
         if "arch" in self.options:
             self.options["arch"] = load_arch(self.options["arch"])
@@ -282,8 +279,8 @@ def load_arch(arch):
                 error.args = (f"{error}, line {lines[-1]}",)
             raise
     for other, block in earlier.items():
-        # A class that was typed into an interpreter has no file, and neither has None, which
-        # get() returns if the file has deleted an arch. For these getfile() raises an error.
+        # getfile() raises an error for a class that was typed into an interpreter, and for None,
+        # which get() returns if the file has deleted an arch.
         with contextlib.suppress(OSError, TypeError):
             file_before = inspect.getfile(block)
             if not os.path.samefile(file_before, inspect.getfile(ARCHS.get(other))):
@@ -324,7 +321,6 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
 
     training_tokens = c.max_steps * c.total_batch_size
     usual_eval_tokens = min(10_485_760, max(4096, training_tokens // 200))
-    # If only eval_tokens is set, it holds for the last validation as well.
     c.final_eval_tokens = (c.final_eval_tokens or c.eval_tokens
                            or max(1_048_576, usual_eval_tokens))
     c.eval_tokens = c.eval_tokens or usual_eval_tokens
@@ -424,9 +420,8 @@ def set_up_process(config):
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
         # which saves some 5 to 20% of a step in the default run. With the first limit malloc's heap
-        # shrinks only when 2 GB of it are free. Blocks above the second limit bypass the heap and
-        # are returned as soon as they are freed. By default glibc adapts that limit to the program,
-        # but no longer if the first one is set. So set it, too.
+        # shrinks only when 2 GB of it are free. Blocks above the second limit bypass the heap.
+        # glibc stops adapting that limit to the program once the first is set, so set it, too.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -443,8 +438,8 @@ def set_up_process(config):
         timeout = timedelta(hours=1)
         # The ranks find each other's addresses in a store, which torchrun keeps when it restarts
         # them (--max-restarts). After a restart, torch would also find the addresses of the ranks
-        # that have ended. A prefix keeps the restarts apart. (Several machines count their restarts
-        # separately, so their numbers may differ. The README says what these need.)
+        # that have ended. If all ranks are on one machine, a prefix keeps the restarts apart.
+        # (Several machines may count their restarts differently. The README says what these need.)
         with explain_errors("the processes cannot find each other; start them with torchrun"):
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         if os.environ.get("LOCAL_WORLD_SIZE") == str(world_size):
@@ -516,8 +511,7 @@ def open_dataset(config, process):
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
         # A run is resumed only with the dataset that it was started with, as its fingerprint and
         # its sizes tell (check_dataset). In older datasets, which have no fingerprint, the sizes
-        # take its place. (Two changes go unnoticed: the same tokens in shards of another length,
-        # and a shard that the user adds later.)
+        # take its place.
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
@@ -589,7 +583,7 @@ def make_model(config, device, checkpoint=None):
     return model.to(device)
 
 
-# Finding and parsing the source takes up to 0.1 s. Later calls return what the first one found.
+# Finding and parsing the source takes up to 0.1 s, so do it once.
 @functools.cache
 def class_code(cls):
     """Return the source of a class without comments."""
@@ -629,10 +623,10 @@ def make_optimizer(model, config):
 
 
 def compile_model(model, config, process):
-    """Let torch compile the blocks and the loss at their first call, if --compile says so.
+    """Let torch compile the blocks and the loss at their first call, and return True.
 
-    It says so if it is "true", or if it is "auto" and compiling pays. Return True if they will be
-    compiled. Raises DataError if --compile=true does not work on this machine.
+    With --compile=false, or if it is "auto" and compiling does not pay or does not work, return
+    False. Raises DataError if --compile=true does not work on this machine.
     """
     # torch.compile gives up on a function that it has compiled too often. Forget the models that
     # this process has trained before.
@@ -789,15 +783,20 @@ def read_checkpoint(source):
         # With mmap=True a tensor is read from the file only when it is used.
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
-        # These are needed to load a model and to resume its run. If the file holds a dict that
-        # lacks some of them, check() says which. If it holds anything else, one of the next lines
-        # fails, and explain_errors() reports that.
+        # Without these, a model cannot be loaded and its run cannot be resumed. If the file holds
+        # no dict at all, one of the next lines fails, and explain_errors() reports that.
         missing = {"model", "config", "step", "tokenizer"} - checkpoint.keys()
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
               f"no {' and no '.join(sorted(missing))}")
+        saved = checkpoint["config"]
+        # Older checkpoints call the options that were set "given", and the oldest do not tell them,
+        # so take all of theirs. Some may no longer exist.
+        options = checkpoint.get("options", checkpoint.get("given", saved))
+        checkpoint["options"] = {name: value for name, value in options.items()
+                                 if name in TrainConfig.__dataclass_fields__}
         # Old checkpoints store the arch as FILE.py:NAME. Keep the name only, since loading a
         # checkpoint must never run a file.
-        checkpoint["config"]["arch"] = checkpoint["config"]["arch"].split(":")[-1]
+        saved["arch"] = saved["arch"].split(":")[-1]
     return checkpoint
 
 
@@ -872,9 +871,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     check(saved["arch"] in ARCHS or "arch" in config.options, f"{source}: its arch is defined in a "
           f"file of the user's; set --arch=FILE.py:{saved['arch']}")
 
-    inherited = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
+    of_model = {name: saved[name] for name in saved if name in GPTConfig.__dataclass_fields__}
     # The options of the model must match, except those without effect on loaded weights.
-    must_match = inherited.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
+    must_match = of_model.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
     if own_checkpoint:
         # The size must match, too, since the batch and the length of the run come from it. The
         # weights that init_from names are not read again, so refuse others than before. (Some older
@@ -882,20 +881,15 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set, and three that the recipe
         # may have given, because it may have been edited since. The others, such as the intervals,
-        # are derived again, since a longer run has other ones. (Older checkpoints call the options
-        # that were set "given", and the oldest do not tell them, so inherit all of theirs. Some may
-        # no longer exist.)
+        # are derived again, since a longer run has other ones. (The options of the model win,
+        # because their arch is a mere name. In older checkpoints, the arch that was set may name a
+        # file, and loading a checkpoint must never run a file.)
         from_recipe = {name: saved[name]
                        for name in ("learning_rate", "weight_decay", "warmup_ratio")}
-        earlier = checkpoint.get("options", checkpoint.get("given", saved))
-        set_before = {name: value for name, value in earlier.items()
-                      if name in TrainConfig.__dataclass_fields__}
-        # The options of the model win, since their arch is a mere name. In older checkpoints, the
-        # arch that was set may name a file, and loading a checkpoint must never run a file.
-        inherited = {**from_recipe, **set_before, **inherited}
+        inherited = {**from_recipe, **checkpoint["options"], **of_model}
     else:
-        # A run that only starts from the weights may choose these. (With --pos=learned another
-        # block size still fails in make_model(), because each position has weights of its own.)
+        inherited = of_model
+        # A run that only starts from the weights may choose these.
         must_match -= {"block_size", "pn_warmup"}
         # The checkpoint's width and depth win over those of --size, so another --size would not
         # give the model of that size. Refuse it.
@@ -915,9 +909,8 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     completed.check_model()
 
     if own_checkpoint:
-        # inherited["warmup_ratio"] is what the earlier commands asked for: `options` of a resumed
-        # run keeps it (set_before; only some older checkpoints do not), and in a run that was never
-        # resumed it is the ratio itself (from_recipe).
+        # inherited["warmup_ratio"] is what the earlier commands asked for. A resumed run keeps it
+        # in its options, and in a run that was never resumed it is the saved ratio itself.
         keep_warmup_steps(completed, saved, asked_before=inherited["warmup_ratio"])
     return completed
 
@@ -1116,8 +1109,8 @@ def flops_per_token(model):
 def utilization(model, tokens_per_s, process):
     """Return {"mfu": ...}, the model FLOPs utilization, or {} if the GPU's peak speed is unknown.
 
-    PEAK_FLOPS has the peak speed of some GPUs, for bfloat16. The utilization is the number of
-    operations per second that the model needs, as a fraction of the GPUs' peak speed.
+    The utilization is the number of operations per second that the model needs, as a fraction of
+    the GPUs' peak speed.
     """
     if process.device.type == "cuda" and process.dtype == torch.bfloat16:
         peak = PEAK_FLOPS.get(torch.cuda.get_device_name(process.device))
@@ -1136,9 +1129,7 @@ class StepClock:
     """
 
     def __init__(self, seconds):
-        # The time of all steps until the last read(). (If a run is stopped and resumed, the time
-        # from its last record to the stop is missing.)
-        self.seconds = seconds
+        self.seconds = seconds  # the time of all steps until the last read()
         self.n_steps = 0  # the steps since the last read()
         self.start = None  # the time at which the first of them began
 
@@ -1294,32 +1285,31 @@ def noted_signals():
     """Yield a list that collects the signals to stop: Ctrl-C, kill, and a closed terminal.
 
     The loop looks at the list between steps. A second signal of the same kind ends the process at
-    once. (Under torchrun it does not. There Ctrl-C may arrive twice, once from the terminal and
-    once from torchrun.)
+    once, but not under torchrun.
 
-    If a signal has come, KeyboardInterrupt or SystemExit is raised when the `with` block is left.
-    By then the run has been saved and stopped, or has finished or failed. So a loop over several
-    runs ends, too.
+    If a signal has come, KeyboardInterrupt or SystemExit is raised when the `with` block is left,
+    so that a loop over several runs ends, too. By then the run has been saved and stopped, or has
+    finished or failed.
     """
     received = []
-    # For each signal, by its number, the handler that it had before, or the default one if it was
-    # ignored. It acts on a second signal of this kind, and after the run.
+    # For each signal, by its number, the handler that acts on a second signal of this kind, and
+    # after the run.
     handlers = {}
 
     def note(number, frame):
         received.append(number)
+        # Under torchrun Ctrl-C may arrive twice, once from the terminal and once from torchrun. So
+        # there a second signal is only noted.
         if "RANK" not in os.environ:
             signal.signal(number, handlers[number])
         # A step or a validation may last minutes, so say that the signal has been noticed. (print()
-        # would fail if the signal came in the middle of another print().) With several ranks, ten
-        # steps may pass before they agree. If this and saving take more than 30 seconds, torchrun
-        # kills its processes, and the steps since the last checkpoint are lost.
+        # would fail if the signal came in the middle of another print().)
         with contextlib.suppress(OSError):
             os.write(2, b"\nAs soon as this step or validation has ended (with several processes, "
                         b"within ten steps), the run is saved and stops. Without torchrun, the "
                         b"same signal once more ends it at once, without saving.\n")
 
-    # Only the main thread can handle signals. A run in another thread does not handle them.
+    # Only the main thread can handle signals.
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             if not hasattr(signal, name):
@@ -1340,7 +1330,6 @@ def noted_signals():
         if not received:
             raise
         # The signal's exception, below, takes the place of this one. So print this one here.
-        # (Ctrl-C may have caused it, because the terminal stops a running compiler, too.)
         if isinstance(error, DataError):
             print(error, file=sys.stderr)
         else:
@@ -1348,7 +1337,6 @@ def noted_signals():
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    # The run has stopped or finished, or it has failed after a signal.
     if received:
         number = received[0]
         raise KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
@@ -1428,9 +1416,8 @@ def run(config, watch, say):
     # the run has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
 
-    # Checkpoint. A resumed run reads its own. With init_from, a new run reads the one whose weights
-    # it starts with. Other new runs have none. read_start() adds the options of the checkpoint to
-    # `config`. So it comes first: the device may be one of them.
+    # Checkpoint. It is None if the run starts with random weights. read_start() also adds the
+    # options of the checkpoint to `config`. So it comes first: the device may be one of them.
     config, checkpoint = read_start(config)
     # The number of steps that are done already, and so the index of the next one, counted from 0
     first_step = checkpoint["step"] if resuming else 0
@@ -1439,23 +1426,21 @@ def run(config, watch, say):
     process = set_up_process(config)
     main_process = process.rank == 0
 
-    # Dataset. A checkpoint must have the dataset's tokenizer, and the checkpoint of a resumed run
-    # must also come from this dataset.
+    # Dataset
     dataset = open_dataset(config, process)
     if checkpoint:
         check_dataset(config, checkpoint, dataset, resuming)
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # With resume=auto one rank may find a checkpoint of step 0, and another none. Both are at step
-    # 0 then, so the check above does not notice it. But a run that is resumed does not evaluate at
-    # its first step, so in the loop the ranks would exchange different things.
+    # With resume=auto one rank may resume at step 0 while another, which finds no checkpoint,
+    # starts there. The check above does not notice this. But only a new run evaluates at its first
+    # step, so the ranks would exchange different things in the loop.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     # On several machines the command is given on each of them. If their options differ, ranks may
     # wait for each other forever, or train with different learning rates.
     process.check_options(config)
-    # Complete the options that are still open, such as the intervals. After this every option has
-    # its final value.
+    # Complete the options that are still open. After this every option has its final value.
     config = resolve(config, dataset.vocab_size, process.world_size)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
@@ -1474,21 +1459,17 @@ def run(config, watch, say):
     # The model and the optimizer have copied the checkpoint's tensors by now. Free them.
     checkpoint = None
 
-    # Compiler. If --compile says so, or if it is "auto" and compiling pays, torch compiles the
-    # blocks and the loss when they are first called: once for training and, on a GPU, once for
-    # validation. This changes `model` in place.
+    # Compiler. This changes `model` in place.
     will_compile = compile_model(model, config, process)
 
     # Several ranks. All start with equal weights, because they have the same seed or the same
     # checkpoint. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
-    # (It need not average them, because the optimizer step divides the loss by the number of
-    # ranks.) With one rank it is `model` itself. Only the optimizer step uses ddp_model, because
-    # nothing else computes gradients.
+    # With one rank it is `model` itself. Only the optimizer step uses ddp_model, because nothing
+    # else computes gradients.
     ddp_model = distribute(model, process)
 
-    # Code. Each checkpoint keeps the source of the block's classes (not of the functions that they
-    # call), so that a later change of them is noticed. Read it now, because their file may be
-    # edited while the run lasts. Several machines may even begin with different versions of it.
+    # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
+    # is noticed. Read it now, because their file may be edited while the run lasts.
     initial_code = block_code(model)
     codes = set(process.gather(initial_code))
     check(len(codes) == 1, f"the processes see different code of {config.arch}'s block; give all "
@@ -1504,9 +1485,8 @@ def run(config, watch, say):
             open_folder(folder, say)
     process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
     # A resumed run adds to the training time in its log. It also finds the validation loss of the
-    # initial weights there, which a new run measures in the loop. Every rank needs this loss: a run
-    # has diverged if its validation loss exceeds both this one and twice the loss of guessing
-    # (check_val_loss). If it is not known, it stays 0, and only twice the loss of guessing counts.
+    # initial weights there, which a new run measures in the loop. Every rank needs this loss to
+    # tell whether the run has diverged (check_val_loss).
     seconds = 0.0
     initial_loss = 0.0
     if resuming:
@@ -1547,15 +1527,16 @@ def run(config, watch, say):
             if resuming and step == first_step:
                 # The run was saved at this step, so only the next step is due.
                 evaluating = saving = recording = False
+            # For a record, read what the latest step has measured. Read it after the first step as
+            # well: that step may include compiling, and its time must not count in the speed of the
+            # next record.
+            after_first_step = step == first_step + 1
+            reading = after_first_step or (recording and step > first_step)
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # If a record is due, read the loss of the latest step and the time of the steps since
-            # the last reading. Read them after the first step as well: it may include compiling,
-            # and its time must not count in the speed of the next record. (If no record is due
-            # then, `record` is not logged.)
-            after_first_step = step == first_step + 1
-            if after_first_step or (recording and step > first_step):
-                # This is the loss of the weights before the latest step.
+            # Read the loss of the latest step, which is that of the weights before this step, and
+            # the time of all steps since the last reading.
+            if reading:
                 record |= read_measurements(measured, step, process)
                 n_steps, elapsed = clock.read()
                 record["tokens_per_s"] = n_steps * config.total_batch_size / elapsed
@@ -1565,7 +1546,7 @@ def run(config, watch, say):
             record["seconds"] = clock.seconds
 
             # Evaluate the weights after the latest step, and let the caller of train() measure what
-            # it wants to (`watch`). (A run that has diverged ends here or above, without a record.)
+            # it wants to (`watch`).
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
                 record |= evaluate(model, dataset, config, process, eval_tokens)
@@ -1578,18 +1559,17 @@ def run(config, watch, say):
                     clear_gradients(optimizer, process)
                     record = extra | record  # for equal names, the record's value stays
 
-            # Ask whether any rank has been told to stop. With several ranks this costs time: they
-            # exchange their answers, and GPUs send them only after the work that is queued already,
-            # for which the CPU has to wait. So they ask only where a record is due, because then
-            # the CPU has waited already, and at every tenth step, in case records are rare.
+            # Ask whether any rank has been told to stop. Several ranks exchange their answers, for
+            # which the CPU has to wait until the GPU has done all queued work. So they ask only
+            # where a record is due, because then the CPU has waited already, and at every tenth
+            # step, in case records are rare.
             asking = process.world_size == 1 or recording or step % 10 == 0
             stopping = asking and any_rank_stops(signals, process)
             if stopping:
                 # A run that stops saves its state now, even if no checkpoint and no record is due.
                 saving = True
-                # But first check the latest loss and gradient, which may not have been read above.
-                # Only the check matters here: if they are not finite, it raises Diverged, and
-                # nothing is saved.
+                # But a run that has diverged must not be saved. So read the latest loss and
+                # gradient first: if they are not finite, this raises Diverged.
                 if step > first_step:
                     read_measurements(measured, step, process)
 
@@ -1609,7 +1589,7 @@ def run(config, watch, say):
                     except Exception as error:
                         say(f"{folder}/loss.png: cannot be drawn ({error})")
 
-            # Stop. What is left to do, such as waiting for the other ranks, comes after the loop.
+            # Stop
             if stopping or finished:
                 break
 
@@ -1625,8 +1605,8 @@ def run(config, watch, say):
         if not finished:
             say(f"\nStopped and saved at step {step}. "
                 "To resume: the same command with --resume=true")
-        # If a signal has come, leaving the `with` block raises an exception. Then this function
-        # does not return.
+        # After a signal, leaving the `with` block raises an exception, so that this function does
+        # not return.
         return read_log(folder)
 
 
