@@ -523,7 +523,9 @@ def curves(options, folders):
     if any_gray:
         axes.plot([], [], **gray, label="other seeds, default options")
     note = "; star: the last validation, on more tokens" if any_star else ""
-    axes.set(xlabel=f"tokens (millions){note}", ylabel=key)
+    losses = {"loss": "training loss (nats per token)",
+              "val_loss": "validation loss (nats per token)"}
+    axes.set(xlabel=f"tokens (millions){note}", ylabel=losses.get(key, key))
     axes.legend()
     axes.figure.savefig(f"{options.out_dir}/curves.png")
     print(f"{options.out_dir}/curves.png")

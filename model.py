@@ -609,8 +609,14 @@ class GPT(nn.Module):
 
     def logits(self, h):
         """Return the logits (B, T, V) of h (B, T, d)."""
-        z = self.lm_head(h)                          # nGPT eq. (1)
-        return self.s_z() * z if self.sphere else z  # (3)
+        if not self.sphere:
+            return self.lm_head(h)               # nGPT eq. (1)
+        if h.shape[1] == 1:
+            return self.s_z() * self.lm_head(h)  # (3)
+        # For many positions, multiply the rows of the matrix by s_z in place of the logits. That
+        # gives the same result, but on a GPU the backward pass needs no float32 copy of the logits.
+        rows = self.s_z()[:, None] * self.lm_head.weight
+        return F.linear(h, rows)                 # (3)
 
     def summed_loss(self, h, targets):
         """Return the summed cross-entropy of h (B, T, d) in nats. Targets of -1 do not count."""

@@ -298,6 +298,7 @@ def test_logits_loss_and_gradients_equal_the_papers_equations(arch, options, tra
     for name, p in model.named_parameters():
         assert_close(p.grad, written.p[name].grad)
         assert p.grad.abs().max() > 0, name        # every parameter learns
+    assert_close(model(IDX)[0], want[:, -1:])      # as in generation, for the last position only
 
 
 def test_angpt_has_the_factors_that_its_norms_undo(monkeypatch):

@@ -1620,8 +1620,9 @@ def main(argv):
         # The run is complete without this sample. It may fail, because a tokenizer needs a
         # download, or because an arch of your own does not work with the KV cache.
         try:
-            model, tokenizer, _ = load_model(config.out_dir)
-            start = torch.tensor([[tokenizer.eot_token]])
+            device = find_device(config.device)
+            model, tokenizer, _ = load_model(config.out_dir, device)
+            start = torch.tensor([[tokenizer.eot_token]], device=device)
             # generate() yields one new token at a time, without the start.
             tokens = torch.cat(list(model.generate(start, 400, temperature=0.8)))
             # A padded vocabulary has ids that stand for no text.

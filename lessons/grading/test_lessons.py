@@ -351,7 +351,7 @@ def test_no_stored_results_stand_in_the_source_of_a_folded_cell(name):
     for cell in LESSONS[name].cells:
         if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
             table = re.search(r"^ *\d+: [\[(]*-?\d+\.\d+, ", cell.source, re.M)
-            assert not table, f"move it to exercises_0N.py, or pack it: {table and table.group()}"
+            assert not table, f"move it to exercises_0N.py or assets: {table and table.group()}"
 
 
 @every_lesson

@@ -86,7 +86,8 @@ def draw(found, path):
     right.set_xticks(range(0, LAYERS + 1, 2))
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  title="mean and range of the seeds")
     figure.savefig(path)
 
 

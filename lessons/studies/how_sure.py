@@ -314,6 +314,7 @@ def draw_spread(axes, found):
     """Draw each run's last loss: archs at their best learning rates, and nGPT's variants."""
     shown = [key for key, rows in found.items()
              if len(rows) > 7 and not key[1].startswith("5 tokens")]
+    shown.sort(key=lambda key: column(found[key]).mean())
     for place, key in enumerate(shown):
         losses = column(found[key])
         axes.plot(losses, [place] * len(losses), "o", alpha=0.5, ms=5)
@@ -325,7 +326,7 @@ def draw_spread(axes, found):
             name += ", " + SHOWN_AS.get(variant, variant).replace("warm-up", "warmup")
         names.append(name)
     axes.set_yticks(range(len(shown)), names)
-    axes.set(title="last losses, and their means", xlabel="nats per byte")
+    axes.set(title="last loss of each run, and the means", xlabel="nats per byte")
     axes.invert_yaxis()
 
 
@@ -339,15 +340,15 @@ def draw():
     mean = looks[:, :, 1].mean(0)
     draw_runs(early, rows, lambda row: (looks[0, :, 0], np.array(row["early"])[:, 1] - mean),
               "nGPT: validation loss minus the runs' mean")
-    draw_runs(norm, rows, trajectory("norm"), "gradient norm, medians")
-    draw_runs(alpha, rows, trajectory("1.alpha_m"), "mean alpha, middle block's MLP")
+    draw_runs(norm, rows, trajectory("norm"), "nGPT: gradient norm, medians")
+    draw_runs(alpha, rows, trajectory("1.alpha_m"), "nGPT: mean alpha, middle block's MLP")
     for variant, name in (("built-in", "as searched"), ("warm-up 10%", "10% warmup")):
         runs = found["ngpt", variant]
         alphas = [row["path"]["1.alpha_m"][500 // EVERY - 1] for row in runs]
         wake.plot(alphas, column(runs), "o", label=name)
     wake.legend()
-    wake.set(title="nGPT: this alpha at step 500, last loss",
-             xlabel="alpha", ylabel="nats per byte")
+    wake.set(title="nGPT: last loss, and alpha at step 500",
+             xlabel="mean alpha, middle block's MLP", ylabel="nats per byte")
     draw_spread(spread, found)
     generator = np.random.default_rng(0)
     seeds = range(1, 17)

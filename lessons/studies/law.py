@@ -139,9 +139,12 @@ def main(argv):
     check(table, "no arch has four sizes with two seeds each, none of which diverged; "
           "give the JSON files of more races")
     print_table(table)
+    # The legend also says what the dashed lines and the bands are.
+    axes.plot([], [], "k--", lw=1, label="without the smallest size")
+    axes.fill_between([], [], color="k", alpha=0.15, lw=0, label="95% of the bootstrap over seeds")
     axes.legend()
     axes.set(xscale="log", xlabel="parameters",
-             ylabel=f"loss at {options.tokens_per_parameter:g} tokens per parameter")
+             ylabel=f"validation loss at {options.tokens_per_parameter:g} tokens per parameter")
     Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(f"{options.out_dir}/law.png")
 

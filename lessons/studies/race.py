@@ -377,7 +377,7 @@ def draw_race(ratios, losses, path):
         x = np.array(ratios) * 1.03 ** i         # side by side, so that bars do not hide each other
         axes.errorbar(x, mean, bars, color=COLORS.get(name, f"C{i}"), fmt="o-", ms=3,
                       label=label(name))
-    axes.set(xscale="log", xlabel="tokens per parameter",
+    axes.set(xscale="log", xlabel="tokens per parameter (archs side by side)",
              ylabel=f"loss minus {label(first)}'s (nats per token)\nbars: range over seeds")
     axes.set_xticks(ratios, map("{:g}".format, ratios))
     axes.minorticks_off()
