@@ -172,7 +172,10 @@ def block_diagram(*marks, without=(), **words):
         box(ax, part.place, HEIGHT[part.row], text, part.kind, name in marked, height=0.5)
         if part.kind == "plus" and any(LESSONS[number].step_sizes for number in here):
             write(ax, part.place + 0.24, HEIGHT[part.row] + 0.16, "α", fontsize=11, style="italic")
-    box(ax, 8.15, HEIGHT["end"], "norm, scale", "norm", width=0.8, height=0.3)
+    # The legend. In some lessons all norms are marked.
+    box(ax, 8.15, HEIGHT["end"] + 0.2, "matrix", "matrix", width=0.8, height=0.3)
+    if any(part.kind == "norm" and name not in marked for name, part in shown.items()):
+        box(ax, 8.15, HEIGHT["end"] - 0.2, "norm, scale", "norm", width=0.8, height=0.3)
     box(ax, 9.05, HEIGHT["end"], "here", "norm", marked=True, width=0.8, height=0.3)
     if here:
         draw_map(ax, here)

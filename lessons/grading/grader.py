@@ -226,7 +226,8 @@ def grade(number, function):
         about_gradients = gradient_sentence(function, exercise)
     if not wrong and not overwritten and not about_gradients:
         largest = largest_gap(found, expected)
-        print(f"{number}  pass: {len(found)} inputs, largest difference {largest:.1g}")
+        inputs_in_words = "1 input" if len(found) == 1 else f"{len(found)} inputs"
+        print(f"{number}  pass: {inputs_in_words}, largest difference {largest:.1g}")
         results[number] = "solved", []
         return function
 
