@@ -458,7 +458,7 @@ class NGPTBlock(Block):
         self.scale = d ** -0.5  # section 2.6
         self.s_qk = Scale(d, init=1.0, scale=self.scale)
         self.s_u = Scale(4 * d, init=1.0, scale=1.0)
-        self.s_v = Scale(4 * d, init=1.0, scale=1.0)  # for z, the paper's nu
+        self.s_v = Scale(4 * d, init=1.0, scale=1.0)  # for z
         self.alpha_a = Scale(d, init=0.05, scale=self.scale)
         self.alpha_m = Scale(d, init=0.05, scale=self.scale)
 

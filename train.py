@@ -309,7 +309,7 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
 
     if "batch_size" not in c.options:  # it was not set, so it is the preset's
         # The more processes share a step, the fewer sequences each of them has. Take the largest
-        # batch size that divides both the sequences of a process and the preset's batch size.
+        # batch size that divides both this number of sequences and the preset's batch size.
         sequences = c.total_batch_size // (c.block_size * world_size)
         c.batch_size = math.gcd(sequences, c.batch_size)
     tokens_at_once = c.batch_size * c.block_size * world_size  # a micro-batch of every rank
@@ -362,7 +362,8 @@ class Process:
     def autocast(self):
         # By default, autocast caches its bfloat16 copies of the weights during a forward pass.
         # GPT.mean_loss may use lm_head once for each chunk of positions. All chunks would share one
-        # copy of its weight, and their gradients would be added up in bfloat16. So use no cache.
+        # copy of its weight, and the chunks' gradients would be added up in bfloat16. So use no
+        # cache.
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32,
                               cache_enabled=False)
 
@@ -550,8 +551,8 @@ def batches(split, step, config, process):
         order = epoch_order(config.seed, epoch, split.windows)
         indices.append(order[index_in_epoch])
     # Many programs read the next batch in another thread. But the CPU only queues the GPU's work,
-    # without waiting for it, so it reads the next batch while the GPU is still busy. Only after
-    # a record in the log the GPU has to wait for a batch. By our estimate that costs about 1% of
+    # without waiting for it, so it reads the next batch while the GPU is still busy. The GPU has
+    # to wait for a batch only after a record in the log. By our estimate that costs about 1% of
     # the time at --size=32m, and less at larger sizes.
     size = config.batch_size
     return [split.batch(indices[first:first + size], process.device)
@@ -578,7 +579,8 @@ def make_model(config, device, checkpoint=None):
         has_changed = saved_code and code and code != saved_code
         if has_changed and os.environ.get("RANK", "0") == "0":
             print(f"The code of {config.arch}'s block has changed since this checkpoint was saved, "
-                  "so it may compute something else: undo the change, or train again.",
+                  "so it may compute something else: go back to the code it was trained with, or "
+                  "train again.",
                   file=sys.stderr)
     return model.to(device)
 
@@ -723,8 +725,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     chosen = [i * split.windows // n_windows for i in range(n_windows)]
 
     # In eval mode a compiled model has to be compiled once more. On a CPU this takes about as long
-    # as it would save in the default run, so there the stance "force_eager" ignores the compiled
-    # code.
+    # as it would save in the default run, so there torch's setting ("stance") "force_eager" ignores
+    # the compiled code.
     stance = "default" if process.device.type == "cuda" else "force_eager"
 
     model.eval()
@@ -1434,8 +1436,8 @@ def run(config, watch, say):
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
     # With resume=auto one rank may resume at step 0 while another, which finds no checkpoint,
-    # starts there. The check above does not notice this. But only a new run evaluates at its first
-    # step, so the ranks would exchange different things in the loop.
+    # starts there. The check above does not notice this. In the loop only the second of them would
+    # evaluate at step 0, so the two would wait for different things.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     # On several machines the command is given on each of them. If their options differ, ranks may
     # wait for each other forever, or train with different learning rates.
@@ -1534,8 +1536,9 @@ def run(config, watch, say):
             reading = after_first_step or (recording and step > first_step)
             record = {"step": step, "tokens": step * config.total_batch_size}
 
-            # Read the loss of the latest step, which is that of the weights before this step, and
-            # the time of all steps since the last reading.
+            # Read the loss of the latest step, and the time of all steps since the last reading.
+            # (This loss is that of the weights before the latest step. The validation loss, below,
+            # is that of the weights after it.)
             if reading:
                 record |= read_measurements(measured, step, process)
                 n_steps, elapsed = clock.read()

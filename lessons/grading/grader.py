@@ -190,7 +190,10 @@ def inputs(number):
             outcome = f"returned\n{function(*copy(by_label[label]))}"
         except Exception as error:
             outcome = f"raised {type(error).__name__}: {error}"
-        print(f"{number}  with {label}, your function {outcome}")
+        lines = outcome.splitlines()
+        if len(lines) > 25:
+            lines = [*lines[:20], f"... ({len(lines) - 20} more lines)"]
+        print(f"{number}  with {label}, your function", "\n".join(lines))
         print("     its name stands for the grader's own function now; "
               "to call yours, run its cell again")
     return tuple(by_label[label])

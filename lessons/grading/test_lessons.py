@@ -2238,6 +2238,10 @@ def test_inputs_prints_the_result_of_the_students_function(monkeypatch, capsys):
     said(lambda x: x.undefined, capsys)
     grader.inputs("1.1")
     assert "your function raised AttributeError" in capsys.readouterr().out
+    grader.grade("1.1", lambda x: "\n".join(map(str, range(99))))
+    grader.inputs("1.1")
+    out = capsys.readouterr().out
+    assert "17\n18\n... (80 more lines)\n" in out and "\n19\n" not in out
     said(lambda x: x.abs(), capsys)
     assert grader.inputs("1.1") and not capsys.readouterr().out
 
