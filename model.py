@@ -631,8 +631,8 @@ class GPT(nn.Module):
             total = self.summed_loss(h, targets)
         else:
             # To save memory, take chunks of positions, and let the backward pass compute each chunk
-            # again. The number of chunks is a power of two. If T is one as well, all chunks have
-            # the same shape, and summed_loss is compiled only once.
+            # again. The number of chunks is a power of two. If T is a power of two as well, all
+            # chunks have the same shape, and summed_loss is compiled only once.
             n_chunks = 2 ** math.ceil(math.log2(n_logits / at_once))
             n_chunks = min(n_chunks, h.shape[1])
             total = 0.0

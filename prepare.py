@@ -365,7 +365,8 @@ def encode(tokenizer, data, new=True):
 def token_lengths(meta):
     """Return the number of text bytes of each token, (vocab_size,). End-of-text has 0.
 
-    meta.json has them, so that training needs no tokenizer. For a new dataset they are computed.
+    meta.json has them, so that training needs no tokenizer. If it does not have them yet, they are
+    computed.
     """
     if "token_bytes" in meta:
         return np.frombuffer(bytes.fromhex(meta["token_bytes"]), np.uint8)

@@ -224,21 +224,21 @@ def run_task(folder):
 
 def copy_repository(folder):
     """Copy what a notebook needs, so that it cannot change this repository."""
-    for file in [*ROOT.glob("*.py"), ROOT / "requirements.txt", *ROOT.glob("lessons/*/*.py")]:
+    for file in [*ROOT.glob("*.py"), ROOT / "requirements.txt", *ROOT.glob("lessons/*/*.py"),
+                 *ROOT.glob("assets/*.json*")]:
         target = Path(folder, file.relative_to(ROOT))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     # A notebook that finds no data would prepare it again. The folders are new, and what is in them
     # is a link. So a notebook that deletes its data deletes the links. (Names with a dot in front
     # are locks, which the notebook makes for itself.)
-    for name in "data", "assets":
-        for path in (ROOT / name).rglob("*"):
-            target = Path(folder, path.relative_to(ROOT))
-            if path.is_dir() and not path.is_symlink():
-                target.mkdir(parents=True, exist_ok=True)
-            elif not path.name.startswith("."):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(os.path.realpath(path))
+    for path in (ROOT / "data").rglob("*"):
+        target = Path(folder, path.relative_to(ROOT))
+        if path.is_dir() and not path.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+        elif not path.name.startswith("."):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(os.path.realpath(path))
 
 
 def run_process(folder, seconds):

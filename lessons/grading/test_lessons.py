@@ -2466,12 +2466,13 @@ def test_a_file_that_cannot_be_read_gives_a_row(tmp_path):
     assert row["note"].startswith("cannot be graded: OSError") and row["unsolved"][0] == "2.1"
 
 
-def test_a_notebook_cannot_delete_the_data(tmp_path, monkeypatch):
-    """Its folders are its own, and the files in them are links, as are links to folders."""
+def test_a_notebook_cannot_change_the_data(tmp_path, monkeypatch):
+    """Its folders are its own, and the files in them are copies, or links to shards."""
     root = tmp_path / "root"
-    for folder in ("disk/far", "root/data/stdlib"):
+    for folder in ("disk/far", "root/data/stdlib", "root/assets"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "x.bin").write_text("tokens")
+    (root / "assets/lesson.json").write_text("stored")
     for file in ("requirements.txt", "data/.stdlib.lock"):
         (root / file).touch()
     (root / "data/far").symlink_to("../../disk/far")
@@ -2485,6 +2486,8 @@ def test_a_notebook_cannot_delete_the_data(tmp_path, monkeypatch):
         assert (data / name / "x.bin").read_text() == "tokens"
         shutil.rmtree(data / name, ignore_errors=True)
     assert not (data / "stdlib").exists()
+    (tmp_path / "deep/copy/assets/lesson.json").write_text("changed")
+    assert (root / "assets/lesson.json").read_text() == "stored"
     for kept in (root / "data/stdlib", root / "data/far"):
         assert (kept / "x.bin").read_text() == "tokens"
 
