@@ -611,12 +611,13 @@ class GPT(nn.Module):
         """Return the logits (B, T, V) of h (B, T, d)."""
         if not self.sphere:
             return self.lm_head(h)               # nGPT eq. (1)
+        # For one position, as in generation, it is cheaper to multiply the logits by s_z.
         if h.shape[1] == 1:
-            return self.s_z() * self.lm_head(h)  # (3)
-        # For many positions, multiply the rows of the matrix by s_z in place of the logits. That
-        # gives the same result, but on a GPU the backward pass needs no float32 copy of the logits.
-        rows = self.s_z()[:, None] * self.lm_head.weight
-        return F.linear(h, rows)                 # (3)
+            return self.s_z() * self.lm_head(h)  # (1), (3)
+        # For many positions, multiply the rows of the matrix instead. That gives the same result,
+        # but on a GPU the backward pass needs no float32 copy of the logits.
+        rows = self.s_z()[:, None] * self.lm_head.weight  # (V, d)
+        return F.linear(h, rows)                 # (1), (3)
 
     def summed_loss(self, h, targets):
         """Return the summed cross-entropy of h (B, T, d) in nats. Targets of -1 do not count."""

@@ -68,7 +68,8 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# What users of nanoGPT and others are likely to type where the name of our option is not similar
+# This maps names that users of nanoGPT and others are likely to type to our options, where these
+# have names that are not similar.
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "epochs": "max_steps",

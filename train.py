@@ -77,7 +77,8 @@ from prepare import (DataError, atomic_write, check, check_at_least, check_choic
 # Width, depth and heads are those of Table F.1 of the anGPT paper (Franke et al. 2025). In all
 # presets but "laptop" max_steps gives 20 tokens per parameter. The batch sizes are ours. With 16
 # sequences `python bench.py memory` estimates at most 70 GB for a compiled step in all presets but
-# 1b, which therefore has 8. With 32, GPT.mean_loss would compute the loss in chunks.
+# 1b, which therefore has 8. With 32, GPT.mean_loss would take chunks to save memory, and compute
+# each of them a second time in the backward pass.
 LARGE = dict(
     block_size=2048,     # anGPT section 5
     rope_fraction=0.5,   # anGPT Table F.2
@@ -389,8 +390,8 @@ class Process:
     def check_options(self, config):
         """Raise DataError if the ranks were started with different options."""
         of_ranks = self.gather(asdict(config))
-        # Each machine may have its own paths. The effect of `resume` is compared by
-        # check_agreement(), and "auto" and another word may name the same device.
+        # Each machine may have its own paths, and "auto" and another word may name the same device.
+        # run() compares the effect of `resume` with check_agreement().
         may_differ = {"data", "out_dir", "init_from", "resume", "device"}
         differing = [name for name in of_ranks[0] if name not in may_differ
                      and any(options[name] != of_ranks[0][name] for options in of_ranks)]
@@ -421,8 +422,8 @@ def set_up_process(config):
     elif sys.platform == "linux":
         # Let malloc keep freed memory instead of returning it to the system after every tensor,
         # which saves some 5 to 20% of a step in the default run. With the first limit malloc's heap
-        # shrinks only when 2 GB of it are free. Blocks above the second limit bypass the heap.
-        # glibc stops adapting that limit to the program once the first is set, so set it, too.
+        # shrinks only when 2 GB of it are free. Blocks above the second limit bypass the heap. Once
+        # the first limit is set, glibc no longer adapts the second to the program. So set both.
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # the numbers that glibc gives these options
         libc.mallopt(M_TRIM_THRESHOLD, 2 ** 31 - 1)
@@ -674,10 +675,11 @@ def sum_bucket(state, bucket):
     Only PowerNorm needs this. Its nu is a running mean of gradients from inside the backward pass
     (PowerScale.backward in model.py), where DistributedDataParallel has not reduced anything yet.
     Suppose that a step has 8 micro-batches. With one rank, each of their losses is divided by 8.
-    With four ranks, each rank has two of them. If their gradients are summed, the losses are still
-    divided by 8. For an average over the ranks, they would be divided by 2. Then the gradients
-    inside the backward pass would be four times larger than with one rank, and so would nu. A run
-    that is resumed with another number of ranks would start with a wrong nu.
+    With four ranks, each rank has two of them. As the gradients are summed over the ranks, each
+    loss is divided by 8 here, too. If they were averaged, which divides by 4, each loss would be
+    divided by only 2. Then the gradients inside the backward pass would be four times larger than
+    with one rank, and so would nu. A run that is resumed with another number of ranks would start
+    with a wrong nu.
 
     `state` is an argument that DistributedDataParallel passes on; here it is None.
     """
@@ -791,8 +793,8 @@ def read_checkpoint(source):
         check(not missing, f"{path}: a checkpoint of another program than train.py, since it has "
               f"no {' and no '.join(sorted(missing))}")
         saved = checkpoint["config"]
-        # Older checkpoints call the options that were set "given", and the oldest do not tell them,
-        # so take all of theirs. Some may no longer exist.
+        # Older checkpoints call the options that were set "given". The oldest do not say which were
+        # set, so take all their options. Some may no longer exist.
         options = checkpoint.get("options", checkpoint.get("given", saved))
         checkpoint["options"] = {name: value for name, value in options.items()
                                  if name in TrainConfig.__dataclass_fields__}
@@ -827,9 +829,10 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
           f"tokenizer={checkpoint['tokenizer']}, but {config.data} has "
           f"tokenizer={dataset.tokenizer}")
     if resuming:
-        # The fingerprint is that of all tokens, and the sizes tell where they are divided. (In
-        # older checkpoints, "dataset" is either the fingerprint or the sizes, and "dataset_sizes"
-        # is missing. The oldest have neither, so that any dataset passes.)
+        # The fingerprint is that of all tokens. The sizes tell how many of these are for training,
+        # and how many for validation. (In older checkpoints, "dataset" is either the fingerprint or
+        # the sizes, and "dataset_sizes" is missing. The oldest have neither, so that any dataset
+        # passes.)
         trained_on = checkpoint.get("dataset", dataset.fingerprint)
         sizes = checkpoint.get("dataset_sizes", dataset.sizes)
         check(trained_on in (dataset.fingerprint, dataset.sizes) and sizes == dataset.sizes,
@@ -883,9 +886,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set, and three that the recipe
         # may have given, because it may have been edited since. The others, such as the intervals,
-        # are derived again, since a longer run has other ones. (The options of the model win,
-        # because their arch is a mere name. In older checkpoints, the arch that was set may name a
-        # file, and loading a checkpoint must never run a file.)
+        # are derived again, since a longer run has other ones. (of_model stands last, so that its
+        # arch wins. That is only a name, whereas in older checkpoints the arch that was set may
+        # name a file, and loading a checkpoint must never run a file.)
         from_recipe = {name: saved[name]
                        for name in ("learning_rate", "weight_decay", "warmup_ratio")}
         inherited = {**from_recipe, **checkpoint["options"], **of_model}
@@ -911,8 +914,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     completed.check_model()
 
     if own_checkpoint:
-        # inherited["warmup_ratio"] is what the earlier commands asked for. A resumed run keeps it
-        # in its options, and in a run that was never resumed it is the saved ratio itself.
+        # inherited["warmup_ratio"] is what the earlier commands asked for. In a run that was
+        # resumed before, keep_warmup_steps() may have reduced the warmup_ratio in `saved`, but not
+        # the one in the checkpoint's options. In a run that was never resumed, the two agree.
         keep_warmup_steps(completed, saved, asked_before=inherited["warmup_ratio"])
     return completed
 
@@ -1124,7 +1128,8 @@ def utilization(model, tokens_per_s, process):
 class StepClock:
     """Measures the time of the optimizer steps, without that of evaluating, logging and saving.
 
-    Reading the batches counts as a part of the steps.
+    Reading the batches counts as a part of the steps. run() calls read() before it evaluates, logs
+    or saves, and the clock stands still from then on until the next start_step().
 
     The CPU queues a GPU's work and goes on. So read() has to be called when the CPU has just waited
     for the GPU, as it does in read_measurements().
@@ -1294,8 +1299,8 @@ def noted_signals():
     finished or failed.
     """
     received = []
-    # For each signal, by its number, the handler that acts on a second signal of this kind, and
-    # after the run.
+    # This maps a signal's number to the handler that is put back: by note(), for a second signal of
+    # this kind, and after the run.
     handlers = {}
 
     def note(number, frame):
@@ -1435,9 +1440,10 @@ def run(config, watch, say):
     # On several machines each rank may read a disk of its own. Check that all have found the same
     # dataset and the same step.
     process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # With resume=auto one rank may resume at step 0 while another, which finds no checkpoint,
-    # starts there. The check above does not notice this. In the loop only the second of them would
-    # evaluate at step 0, so the two would wait for different things.
+    # With resume=auto one rank may find the checkpoint that a run saves at step 0, and resume from
+    # it, while another, which finds none, starts there. The check above does not notice this. In
+    # the loop only the second of them would evaluate at step 0, so the two would wait for different
+    # things.
     process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
     # On several machines the command is given on each of them. If their options differ, ranks may
     # wait for each other forever, or train with different learning rates.
@@ -1467,7 +1473,7 @@ def run(config, watch, say):
     # Several ranks. All start with equal weights, because they have the same seed or the same
     # checkpoint. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
     # With one rank it is `model` itself. Only the optimizer step uses ddp_model, because nothing
-    # else computes gradients.
+    # else sums gradients over the ranks.
     ddp_model = distribute(model, process)
 
     # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
@@ -1592,7 +1598,7 @@ def run(config, watch, say):
                     except Exception as error:
                         say(f"{folder}/loss.png: cannot be drawn ({error})")
 
-            # Stop
+            # Stop after a signal, or at the end of the run.
             if stopping or finished:
                 break
 
