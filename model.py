@@ -243,9 +243,9 @@ class PowerNorm(nn.Module):
         self.register_buffer("psi2", torch.ones(n))
         # nu is a running mean for the backward pass. If psi2 were the mean of x^2 over this batch,
         # the gradient of x would contain the mean of g xhat over the batch, where g is the gradient
-        # of xhat = x / sqrt(psi2 + eps). PowerNorm takes nu, the running mean of g xhat, for it.
-        # nu is not a parameter. It asks for a gradient because PowerScale's backward pass returns
-        # what update_() needs in the place of that gradient.
+        # of xhat = x / sqrt(psi2 + eps). PowerNorm uses nu, a running mean of g xhat, instead.
+        # nu is not a parameter. It requires a gradient only because PowerScale's backward pass
+        # returns what update_() needs in the place of nu's gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
         # These add up the moments of an optimizer step's micro-batches, and count them.
@@ -328,10 +328,10 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 #   keep the values that you give them.
 # - To train on several GPUs, each parameter must take part in the loss, and a buffer that forward
 #   changes in training must get the same value on each of them (PowerNorm uses mean_over_ranks).
-# - With --checkpoint_blocks=true forward is called twice. A block that changes a buffer there has
-#   to refuse that option, as powernorm's does.
-# - If a block's class has changed since a run, train.py says so when the run is resumed. It does
-#   not notice changed functions and constants beside the class.
+# - With --checkpoint_blocks=true forward is called twice. A block whose forward changes a buffer
+#   must refuse the option, as powernorm's does.
+# - If a block's class has changed since a run, train.py says so when the run is resumed. It misses
+#   changed functions and constants outside the class.
 
 
 class Block(nn.Module):

@@ -687,7 +687,7 @@ def group_inputs(generator):
     yield "one large entry", torch.eye(8).expand(1, 8, 8) * 1e3, 2, 1e-5
 
 
-def neighbours(x, groups):
+def neighbors(x, groups):
     """(B, T, groups, d / groups)"""
     return x.unflatten(-1, (groups, -1))
 
@@ -697,7 +697,7 @@ def mean_square(grouped):
 
 
 def group_scale(x, groups, eps, *, centred=False, eps_at="inside"):
-    grouped = neighbours(x, groups)
+    grouped = neighbors(x, groups)
     if centred:
         grouped = grouped - grouped.mean(-1, keepdim=True)
     psi = psi_of(mean_square(grouped), eps, eps_at)
@@ -705,7 +705,7 @@ def group_scale(x, groups, eps, *, centred=False, eps_at="inside"):
 
 
 def in_turns(x, groups):
-    """Return the channels in another order: first every groups-th one, then their neighbours."""
+    """Return the channels in another order: first every groups-th one, then their neighbors."""
     return x.unflatten(-1, (-1, groups)).mT.flatten(-2)
 
 
@@ -730,7 +730,7 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
         lambda x, eps, right: (group_scale(x, 1, eps)[0], right[1]),
     "`groups` is the number of groups. You use it as the number of channels in a group.":
         lambda x, groups, eps, right: (group_scale(x, x.shape[-1] // groups, eps)[0], right[1]),
-    "A group consists of neighbouring channels. Yours has every groups-th channel.":
+    "A group consists of neighboring channels. Yours has every groups-th channel.":
         every_nth_channel,
     "You subtract a mean. GroupScaling1D only divides.":
         partial(group_scale, centred=True),
@@ -818,7 +818,7 @@ def batch_in_warmup(y, x, training, step, warmup):
 
 def groups_of_size_one(y, x, groups, eps):
     has_zeros = x.square().min() == 0
-    return eps > 1e-3 or has_zeros or near(mean_square(neighbours(y[0], groups)), 1)
+    return eps > 1e-3 or has_zeros or near(mean_square(neighbors(y[0], groups)), 1)
 
 
 PROPERTIES = {

@@ -67,7 +67,7 @@ HEADS = Exercise(reference=head_scale, inputs=head_inputs, misconceptions={
     "all heads; none belongs to one head any more.":
         behind_w_o,
     "In your joined vector the gammas stand in the order 0, 1, ..., H - 1, 0, 1, .... The channels "
-    "of one head are neighbours and share one gamma.":
+    "of one head are neighbors and share one gamma.":
         channels_in_turns,
     "The scaling is right. But reshaping (B, H, T, d_k) to (B, T, d) directly mixes up heads and "
     "tokens: move an axis first.":

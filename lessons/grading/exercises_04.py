@@ -15,7 +15,7 @@ from answers import near
 from grader import Exercise
 from model import GPT, GPTConfig
 from pieces import (
-    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighboring_channels,
     never, randn, rope_tables, same, side_by_side, silu, turned, unit_rows)
 
 
@@ -583,12 +583,12 @@ def condition_inputs(generator):                    # odd numbers of heads: they
     yield "heads with condition numbers of 3, 40 and a million", weights.flatten(0, 2), 3
 
 
-def neighbouring_rows(w, n_head):
+def neighboring_rows(w, n_head):
     """(d, d) -> (n_head, d_k, d)"""
     return w.unflatten(0, (n_head, -1))
 
 
-def head_conditions(w_qkv, n_head, *, split=neighbouring_rows, middle=torch.median):
+def head_conditions(w_qkv, n_head, *, split=neighboring_rows, middle=torch.median):
     found = []
     for w in w_qkv.double().chunk(3):
         heads = split(w, n_head)
@@ -620,7 +620,7 @@ CONDITION = Exercise(reference=head_conditions, inputs=condition_inputs, toleran
     "That is the condition number of the whole matrix. Take each head's d_k rows by themselves, "
     "then the median over heads.":
         lambda w_qkv: head_conditions(w_qkv, 1),
-    "A head has d_k neighbouring rows. You took every n_head-th row.":
+    "A head has d_k neighboring rows. You took every n_head-th row.":
         partial(head_conditions, split=every_nth_row),
     "That is the mean over the heads. The median is asked for, as in nGPT's Figure 5: one bad head "
     "does not move it much.":
@@ -750,7 +750,7 @@ def turned_normed_scaled(x, s, cos, sin):
     return unit_rows(turned(x, cos, sin)) * s
 
 
-def attention(h, p, n_head, cos, sin, *, cut=neighbouring_channels, prepared=turned_normed_scaled,
+def attention(h, p, n_head, cos, sin, *, cut=neighboring_channels, prepared=turned_normed_scaled,
               k_scaled=True, s_qk_by_channel=False, v_normed=False, power=0.5, hidden_from=1,
               hidden_score=-math.inf, mask_after_softmax=False, nan=math.nan, merged=side_by_side):
     """power: of d_k in the scores' factor; nan: what a softmax over nothing gives."""
@@ -839,7 +839,7 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
     "Your mask hides each token from itself, so the first token sees nothing, and a softmax of "
     "nothing is NaN.":
         partial(ngpt_block, hidden_from=0),
-    "A head has d_k neighbouring channels of q, k and v. Yours has every n_head-th one.":
+    "A head has d_k neighboring channels of q, k and v. Yours has every n_head-th one.":
         partial(ngpt_block, cut=every_nth_channel),
     "q and k are not normalized (eq. 15, 16).":
         partial(ngpt_block, prepared=not_normed),
@@ -1119,7 +1119,7 @@ COMMUTES = Exercise(reference=commutes, inputs=gain_inputs, about=GAIN_ABOUT, mi
     "You ask for the same gain in all channels. That is sufficient but not necessary: every pair "
     "turns in a plane of its own.":
         lambda gain: bool((gain == gain[0]).all()),
-    "You pair neighbours, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
+    "You pair neighbors, 2i and 2i + 1. Here channel i turns with channel i + pairs: see rope in "
     "model.py.":
         lambda gain, pairs: torch.equal(gain[0:2 * pairs:2], gain[1:2 * pairs:2]),
     "You pair the two halves of the head. With fewer pairs than that, channel i turns with i + "

@@ -11,7 +11,7 @@ import torch
 from answers import near
 from grader import Exercise
 from pieces import (
-    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighbouring_channels,
+    NO_TOKEN, attend, block_inputs, every_nth_channel, heads_one_by_one, neighboring_channels,
     never, randn, rope_tables, side_by_side, silu, turned, unit_rows)
 
 
@@ -517,7 +517,7 @@ def angpt_inputs(generator):
 
 
 def angpt_attention(h, p, n_head, cos, sin, *, scale=lambda g, d_k: g, hidden_from=1,
-                    cut=neighbouring_channels, merged=side_by_side, norm_of_all_heads=False):
+                    cut=neighboring_channels, merged=side_by_side, norm_of_all_heads=False):
     """scale: the factor of the scores. norm_of_all_heads: q and k are unit vectors of d entries."""
     q, k, v = (h @ p["w_qkv"].T).chunk(3, dim=-1)
     if norm_of_all_heads:
@@ -616,7 +616,7 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
         partial(angpt_block, norm_h_m=False),
     "Attention's output enters its step without a norm.":
         partial(angpt_block, norm_h_a=False),
-    "A head takes d_k neighbouring channels of q, k and v. Yours takes every n_head-th one.":
+    "A head takes d_k neighboring channels of q, k and v. Yours takes every n_head-th one.":
         partial(angpt_block, cut=every_nth_channel),
     "nu(alpha) is missing. Without it, or a norm, h would become shorter with each step.":
         partial(angpt_block, nu=lambda alpha: 1.0),

@@ -566,7 +566,7 @@ RATE = Exercise(
     "Your parabola is one over the learning rate itself. Take its logarithm: learning rates that "
     "double are equally far apart there.":
         partial(best_rate, to=same, back=same),
-    "You fit the parabola to all points. Take only the lowest one and its two neighbours.":
+    "You fit the parabola to all points. Take only the lowest one and its two neighbors.":
         through_all,
     "You leave out runs that diverged. Next to the best learning rate, such a run means that the "
     "search is not finished.":
@@ -584,7 +584,7 @@ RATE = Exercise(
         of_log_losses,
     "You take the logarithm of the losses, and return one. Only the learning rate needs it.":
         lambda rates, losses: best_rate(rates, losses.log()),
-    "You take the three lowest losses. Take the lowest one and its two neighbours.":
+    "You take the three lowest losses. Take the lowest one and its two neighbors.":
         three_lowest,
     "Your logarithm has base 10, and the way back is exp().":
         partial(best_rate, to=math.log10),
@@ -770,7 +770,7 @@ LAW = Exercise(
     "both.":
         covariance_by_k,
     "Your line goes through the first and the last run, and those between do not count. (In a mean "
-    "of the slopes between neighbours they may cancel.)":
+    "of the slopes between neighbors they may cancel.)":
         lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
     "You have slope and intercept exchanged: np.polyfit gives the slope first.":
         lambda A, a: ((-a).exp(), -A.log()),
@@ -1004,7 +1004,7 @@ BOOTSTRAP = Exercise(reference=bootstrap, inputs=draw_inputs, misconceptions={
 
 # ---- Properties of every right answer, for answers that no known mistake explains ----------------
 
-def between_neighbours(y, rates, losses):
+def between_neighbors(y, rates, losses):
     i = losses.argmin()
     return y[0].isnan() or rates[i - 1] < y[0] < rates[i + 1]
 
@@ -1170,7 +1170,7 @@ PROPERTIES = {
     "6.6": {
         "If the lowest loss is at an edge, the search is not finished: return nan twice.":
             lambda y, losses: losses.argmin() not in (0, len(losses) - 1) or both_nan(y),
-        "If a neighbour of the lowest loss diverged, the search is not finished: return nan twice.":
+        "If a neighbor of the lowest loss diverged, the search is not finished: return nan twice.":
             lambda y, right: not right[0].isnan() or both_nan(y),
         "Where your learning rate is right, your loss is not. Is it the parabola's, at the "
         "logarithm of this learning rate?":
@@ -1178,8 +1178,8 @@ PROPERTIES = {
             or near(y[1], right[1], 1e-6),
         "The lowest point of the parabola does not lie above the lowest run. Yours does.":
             lambda y, losses: y[0].isnan() or y[1] <= losses.min() + 1e-9,
-        "The lowest point lies between the two neighbours. Your learning rate does not.":
-            between_neighbours,
+        "The lowest point lies between the two neighbors. Your learning rate does not.":
+            between_neighbors,
         "The parabola's lowest point is a little below the lowest of the three losses. Yours is "
         "not.":
             lambda y, losses: y[0].isnan() or y[1] < losses.min() - 1e-9,

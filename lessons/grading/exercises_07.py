@@ -373,7 +373,7 @@ def pair_inputs(generator):
         return number + torch.rand(rounds, generator=generator)
 
     noise = 1 + 0.02 * torch.rand(21, generator=generator)
-    load = torch.linspace(1, 3, 21)                         # a neighbour's work slows both down
+    load = torch.linspace(1, 3, 21)                         # a neighbor's work slows both down
     yield "a machine that gets slower", 40 * load, 44 * load * noise
     yield "one hiccup", around(10, 11), torch.tensor([11.0] * 10 + [500.0])
     yield "ten rounds", around(5, 10), around(6, 10)

@@ -415,11 +415,11 @@ MIXERS = [
      "You accept a mean over the sequences of the batch. If one sequence alone gets other values, "
      "the others change at the same position, up or down. If sequences only change places, the "
      "mean stays the same."),
-    ("the neighbour's first token", first_to_next_sequence,
+    ("the neighbor's first token", first_to_next_sequence,
      "You accept a leak from the first token of each sequence into the next sequence."),
     ("the last token of the sequence behind", last_to_earlier_sequence,
      "You accept a leak from the last token of each sequence into the sequence before it."),
-    ("the neighbour's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
+    ("the neighbor's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
      "You accept a leak from the last token of another sequence."),
     ("a division by the number of tokens", lambda x: x / x.shape[1],
      "You reject a division by T. It depends on the number of tokens, but not on their values."),

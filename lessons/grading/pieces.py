@@ -35,8 +35,8 @@ def silu(z):
 
 # ---- Attention -----------------------------------------------------------------------------------
 
-def neighbouring_channels(x, n_head):
-    """Split (B, T, d) into (B, H, T, d_k): each head gets neighbouring channels."""
+def neighboring_channels(x, n_head):
+    """Split (B, T, d) into (B, H, T, d_k): each head gets neighboring channels."""
     return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
 
 
