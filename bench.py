@@ -104,17 +104,12 @@ def resolve_each(archs, training):
     A step has one micro-batch unless --total_batch_size asks for more.
     """
     configs = {}
-    modules = {}  # name -> the module that the arch's block comes from
     for name in archs.split(","):
         config = train_config(name, training)
-        modules[name] = ARCHS[config.arch].__module__
         # TrainConfig() has set batch_size and block_size already.
         if "total_batch_size" not in training:
             config.total_batch_size = config.batch_size * config.block_size
         configs[name] = resolve(config)
-    for name, config in configs.items():
-        check(ARCHS[config.arch].__module__ == modules[name], f"archs={name}: a file of --archs "
-              f"has replaced the arch {config.arch}; give it another name there")
     return configs
 
 
@@ -444,22 +439,13 @@ def memory(options, training):
     """Estimate how much GPU memory a training step needs with every arch.
 
     Here --compile defaults to true and --dtype to bfloat16. No dataset is read: --data changes
-    nothing, and --vocab_size defaults to that of --size, else to 257. All layers must be the same.
+    nothing, and --vocab_size defaults to that of --size, else to 257. The estimate assumes that all
+    layers are the same.
     """
     training = {"compile": "true", "dtype": "bfloat16", **training}
     rows = []
     configs = resolve_each(options.archs, training)
     for name, config in tqdm(configs.items(), leave=False, disable=None):
-        with torch.device("meta"):
-            blocks = GPT(config).blocks
-        # step_bytes() compiles the code of one layer for all. If nothing is compiled, it measures
-        # what a second layer adds, so the first may differ from it.
-        if config.compile == "false":
-            blocks = blocks[1:]
-        # The text of a block lists its modules and their sizes.
-        kinds = {str(block) for block in blocks}
-        check(len(kinds) <= 1, f"{name}: its layers differ, but the estimate takes all to be the "
-              "same (with --compile=false, all but the first)")
         bytes_at = cache(partial(step_bytes, config))
         sequence = bytes_at(2) - bytes_at(1)
         row = {"arch": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,
@@ -491,7 +477,6 @@ def curves(options, folders):
     check(key == "val_loss" or not options.usual, f"key={key}: --usual draws val_loss only")
     gray = dict(color="0.85", lw=4, zorder=0)
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
-    any_star = any_gray = False
 
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
@@ -502,10 +487,7 @@ def curves(options, folders):
             continue
         numeric_keys = sorted(pd.DataFrame(records).select_dtypes("number"))
         check_choice("key", key, numeric_keys, f" ({folder}/log.jsonl)")
-        # The name may have bytes that are not UTF-8, which cannot be drawn.
-        name = str(folder).encode(errors="replace").decode()
-        # draw_curve() returns True if it has drawn the last validation as a star.
-        any_star |= draw_curve(axes, records, key, marker="o", ms=3, label=name)
+        draw_curve(axes, records, key, marker="o", ms=3, label=folder)
 
         if options.usual:
             # {arch: {seed: the records of its log after step 0}}
@@ -515,14 +497,14 @@ def curves(options, folders):
                 print(f"{folder}: no gray lines; they exist only for folders named "
                       f"{', '.join(usual)}")
             for records_of_seed in seeds.values():
-                any_star |= draw_curve(axes, records_of_seed, key, star_size=12, **gray)
-                any_gray = True
+                draw_curve(axes, records_of_seed, key, star_size=12, **gray)
 
     check(axes.lines,
           "curves: no run to draw; expected the folders of some runs, such as out/angpt")
-    if any_gray:
+    if options.usual:
         axes.plot([], [], **gray, label="other seeds, default options")
-    note = "; star: the last validation, on more tokens" if any_star else ""
+    # draw_curve() draws the last validation as a star.
+    note = "; star: the last validation, on more tokens" if key.startswith("val") else ""
     losses = {"loss": "training loss (nats per token)",
               "val_loss": "validation loss (nats per token)"}
     axes.set(xlabel=f"tokens (millions){note}", ylabel=losses.get(key, key))

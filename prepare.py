@@ -480,44 +480,36 @@ def find_files(source, seed):
         suffixes = SUFFIXES
     elif location.is_file():
         candidates = [location]
-        if location.suffix.lower() not in SUFFIXES:
-            print(f"{location}: read as plain text; only .jsonl and .parquet have rows")
     else:
         # glob.glob would follow links in circles. Path.glob wants a relative pattern, so search
         # from the anchor, which is "/" for an absolute path and empty for a relative one.
         pattern = source.removeprefix(location.anchor)
-        if location.name == "**":
-            pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):
             candidates = list(Path(location.anchor).glob(pattern))
         check(candidates, f"--source={source}: does not exist; expected a file, a folder, a glob, "
               f"or one of stdlib, {', '.join(FINEWEB)}{did_you_mean(source, FINEWEB)}")
 
     by_hash = {}
-    skipped = []
+    n_skipped = 0
     for path in sorted(candidates):
         # Skip hidden files and folders, such as .ipynb_checkpoints, unless the source names them.
         if any(name.startswith(".") and name not in location.parts for name in path.parts):
             continue
-        if path.is_symlink() and path.is_dir():
-            print(f"{path}: skipped, because a link to a folder may lead in circles")
-        elif path.is_dir():
-            # rglob() says nothing of a folder that it may not read.
-            if not os.access(path, os.R_OK | os.X_OK):
-                print(f"{path}: skipped, because this folder cannot be read")
+        if path.is_dir():
+            # A link may lead in circles. rglob() says nothing of a folder that it cannot read.
+            if path.is_symlink() or not os.access(path, os.R_OK | os.X_OK):
+                print(f"{path}: skipped, because this folder is a link or cannot be read")
         elif not path.is_file() or path.stat().st_size == 0:
             continue
         elif suffixes and path.suffix.lower() not in suffixes:
-            skipped.append(path.name)
+            n_skipped += 1
         else:
             with path.open("rb") as file:
                 by_hash[hashlib.file_digest(file, "sha256").digest()] = path
-    if skipped:
-        names = skipped if len(skipped) <= 3 else [*skipped[:3], "..."]
-        print(f"{source}: {len(skipped)} files skipped that are not {', '.join(SUFFIXES)}: "
-              f"{', '.join(names)}")
+    if n_skipped:
+        print(f"{source}: {n_skipped} files skipped that are not {', '.join(SUFFIXES)}")
     check(by_hash, f"--source={source}: no text in it; in a folder, only {', '.join(SUFFIXES)} "
-          "files are read")
+          "files are read, but a glob may name others")
     paths = sorted(by_hash.values())
     random.Random(seed).shuffle(paths)
     return paths
@@ -624,8 +616,7 @@ def stream_fineweb(subset, place):
         if state:
             rows.load_state_dict(state)
         for row in rows:
-            # "replace" is for halves of characters (open_documents).
-            document = io.BytesIO(row["text"].encode(errors="replace"))
+            document = io.BytesIO(row["text"].encode())
             chunks = cut(document, CHUNK_BYTES // 2, "fineweb")
             for number, chunk in enumerate(chunks, 1):
                 if number > n_done:
@@ -677,8 +668,8 @@ def shard_path(folder, number):
 def load_progress(folder, settings, paths=()):
     """Return what progress.json says about an unfinished dataset, or None if it is complete.
 
-    If there is no progress.json, or it cannot be continued, write and return one of a new dataset.
-    Raises DataError if the folder holds training shards that a new dataset would overwrite.
+    Without training shards a new dataset begins: write and return its progress.json. Raises
+    DataError if the folder holds training shards that a new dataset would overwrite.
     """
     has_shards = any(folder.glob("*_train_??????.bin"))
     # Renamed files may be shuffled differently, and an unfinished dataset would then resume at
@@ -689,28 +680,27 @@ def load_progress(folder, settings, paths=()):
             with explain_errors(f"{path}: not written by prepare.py"):
                 progress = read_json(path)
                 earlier = dict(progress["options"])
+            # Without training shards, a new dataset replaces the one that this file is about.
+            if not has_shards:
+                continue
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             # meta.json does not have the hash.
             if progress.get("names", hash_of_names) != hash_of_names:
                 other.append("other file names")
-            check(not (other and has_shards), f"{folder}: made with {'; '.join(other)}; go back to "
-                  "the earlier settings and files, give another --name, or remove the folder")
-            is_meta = path.name == "meta.json"
-            if is_meta and has_shards:
+            check(not other, f"{folder}: made with {'; '.join(other)}; go back to the earlier "
+                  "settings and files, give another --name, or remove the folder")
+            if path.name == "meta.json":
                 return None
-            # Are the shards that progress.json counts still there? (meta.json does not count them.)
-            numbers = range(progress.get("shards", 0))
-            is_missing = not all(shard_path(folder, number).exists() for number in numbers)
-            check(not (is_missing and has_shards), f"{folder}: a shard is missing; give another "
-                  "--name, or remove the folder")
-            # Continue if this is progress.json, made with the same settings and files, and all its
-            # shards are there. Otherwise there are no training shards, so begin again.
-            if not (other or is_meta or is_missing):
-                return progress
-            path.unlink()
+            # Are the shards that progress.json counts still there?
+            for number in range(progress["shards"]):
+                check(shard_path(folder, number).exists(), f"{folder}: a shard is missing; give "
+                      "another --name, or remove the folder")
+            return progress
     check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
           "--name, or remove the folder")
+    # Begin a new dataset. The meta.json of one whose shards were deleted would call it complete.
+    (folder / "meta.json").unlink(missing_ok=True)
     progress = {"options": settings, "names": hash_of_names, "shards": 0, "tokens": 0,
                 "place": None, "left_over": ""}
     write_json(folder / PROGRESS, progress)
