@@ -326,6 +326,8 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 # If you write a block of your own:
 # - The weights of linear maps and embeddings are drawn in GPT.init_weights. Your other parameters
 #   keep the values that you give them.
+# - An option of your own is a new field of GPTConfig. A block that does not have it should list it
+#   in `refuses`.
 # - To train on several GPUs, each parameter must take part in the loss, and a buffer that forward
 #   changes in training must get the same value on each of them (PowerNorm uses mean_over_ranks).
 # - With --checkpoint_blocks=true forward is called twice. A block whose forward changes a buffer
@@ -337,7 +339,8 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 class Block(nn.Module):
     """The linear maps that all blocks have, and the class attributes that GPT and train.py read."""
 
-    # The name of the recipe in train.py that fits this block.
+    # The name of the recipe in train.py that fits this block. (The file of a block of your own may
+    # add a recipe to train.RECIPES.)
     family = None
     # The norm layer. GPT puts one after the last block, and PreNormBlock two into each block.
     Norm = nn.Identity

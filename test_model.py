@@ -1,11 +1,9 @@
 """Every block against its formula written out, then all else: python -m pytest"""
 import contextlib
 import copy
-import functools
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import math
 import os
@@ -22,10 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from unittest.mock import create_autospec, patch
+from unittest.mock import patch
 from urllib.parse import unquote
 
-import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,7 +40,7 @@ from model import ARCHS, attend, Cache, ConfigError, GPT, GPTConfig, PowerNorm, 
 from prepare import DataError, prepare, read_meta, read_shard, run_script, write_json, write_shard
 from train import (batches, Diverged, evaluate, learning_rate, load_model, make_optimizer,
                    optimizer_step, Process, read_checkpoint, read_log, RECIPES, resolve, Tokens,
-                   train, TrainConfig, with_checkpoint)
+                   train, TrainConfig)
 
 # ==================================================================================================
 # model.py
@@ -375,10 +372,11 @@ def test_attend_takes_flash_attn_for_half_precision_on_gpus_before_hopper(monkey
 
     calls = []
     monkeypatch.setattr(model_py, "flash_attn_func", flash)
-    OnCuda = type("OnCuda", (torch.Tensor,), dict(is_cpu=False, is_cuda=True))    # so it says
-    monkeypatch.setattr(model_py, "on_hopper", lambda device: major >= 9)
-    major = 8
-    double = [x.as_subclass(OnCuda) for x in queries_keys_values(2, 9)]
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(model_py, "on_hopper", lambda device: is_hopper)
+    is_hopper = False
+    double = queries_keys_values(2, 9)
     half = [x.half() for x in double]
     assert_close(attend(*half, 0.5).double(), plain_attention(*double, 0.5), 2e-3)
     attend(*double, 0.5)
@@ -386,7 +384,7 @@ def test_attend_takes_flash_attn_for_half_precision_on_gpus_before_hopper(monkey
     cache.extend(*half[1:])
     one = [x[:, :, :1] for x in half]
     attend(*one, 0.5, cache)                       # as in generation
-    major = 9                                      # torch's own kernel is faster there
+    is_hopper = True                               # torch's own kernel is faster there
     attend(*half, 0.5)
     assert calls == [(9, 0, True)]
 
@@ -589,17 +587,15 @@ def test_a_gain_of_any_shape_and_name_keeps_the_value_that_its_block_gives_it(ar
     class WithGains(block):
         def __init__(self, config):
             super().__init__(config)
-            self.per_head = torch.nn.Parameter(torch.full((2, 8), 2.0))
-            self.alpha_bias = torch.nn.Parameter(torch.full((3,), 5.0))
-            self.own_norm = torch.nn.Module()
-            self.own_norm.weight = torch.nn.Parameter(torch.full((2, 8), 3.0))
+            self.alpha_bias = torch.nn.Parameter(torch.full((2, 8), 5.0))
+            self.own_norm = torch.nn.LayerNorm((2, 8))
 
     monkeypatch.setitem(ARCHS, "gains", WithGains)
     model = tiny_gpt("gains", qk_norm=arch == "gpt+")
     model.project_()
     for block in model.blocks:
-        assert (block.per_head == 2).all() and (block.alpha_bias == 5).all()
-        assert (block.own_norm.weight == 3).all()
+        assert (block.alpha_bias == 5).all()
+        assert (block.own_norm.weight == 1).all()
 
 
 def parameters_of(arch, **options):
@@ -628,15 +624,11 @@ def test_parameters_of_gpt2_and_what_normformer_adds(bias, added):
 
 # ---- Options, dropout, a seventh arch, the compiler ----------------------------------------------
 
-@pytest.mark.parametrize("name, value, expected", [line.split("  ") for line in """
-arch  rmsnrom  layernorm or rmsnorm or powernorm or
-mlp  swigloo  swiglu or gelu
-pos  ropes  rope or learned
-""".strip().splitlines()])
-def test_options_that_do_not_fit_are_one_line_with_what_was_expected(name, value, expected):
-    line = rf"^{name}={value}: expected {expected}[^\n]*$"
-    with pytest.raises(ConfigError, match=line):
-        GPTConfig(**TINY | {name: value})
+@pytest.mark.parametrize("name, expected", [
+    ("arch", "layernorm or rmsnorm"), ("mlp", "swiglu or gelu"), ("pos", "rope or learned")])
+def test_words_that_a_model_does_not_know_are_refused(name, expected):
+    with pytest.raises(ConfigError, match=f"^{name}=typo: expected {expected}"):
+        GPTConfig(**{name: "typo"})
 
 
 @every_arch
@@ -675,7 +667,7 @@ def test_compiled_blocks_are_one_graph_with_eagers_loss_and_gradients(arch):
 # ==================================================================================================
 # prepare.py
 
-TEXTS = [f"the {i} in an thé\n<|endoftext|>" * (1 + i % 9) for i in range(300)]
+TEXTS = [f"the {i} in an thé\r\n<|endoftext|>" * (1 + i % 9) for i in range(300)]
 TEXT_BYTES = [text.encode() for text in TEXTS]
 
 
@@ -744,12 +736,11 @@ def files_of(folder):
     ("max_steps", np.int64(7), 7),
     ("max_steps", 2.5, "max_steps=2.5: expected int"),
     ("max_steps", True, "max_steps=True: expected int"),
-    ("learning_rate", np.ones(2), "learning_rate=.*: expected float"),
     ("qk_norm", np.bool_(True), True),
     ("qk_norm", 1, "qk_norm=1: expected one of false, true"),
     ("compile", True, "true"),
     ("mlp", "gleu", "mlp=gleu: .*did you mean gelu"),
-    ("out_dir", Path("~/x"), f"{Path.home()}/x"),
+    ("out_dir", "~/x", f"{Path.home()}/x"),
     ("lr", 1.0, "lr: no such option; did you mean learning_rate")])
 def test_options_become_plain_values_or_an_error(name, value, want):
     if isinstance(want, str) and ":" in want:
@@ -764,17 +755,9 @@ def test_options_become_plain_values_or_an_error(name, value, want):
 @pytest.mark.parametrize("words, want", [
     ("--max_steps=1_000 --learning_rate 1", dict(max_steps=1000, learning_rate=1.0)),
     ("--qk_norm --compile", dict(qk_norm=True, compile="true")),
-    ("--qk_norm=False --compile=False", dict(qk_norm=False, compile="false")),
-    ("--out_dir=~/x", dict(out_dir=f"{Path.home()}/x"))])
+    ("--qk_norm=False --compile=False", dict(qk_norm=False, compile="false"))])
 def test_command_lines(words, want):
     assert prep.parse_options(words.split(), "", TrainConfig) == want
-
-
-@pytest.mark.parametrize("word, example", [
-    ("books.txt", "--source=books.txt"), ("source=x", "--source=x"), ("x=3", "--name=value")])
-def test_a_bare_word_gets_the_option_that_is_meant(word, example):
-    with pytest.raises(ConfigError, match=f"options are written as {example}$"):
-        prep.parse_options([word], "", prep.PrepareConfig)
 
 
 def test_help_lists_options_under_their_headings(capsys):
@@ -792,16 +775,16 @@ def test_help_lists_options_under_their_headings(capsys):
     assert not re.search(r"--(arch|resume|eval_only) ", text)    # these are not for benchmarks
 
 
-@pytest.mark.parametrize("torch_says, code", [
-    ("CUDA out of memory. Tried", 2), ("can't allocate memory", 2), ("size mismatch", None)])
-def test_out_of_memory_is_one_line_and_a_bug_is_not(capsys, torch_says, code):
+@pytest.mark.parametrize("torch_says, error", [
+    ("CUDA out of memory. Tried", SystemExit), ("can't allocate memory", SystemExit),
+    ("size mismatch", RuntimeError)])
+def test_out_of_memory_is_one_line_and_a_bug_is_not(capsys, torch_says, error):
     def fail(words):
         raise RuntimeError(f"{torch_says}\nframe #0")
 
-    with pytest.raises(SystemExit if code else RuntimeError) as error:
+    with pytest.raises(error):
         run_script(fail)
-    assert getattr(error.value, "code", None) == code
-    assert capsys.readouterr().err.count("\n") == (1 if code else 0)
+    assert capsys.readouterr().err.count("\n") == (error is SystemExit)
 
 
 def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
@@ -831,12 +814,6 @@ def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch, capsys):
 
 # ---- Tokens and shards
 
-def test_an_end_of_text_in_a_text_is_text(small_gpt2):
-    text = "the añ日\r\n<|endoftext|> é\n"
-    tokens = prep.encode(small_gpt2, text.encode())
-    assert tokens.tolist() == [261, *small_gpt2.encode_ordinary(text)]
-
-
 def test_shards_are_llm_c_s(tmp_path):
     path = tmp_path / "a.bin"
     tokens = np.random.default_rng(0).integers(0, 65536, 1000).astype(np.uint16)
@@ -858,20 +835,16 @@ def test_training_needs_no_tokenizer_for_the_bytes_of_tokens(texts, small_gpt2, 
 
 # ---- Which text
 
-def test_of_the_default_dataset_each_text_comes_once_in_a_seeded_order(tmp_path, monkeypatch):
+def test_the_default_dataset_has_its_texts_in_a_seeded_order(tmp_path, monkeypatch):
     library = tmp_path / "test/.lib"
     monkeypatch.setattr(os, "__file__", str(library / "os.py"))
     paths = sorted(library / f"{i}.py" for i in range(40))
     for path in [*paths, library / "site-packages" / "a.py", library / "b" / "tests" / "c.py"]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {path}\n" * 9)
-    shutil.copy(library / "9.py", library / "1.py")
-    paths.remove(library / "1.py")
     random.Random(5).shuffle(paths)
     val, train = read_dataset(prepare(data_dir=str(tmp_path), seed=5))
     assert val + train == [path.read_bytes() for path in paths]
-    with pytest.raises(DataError, match="seed=5, now 1337; go back"):
-        prepare(data_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
@@ -881,9 +854,7 @@ def test_rows_are_documents_in_their_order(texts, small_gpt2, tokenizer, file):
     assert val + train == TEXT_BYTES
 
 
-def test_a_source_or_dataset_is_not_guessed(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="source=: expected"):
-        prepare("", name="x")
+def test_a_dataset_is_not_guessed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.txt").write_text("text" * 99)
     prepare("mine.txt")
@@ -898,8 +869,11 @@ def test_a_source_or_dataset_is_not_guessed(tmp_path, monkeypatch):
     ("d/[ce].*", "[ce]", "ce"),                    # by name or glob a file may have any suffix
     ("d/.hidden", "hidden", "d"),
     ("d/s.csv", "s", "c")])
-def test_each_text_is_read_once(tmp_path, source, name, expected, capsys):
+def test_each_text_is_read_once(tmp_path, source, name, expected, monkeypatch, capsys):
+    # Root, who may run the tests, can read every folder.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")
     d = tmp_path / "d"
+    (d / "closed").mkdir(parents=True)
     files = {"a.txt": "a", "k[1].txt": "b", "c.csv": "c", ".hidden/d.txt": "d", "e.MD": "e",
              "k1.txt": "f", ".a.txt": "g", ".hidden/a.txt": "d", "b.txt": "a", "s.csv": "c",
              "deep/h.txt": "h", "empty.txt": ""}
@@ -912,19 +886,10 @@ def test_each_text_is_read_once(tmp_path, source, name, expected, capsys):
     assert folder == tmp_path / "data" / name
     assert sorted(text_of(folder)) == sorted(100 * expected.encode())
     said = capsys.readouterr().out
-    assert ("d/one: skipped" in said) == (source == "d")
-    assert ("2 files skipped that are not .txt, .md, .jsonl, .parquet" in said) == (
-        source == "d")
-
-
-def test_a_folder_that_may_not_be_read_is_named(tmp_path, monkeypatch, capsys):
-    """Its texts are missing from the dataset. (Root, who may run the tests, can read them.)"""
-    (tmp_path / "d/closed").mkdir(parents=True)
-    (tmp_path / "d/a.txt").write_text("text" * 99)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "closed")
-    prepare(f"{tmp_path}/d", data_dir=f"{tmp_path}/data")
-    said = capsys.readouterr().out
-    assert "d/closed: skipped, because this folder is a link or cannot be read" in said
+    for skipped in ("d/one: skipped, because this folder is a link or cannot be read",
+                    "d/closed: skipped, because this folder is a link or cannot be read",
+                    "2 files skipped that are not .txt, .md, .jsonl, .parquet"):
+        assert (skipped in said) == (source == "d")
 
 
 JAPANESE = "A" + "日本語" * 2000
@@ -1039,15 +1004,24 @@ def test_an_unfinished_dataset_needs_its_file_names_and_its_shards(tmp_path, mon
     with pytest.raises(DataError, match="data/d: made with other file names; go back to"):
         prepare(**options)
     (d / "z.txt").rename(d / "a.txt")
+    folder = tmp_path / "data/d"
     for name in ("val_000000", "train_000001"):
-        shard = tmp_path / f"data/d/d_{name}.bin"
+        shard = folder / f"d_{name}.bin"
         other = shard.with_name("other_000000.bin")    # not one of the dataset's
         shard.rename(other)
         with pytest.raises(DataError, match="data/d: a shard is missing; give another --name"):
             prepare(**options)
         other.rename(shard)
+    # Without any training shards it is made again, and so is a complete one.
     whole = prepare(**options | {"data_dir": f"{tmp_path}/whole"})
-    assert files_of(prepare(**options)) == files_of(whole)
+    for _ in ("unfinished", "complete"):
+        for path in folder.glob("*_train_*.bin"):
+            path.unlink()
+        assert files_of(prepare(**options)) == files_of(whole)
+    for path in folder.glob("*.bin"):
+        path.unlink()
+    prepare(**options, val_tokens=100)             # now with other settings
+    assert read_meta(folder)["val_tokens"] == 100
 
 
 def test_a_dataset_in_the_folder_of_its_source_is_noted(tmp_path, capsys):
@@ -1058,14 +1032,6 @@ def test_a_dataset_in_the_folder_of_its_source_is_noted(tmp_path, capsys):
         noted = "goes into the folder of its source" in capsys.readouterr().out
         assert noted == is_inside
         assert text_of(folder) == b"text" * 99
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
-def test_a_pipe_is_no_text(tmp_path, capsys):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="pipe: no text in it"):
-        prepare(f"{tmp_path}/pipe", data_dir=f"{tmp_path}/data")
-    assert capsys.readouterr().out == ""
 
 
 def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(tmp_path):
@@ -1080,27 +1046,13 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
             time.sleep(0.001)
         process.kill()
     assert process.returncode == -signal.SIGKILL   # it did not end by itself
-    with pytest.raises(DataError, match="no complete dataset; python prepare.py"):
-        read_meta(tmp_path / "long")
-    with pytest.raises(DataError, match="expected the dataset's folder, .*whole/long"):
-        read_meta(tmp_path / "whole/long/meta.json")
+    assert not (tmp_path / "long/meta.json").exists()
     again = prepare(**options, data_dir=str(tmp_path))
     assert files_of(again) == files_of(whole)
     with source.open("a") as file:
         file.write(json.dumps({"text": "more"}))
     with pytest.raises(DataError, match="with files=1 with .*, now 1 with .*remove the folder"):
         prepare(**options, data_dir=str(tmp_path))
-
-
-def test_a_dataset_whose_shards_were_deleted_is_made_again(texts):
-    folder = prepare_rows(texts)
-    whole = files_of(folder)
-    for options in ({}, {"val_tokens": 100}):
-        for path in folder.glob("*.bin"):
-            path.unlink()
-        prepare_rows(texts, **options)
-        assert len(list(folder.glob("*.bin"))) == 2
-        assert (files_of(folder) == whole) == (options == {})
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"options": 3}', '{"title": "my book"}'])
@@ -1118,22 +1070,6 @@ def test_a_second_at_work_waits_for_the_first(texts, capsys):
             assert not any(future.done() for future in three)
         assert {future.result() for future in three} == {texts / "a"}
     assert "a: another prepare.py is at work here; waiting for it" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", "/x", "..", "."])
-def test_a_name_cannot_lead_out_of_the_data_folder(name):
-    with pytest.raises(ConfigError, match=f"^name={name}: expected a name"):
-        prep.PrepareConfig(name=name)
-
-
-def test_datasets_without_a_fingerprint_are_complete(texts):
-    folder = prepare_rows(texts)
-    meta = read_meta(folder)
-    del meta["fingerprint"]
-    write_json(folder / "meta.json", meta)
-    before = files_of(folder)
-    prepare_rows(texts)
-    assert files_of(folder) == before
 
 
 # ---- FineWeb
@@ -1178,30 +1114,19 @@ def test_fineweb_resumes_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb
     assert 100 < begins[1] < 151 < begins[2] < 210
 
 
-def test_of_few_tokens_of_fineweb_few_are_held_out(tmp_path, small_gpt2, fineweb):
-    meta = read_meta(prepare("fineweb", data_dir=str(tmp_path), tokens=1000))
-    assert (meta["train_tokens"], meta["val_tokens"]) == (1000, 50)
-
-
 @pytest.mark.parametrize("source, tokens, n_shards", [
     ("fineweb10B-gpt2", 150_000_000, 2),
     ("fineweb10B-gpt2", None, 103),
     ("fineweb10B-gpt2", 21_500_000_000, 103),
     ("fineweb100B-gpt2", 21_500_000_000, 215)])
-def test_fineweb_tokenized_by_others_is_complete_or_an_error(
+def test_of_fineweb_s_tokens_whole_shards_are_downloaded(
         tmp_path, small_gpt2, monkeypatch, source, tokens, n_shards):
     def snapshot_download(repo, repo_type, local_dir, allow_patterns):
-        assert (repo, repo_type) == (f"kjj0/{source}", "dataset")
-        for name in allow_patterns[skipped:]:
+        assert repo == f"kjj0/{source}"
+        for name in allow_patterns:
             write_shard(Path(local_dir, name), prep.encode(small_gpt2, b"the inn"))
 
-    real = huggingface_hub.snapshot_download       # the arguments must be those of the real one
-    monkeypatch.setattr(huggingface_hub, "snapshot_download",
-                        create_autospec(real, side_effect=snapshot_download))
-    skipped = 1                                    # a network that fails is silent
-    with pytest.raises(DataError, match="the same command resumes .fineweb_train_000001.bin could"):
-        prepare(source, data_dir=str(tmp_path), tokens=tokens)
-    skipped = 0
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     folder = prepare(source, data_dir=str(tmp_path), tokens=tokens)
     assert read_dataset(folder) == [[b"the inn"], [b"the inn"] * n_shards]
 
@@ -1213,24 +1138,24 @@ def serve_hub(root):
         parts = re.match(form, unquote(self.path))
         if not parts:
             return self.send_error(404)
-        folder = root / parts[1]
-        path = folder / parts[3]
-        commit = hashlib.sha1(str([*folder.rglob("*")]).encode()).hexdigest()
-        answer, code = b"{}", 404
-        headers = {"X-Repo-Commit": commit, "X-Error-Code": "EntryNotFound"}
-        if parts[2] == "resolve" and path.is_file():
-            answer, code = path.read_bytes(), 200
-            headers["ETag"] = f'"{hashlib.sha1(answer).hexdigest()}"'
-        elif parts[2] != "resolve":
-            found = path.rglob("*") if "recursive=true" in self.path else path.glob("*")
-            entries = [dict(type="directory" if file.is_dir() else "file", oid=40 * "0",
-                            path=str(file.relative_to(folder)), size=file.stat().st_size)
-                       for file in found]
-            about = dict(id=parts[1], sha=commit, siblings=[])
-            answer, code = json.dumps(entries if parts[2] == "tree" else about).encode(), 200
-        self.send_response(code)
-        for name, value in (headers | {"Content-Length": len(answer)}).items():
-            self.send_header(name, str(value))
+        repo, verb, path = parts.groups()
+        folder = root / repo
+        commit = f"{len([*folder.rglob('*')]):040}"  # another one if there are more files
+        if verb == "resolve" and not (folder / path).is_file():
+            return self.send_error(404)
+        if verb == "resolve":
+            answer = (folder / path).read_bytes()
+        elif verb == "tree":
+            answer = json.dumps([
+                dict(type="directory" if file.is_dir() else "file", oid=40 * "0",
+                     path=str(file.relative_to(folder)), size=file.stat().st_size)
+                for file in (folder / path).rglob("*")]).encode()
+        else:
+            answer = json.dumps(dict(id=repo, sha=commit, siblings=[])).encode()
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", commit)
+        self.send_header("ETag", hashlib.sha1(answer).hexdigest())
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer)
@@ -1333,6 +1258,7 @@ def trained(dataset, tmp_path_factory):
     for folder in folders:
         train(TrainConfig(**SMALL_RUN, arch=folder.name, pos="learned", vocab_size=300,
                           data=str(dataset), out_dir=str(folder)), say=None)
+        assert (folder / "loss.png").stat().st_size > 0
     return folders
 
 
@@ -1478,8 +1404,9 @@ config/x.py  there are no configuration files
 --out_dir=/proc/x  /proc
 --data=nowhere  data=nowhere: no complete dataset
 --data={file}  data={file}: no complete dataset; python prepare.py --source={file} makes one
+--data={data}/meta.json  meta.json: expected the dataset's folder, {data}
 --block_size=2000  too few val tokens for one window of --block_size=2000
---init_from={file}  mine.txt: not a whole checkpoint; the file is empty, cut off, or not one of
+--init_from={file}  mine.txt: not a whole checkpoint
 --resume=true  run: no run here yet; leave out --resume to start one
 --eval_only  run: no run here yet; give another --out_dir
 --device=mps  device=mps: torch cannot use it on this machine
@@ -1490,11 +1417,12 @@ config/x.py  there are no configuration files
 --out_dir={run} --resume --size=32m  made with size=laptop, now size=32m
 --out_dir={run} --resume --n_layer=3  made with n_layer=2, now n_layer=3
 --out_dir={run} --resume --seed=3  made with seed=1337, now seed=3
+--out_dir={run} --resume --init_from=there  made with init_from=None, now init_from=there; repeat
 --out_dir={run} --resume --arch=angpt  made with arch=layernorm, now arch=angpt
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(
-        tiny, trained, command, tmp_path, options, says):
-    paths = dict(file=tmp_path / "mine.txt", folder=tmp_path, run=trained[0])
+        tiny, trained, dataset, command, tmp_path, options, says):
+    paths = dict(file=tmp_path / "mine.txt", folder=tmp_path, run=trained[0], data=dataset)
     paths["file"].write_text("x")
     code, _, said = command(*words(tiny()), *options.format(**paths).split())
     assert code == 2
@@ -1556,6 +1484,8 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     data = train_py.open_dataset(tiny(), Process(CPU))
     torch.manual_seed(0)
     model = GPT(resolve(tiny())).double()
+    shapes = set()
+    model.wte.register_forward_pre_hook(lambda module, given: shapes.add(given[0].shape))
 
     def measured(batch_size, eval_tokens):
         config = tiny(batch_size=batch_size)
@@ -1567,7 +1497,9 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     bits = float(nats.sum()) / math.log(2)
     n_bytes = int((y != 256).sum())                # an end of text has none
     for batch_size in (1, 3, 10):
+        shapes.clear()
         result = measured(batch_size, 160)
+        assert shapes == {(batch_size, 16)}        # another one would be compiled, too
         assert result["val_loss"] == pytest.approx(nats.mean().item())
         assert result["val_bpb"] == pytest.approx(bits / n_bytes)
     error = float(nats.mean(1).std()) / 10 ** 0.5
@@ -1576,25 +1508,6 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     assert measured(3, 9)["val_loss"] > 1          # one window at least
     assert measured(3, 992) == measured(3, 9999)   # all there are
     assert model.training
-
-
-def test_validation_on_a_gpu_fills_up_the_last_micro_batch_and_does_not_count_that(
-        tiny, monkeypatch):
-    def same_shapes(self, idx, *rest, forward=GPT.forward, **options):
-        shapes.add(idx.shape)
-        return forward(self, idx, *rest, **options)
-
-    shapes = set()
-    data = train_py.open_dataset(tiny(), Process(CPU))
-    model = GPT(resolve(tiny()))
-    want = evaluate(model, data, tiny(batch_size=3), Process(CPU), 160)
-    monkeypatch.setattr(GPT, "forward", same_shapes)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *given, **options: self)
-    on_gpu = Process(SimpleNamespace(type="cuda"))
-    on_gpu.autocast = contextlib.nullcontext
-    got = evaluate(model, data, tiny(batch_size=3), on_gpu, 160)
-    assert got == pytest.approx(want, rel=1e-6)
-    assert shapes == {(3, 16)}                     # another one would be compiled, too
 
 
 # ---- A step
@@ -1659,8 +1572,8 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
         seen.append(step)
         assert optimizer.param_groups[0]["params"][0] is model.wte.weight
         assert (out / "loss.png").exists() == (step > 20)        # there is none of step 0
-        if step:
-            return {"twice": 2 * torch.tensor(step), "step": 99}     # our names stay
+        # Our names stay. At step 0 there is no loss of ours yet.
+        return {"twice": 2 * torch.tensor(step), "step": 99, "loss": 7.0}
 
     lines, seen = [], []
     config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20,
@@ -1675,8 +1588,8 @@ def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_
     assert re.fullmatch("step 0/60" + val_loss, lines[2])
     assert re.fullmatch(r"step 15/60   loss \S+   \S+ tokens/s   0:00:\d\d left", lines[3])
     assert read_log(out) == log
-    assert [step for step, _ in column(log, "loss")] == [15, 20, 30, 40, 45, 60]
-    assert column(log, "twice") == [(20, 40), (40, 80), (60, 120)]
+    assert [step for step, loss in column(log, "loss") if loss != 7] == [15, 20, 30, 40, 45, 60]
+    assert column(log, "twice") == [(0, 0), (20, 40), (40, 80), (60, 120)]
     assert column(log, "val_tokens") == [(0, 128), (20, 128), (40, 128), (60, 320)]
     losses = dict(column(log, "val_loss"))
     assert list(losses) == seen == [0, 20, 40, 60]
@@ -1697,35 +1610,21 @@ def test_a_run_that_is_too_long_for_a_cpu_says_so_before_it_begins(tiny, max_ste
     assert any("This run is meant for GPUs" in line for line in lines) == warns
 
 
-def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path):
+@pytest.mark.parametrize("name", ["run", "link"])
+def test_a_new_run_moves_an_earlier_one_and_says_so(tiny, tmp_path, name):
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "link").symlink_to(run)            # keeps leading to the newest run
     logs, lines = [], []
     for seed, lost in ((1, "ckpt.pt"), (2, "log.jsonl"), (3, "loss.png")):
-        logs.append(train(tiny(seed=seed, max_steps=1), say=lines.append))
-        os.remove(tmp_path / "run" / lost)         # a checkpoint or a log alone is a run, too
+        config = tiny(seed=seed, max_steps=1, out_dir=str(tmp_path / name))
+        logs.append(train(config, say=lines.append))
+        os.remove(run / lost)                      # a checkpoint or a log alone is a run, too
     assert read_log(tmp_path / "run.1") == logs[0]
     assert read_checkpoint(tmp_path / "run.2")["config"]["seed"] == 2
-    assert read_log(tmp_path / "run") == logs[2]
-    run = tmp_path / "run"
+    assert read_log(run) == logs[2]
     moves = [line for line in lines if "has moved" in line]
     assert moves == [f"The earlier run in {run} has moved to {run}.{n}" for n in (1, 2)]
-
-
-def test_a_link_to_a_run_keeps_leading_to_the_newest_run(tiny, tmp_path):
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "scratch")
-    for seed in (1, 2):
-        train(tiny(seed=seed, max_steps=1, out_dir=str(tmp_path / "link")), say=None)
-    assert read_checkpoint(tmp_path / "scratch.1")["config"]["seed"] == 1
-    assert read_checkpoint(tmp_path / "scratch")["config"]["seed"] == 2
-
-
-def test_a_run_may_move_whose_path_leads_through_its_own_folder(tiny, old):
-    for n, path in enumerate((f"{old}/../{old.name}", f"{old}/.notes/.."), 1):
-        (old / ".notes").mkdir()
-        assert tiny(out_dir=path).out_dir == str(old)
-        train(tiny(max_steps=n, out_dir=path), say=None)
-        assert read_checkpoint(old)["step"] == n
-    assert [read_checkpoint(f"{old}.{n}")["step"] for n in (1, 2)] == [6, 1]
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monkeypatch):
@@ -1743,33 +1642,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_whole(tiny, old, monk
     with patch("builtins.open", side_effect=OSError(28, "No space left on device")):
         with pytest.raises(DataError, match=f"^{path}: cannot be written; is the disk full.*28"):
             train_py.append_log(old, {"step": 7})
-        # A read-only disk also refuses to remove a file.
-        with patch.object(Path, "unlink", side_effect=OSError(30, "Read-only file system")):
-            with pytest.raises(DataError, match=f"^{path}: cannot be written; is the disk full"):
-                train_py.cut_log(old, 6)
-
-
-def test_a_checkpoint_without_adam_s_moments_cannot_be_resumed_but_started_from(old, tiny):
-    torch.save(torch.load(old / "ckpt.pt") | {"optimizer": None}, old / "ckpt.pt")
-    with pytest.raises(DataError, match=f"lacks Adam's moments.* with --init_from={old}"):
-        train(TrainConfig(out_dir=str(old), resume=True, max_steps=9))
-    train(tiny(init_from=str(old), max_steps=1, out_dir=f"{old}.new"), say=None)
-
-
-def test_ranks_with_different_options_are_refused_but_paths_may_differ(tiny, monkeypatch):
-    def check(*configs):
-        options = [asdict(config) for config in configs]
-        monkeypatch.setattr(train_py.Process, "gather", lambda self, value: options)
-        train_py.Process(torch.device("cpu"), world_size=2).check_options(configs[0])
-
-    compared = []
-    with patch.object(train_py.Process, "check_options", lambda self, x: compared.append(x)):
-        train(tiny(max_steps=1), say=None)
-        train(tiny(max_steps=1, eval_only=True), say=None)
-    assert [config.eval_only for config in compared] == [False, True]
-    check(tiny(), tiny(data="/mnt/tiny", out_dir="/mnt/run", resume="auto", device="cpu"))
-    with pytest.raises(DataError, match="have different options: seed, max_steps; start all"):
-        check(tiny(), tiny(), tiny(max_steps=9, seed=5))
 
 
 def test_a_run_outside_the_main_thread_has_no_signal_handlers(tiny):
@@ -1788,27 +1660,18 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("factor, says", [
-    (math.nan, "step 7: loss nan, gradient norm nan; a lower --learning_rate"),
-    (1e30, "step 7: loss .*, gradient norm inf; a lower --learning_rate")])
+@pytest.mark.parametrize("factor, offset, says", [
+    (math.nan, 0, "step 7: loss nan, gradient norm nan; a lower --learning_rate"),
+    (1e30, 0, r"step 7: loss \d\S+, gradient norm inf"),
+    (1, math.inf, r"step 7: loss inf, gradient norm \d")])
 def test_a_run_that_is_not_finite_stops_and_keeps_its_last_good_checkpoint(
-        old, monkeypatch, factor, says):
+        old, monkeypatch, factor, offset, says):
     summed_loss = GPT.summed_loss
-    monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * summed_loss(*given))
+    monkeypatch.setattr(GPT, "summed_loss", lambda *given: factor * summed_loss(*given) + offset)
     config = TrainConfig(out_dir=str(old), resume=True, max_steps=9)
     with pytest.raises(Diverged, match=says):
         train(config)
     assert all(x.isfinite().all() for x in weights(config).values())
-
-
-@pytest.mark.parametrize("loss, grad_norm, diverged", [
-    (math.nan, 1.0, True), (math.inf, 1.0, True), (1.0, math.nan, True), (1.0, math.inf, True),
-    (1.0, 1.0, False)])
-def test_a_loss_and_a_gradient_norm_have_to_be_finite(loss, grad_norm, diverged):
-    measured = {"loss": torch.tensor(loss), "grad_norm": torch.tensor(grad_norm), "lr": 0.1}
-    process = train_py.Process(torch.device("cpu"))
-    with pytest.raises(Diverged) if diverged else contextlib.nullcontext():
-        assert train_py.read_measurements(measured, 7, process) == dict(loss=1, grad_norm=1, lr=0.1)
 
 
 def test_a_run_that_becomes_far_worse_than_guessing_ends_in_3(old, command):
@@ -1832,59 +1695,10 @@ def test_a_validation_loss_is_diverged_above_the_initial_one_and_twice_guessing_
 
 
 def test_initial_weights_may_be_far_worse_than_guessing(tiny):
-    def stop(model, optimizer, step):
-        if step == 2:
-            signal.raise_signal(signal.SIGTERM)
-
-    config = tiny(arch="rmsnorm", tie=True, embed_std=2, eval_interval=1, learning_rate=1e-5)
-    with pytest.raises(SystemExit):
-        train(config, watch=stop, say=None)
-    log = train(resumed(config), say=None)         # it goes by the loss of step 0, too
+    log = train(tiny(arch="rmsnorm", tie=True, embed_std=2, learning_rate=1e-5, eval_interval=1,
+                     max_steps=3), say=None)
     losses = [loss for _, loss in column(log, "val_loss")]
     assert losses[0] > losses[1] > losses[3] > 2 * math.log(257)
-
-
-@pytest.mark.parametrize("error, said", [
-    (Diverged("step 1: loss nan"), "step 1: loss nan\n"), (KeyError("bug"), "Traceback")])
-def test_a_signal_acts_although_the_run_fails(tiny, monkeypatch, capsys, error, said):
-    def stop_and_fail(*given):
-        signal.raise_signal(signal.SIGTERM)
-        raise error
-
-    monkeypatch.setattr(train_py, "read_measurements", stop_and_fail)
-    with pytest.raises(SystemExit) as stopped:
-        train(tiny(), say=None)
-    assert stopped.value.code == 128 + signal.SIGTERM
-    assert said in capsys.readouterr().err
-
-
-def test_a_second_signal_ends_a_run_although_the_shell_ignored_it():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with pytest.raises(KeyboardInterrupt), train_py.noted_signals():
-            signal.raise_signal(signal.SIGINT)
-            # An assert would not do here: noted_signals only prints an exception after a signal.
-            handler = signal.getsignal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert handler == signal.SIG_DFL
-
-
-def test_ranks_compare_whether_they_have_a_checkpoint(tiny, monkeypatch):
-    compared = []
-    monkeypatch.setattr(train_py.Process, "check_agreement", lambda self, x: compared.append(x))
-    with pytest.raises(SystemExit):
-        train(tiny(), watch=lambda *given: signal.raise_signal(signal.SIGTERM), say=None)
-    assert checkpoint(tiny())["step"] == 0
-    new = compared.copy()
-    compared.clear()
-    train(resumed(tiny(), max_steps=1), say=None)
-    assert compared != new
-
-
-def test_watch_may_return_a_loss_of_its_own(tiny):
-    log = train(tiny(max_steps=1), watch=lambda *given: {"loss": 7.0}, say=lambda line: None)
-    assert column(log, "loss")[0] == (0, 7.0)
 
 
 @pytest.mark.parametrize("arch", [*PRE_NORM, *SPHERE])
@@ -1905,24 +1719,10 @@ def test_gradients_that_watch_leaves_do_not_change_the_training(tiny, dataset, a
     assert_same_state(*ends, 0)
 
 
-def test_a_run_goes_on_without_its_picture(tiny, monkeypatch):
-    def fail(folder):
-        raise RuntimeError("latex could not be found")
-
-    monkeypatch.setattr(train_py, "draw_losses", fail)
-    lines = []
-    assert train(tiny(), say=lines.append)[-1]["step"] == 6
-    assert sum("run/loss.png: cannot be drawn (latex could" in line for line in lines) == 2
-
-
 # ---- Stopping and resuming
 
 def reversed_parameters(model, config):
     return torch.optim.AdamW(list(model.parameters())[::-1])
-
-
-def matrices_only(model, config):
-    return torch.optim.AdamW([p for p in model.parameters() if p.dim() == 2])
 
 
 def sgd(model, config):
@@ -1930,8 +1730,7 @@ def sgd(model, config):
 
 
 @pytest.mark.parametrize("earlier, now, fits", [
-    (reversed_parameters, make_optimizer, False), (make_optimizer, matrices_only, False),
-    (sgd, make_optimizer, False),
+    (reversed_parameters, make_optimizer, False), (sgd, make_optimizer, False),
     (reversed_parameters, reversed_parameters, True), (sgd, sgd, True)])
 def test_moments_of_another_optimizer_are_refused(tiny, monkeypatch, earlier, now, fits):
     """The fused AdamW does not look at shapes, and would read beyond a tensor's end."""
@@ -1973,16 +1772,11 @@ def test_a_signal_ends_a_run_and_what_it_saved_resumes_bit_by_bit(
     assert_same_state(weights(parts), weights(whole))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
-    train(tiny())
-    maps = []
-
-    def look(*_):
-        maps.append(Path("/proc/self/maps").read_text())
-
-    train(resumed(tiny(), max_steps=8), watch=look)
-    assert maps and not any(str(tiny().out_dir) in text for text in maps)
+def resumed_from(first, **options):
+    """Return the config of a run that resumes one of the config `first`."""
+    checkpoint = {"config": asdict(first), "options": first.options}
+    config = TrainConfig(resume="true", **options)
+    return train_py.with_checkpoint(config, checkpoint, own_checkpoint=True)
 
 
 @pytest.mark.parametrize("before, now, steps", [
@@ -1990,63 +1784,29 @@ def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
     (dict(warmup_ratio=0.3), dict(warmup_ratio=0.3), 30), ({}, dict(warmup_ratio=0.5), 500),
     (dict(warmup_ratio=0.29), {}, 29),             # 0.29 * 100 is 28.999...
     (dict(warmup_ratio=1.0), dict(max_steps=50), 50)])
-def test_only_another_warmup_ratio_changes_a_resumed_run_s_warm_up(tmp_path, before, now, steps):
-    places = dict(out_dir=str(tmp_path))
-    first = resolve(TrainConfig(arch="rmsnorm", max_steps=100, **before, **places))
-    state = {"config": asdict(first), "options": first.options}
-    config = TrainConfig(**dict(resume="true", max_steps=1000) | now | places)
-    longer = train_py.with_checkpoint(config, state, own_checkpoint=True)
+def test_only_another_warmup_ratio_changes_a_resumed_run_s_warm_up(before, now, steps):
+    first = resolve(TrainConfig(arch="rmsnorm", max_steps=100, **before))
+    longer = resumed_from(first, **dict(max_steps=1000) | now)
     assert round(longer.warmup_ratio * longer.max_steps) == steps
     # A third command may repeat the first one's ratio, set or by the recipe.
-    state = {"config": asdict(resolve(longer)), "options": longer.options}
-    repeated = dict(warmup_ratio=now.get("warmup_ratio", first.warmup_ratio))
-    config = TrainConfig(resume="true", max_steps=4000, **repeated, **places)
-    longest = train_py.with_checkpoint(config, state, own_checkpoint=True)
+    repeated = now.get("warmup_ratio", first.warmup_ratio)
+    longest = resumed_from(resolve(longer), max_steps=4000, warmup_ratio=repeated)
     assert round(longest.warmup_ratio * 4000) == steps
     assert resolve(longer).eval_interval == longer.max_steps / 10  # ten validations, of any length
 
 
-def test_a_resumed_run_keeps_the_recipe_it_began_with(tmp_path, monkeypatch):
-    places = dict(out_dir=str(tmp_path))
-    first = resolve(TrainConfig(arch="rmsnorm", **places))
-    state = {"config": asdict(first), "options": first.options}
+def test_a_resumed_run_keeps_the_recipe_it_began_with(monkeypatch):
+    first = resolve(TrainConfig(arch="rmsnorm"))
     edited = dict(RECIPES["rmsnorm"], learning_rate=1.0, weight_decay=0.5, warmup_ratio=0.5)
     monkeypatch.setitem(RECIPES, "rmsnorm", edited)
-    assert TrainConfig(arch="rmsnorm", **places).weight_decay == 0.5
-    resumed_run = train_py.with_checkpoint(TrainConfig(resume="true", **places), state,
-                                           own_checkpoint=True)
-    assert resumed_run.learning_rate == first.learning_rate
-    assert resumed_run.weight_decay == first.weight_decay
+    assert TrainConfig(arch="rmsnorm").weight_decay == 0.5
+    again = resumed_from(first)
+    assert again.learning_rate == first.learning_rate
+    assert again.weight_decay == first.weight_decay
     for ratio, expected in ((0.2, 0.1), (0.5, 0.5)):  # the recipe's old ratio is no change
-        longer = dict(max_steps=2 * first.max_steps, warmup_ratio=ratio)
-        again = TrainConfig(resume="true", **longer, **places)
-        again = train_py.with_checkpoint(again, state, own_checkpoint=True)
-        assert again.warmup_ratio == pytest.approx(expected)
-    typed = TrainConfig(resume="true", learning_rate=0.1, **places)
-    assert train_py.with_checkpoint(typed, state, own_checkpoint=True).learning_rate == 0.1
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_another_arch_than_that_of_a_user_s_checkpoint_is_named(tmp_path, own):
-    saved = asdict(resolve(TrainConfig(out_dir=str(tmp_path)))) | {"arch": "mine"}
-    source = dict(resume="true") if own else dict(init_from="out/mine")
-    config = TrainConfig(arch="rmsnorm", out_dir=str(tmp_path), **source)
-    with pytest.raises(DataError, match="made with arch=mine, now arch=rmsnorm"):
-        train_py.with_checkpoint(config, {"config": saved, "options": {"arch": "mine"}}, own)
-
-
-def test_a_signal_in_the_last_step_acts_after_the_run(tiny, monkeypatch):
-    def save_last(path, model, code, optimizer, step, *rest, save=train_py.save_checkpoint):
-        if step == 6:
-            signal.raise_signal(signal.SIGTERM)
-        save(path, model, code, optimizer, step, *rest)
-
-    monkeypatch.setattr(train_py, "save_checkpoint", save_last)
-    lines = []
-    with pytest.raises(SystemExit):
-        train(tiny(), say=lines.append)
-    assert checkpoint(tiny())["step"] == 6
-    assert not any("Stopped" in line for line in lines)
+        longer = resumed_from(first, max_steps=2 * first.max_steps, warmup_ratio=ratio)
+        assert longer.warmup_ratio == pytest.approx(expected)
+    assert resumed_from(first, learning_rate=0.1).learning_rate == 0.1
 
 
 def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, monkeypatch):
@@ -2126,8 +1886,6 @@ def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, comm
     train(resumed(config), say=lines.append)
     assert "already finished at step 8" in lines[-1]
     assert checkpoint(config)["config"]["max_steps"] == 8
-    _, _, said = command(*same_run, "--init_from=there")
-    assert "made with init_from=None, now init_from=there; repeat the earlier one" in said
 
 
 def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whole(tiny, tmp_path):
@@ -2148,13 +1906,26 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     assert [record["step"] for record in again] == list(range(8))
 
 
-def test_a_run_whose_name_is_not_utf_8_has_a_picture(tmp_path):
-    folder = tmp_path / os.fsdecode(b"$\xfe")
-    folder.mkdir()
-    for step in range(3):
-        train_py.append_log(folder, dict(step=step, tokens=step, loss=1, val_loss=1, val_tokens=1))
-    train_py.draw_losses(folder)
-    assert (folder / "loss.png").stat().st_size > 0
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
+    train(tiny())
+    maps = []
+
+    def look(*_):
+        maps.append(Path("/proc/self/maps").read_text())
+
+    train(resumed(tiny(), max_steps=8), watch=look)
+    assert maps and not any(str(tiny().out_dir) in text for text in maps)
+
+
+def test_a_run_goes_on_without_its_picture(tiny, monkeypatch):
+    def fail(folder):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr(train_py, "draw_losses", fail)
+    lines = []
+    assert train(tiny(), say=lines.append)[-1]["step"] == 6
+    assert sum("run/loss.png: cannot be drawn (latex could" in line for line in lines) == 2
 
 
 def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
@@ -2175,11 +1946,9 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
         resume_with(9, fingerprint="rebuilt")
     with refused:                                  # the same tokens, but other ones to validate on
         resume_with(9, fingerprint="new", val_tokens=meta["val_tokens"] - 1)
-    for pattern in ("*_train_000002.bin", "*_train_*.bin"):
-        for path in data.glob(pattern):
-            path.unlink()
-        with pytest.raises(DataError, match="data: a shard is missing"):
-            resume_with(9, fingerprint="new")
+    (data / "tiny_train_000002.bin").unlink()
+    with pytest.raises(DataError, match="data: a shard is missing"):
+        resume_with(9, fingerprint="new")
 
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
@@ -2245,18 +2014,6 @@ def test_a_size_must_be_that_of_the_weights_whatever_their_run_called_it():
         train_py.with_checkpoint(TrainConfig(init_from="run", size="62m"), state)
 
 
-def test_code_that_cannot_be_found_is_not_called_changed(trained, monkeypatch, capsys):
-    monkeypatch.setattr(train_py, "block_code", lambda model: None)
-    load_model(str(trained[0]))
-    assert capsys.readouterr().err == ""
-
-
-def test_an_evaluation_has_the_micro_batches_of_the_run():
-    shape = dict(block_size=32, total_batch_size=192, batch_size=None)
-    sizes = [resolve(TrainConfig(**shape, eval_only=only)).batch_size for only in (False, True)]
-    assert sizes == [2, 2]
-
-
 def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
@@ -2264,10 +2021,6 @@ def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_pat
         # Any batch size will do, since no step of total_batch_size is taken.
         found = json.loads(command("--eval_only", *options, "--batch_size=3")[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
-        # If the loss cannot be printed, the command fails.
-        with patch("builtins.print", side_effect=OSError(28, "No space left on device")):
-            with pytest.raises(OSError):
-                train_py.main(["--eval_only", *options])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 
@@ -2313,56 +2066,53 @@ ARCHS["mine"] = Mine
     assert "The code of mine's block has changed" in changed
     path.write_text("a typo, saved while the run continues")
     load_model(config.out_dir)
-    state = read_checkpoint(config.out_dir)
-    state["options"]["arch"] = arch                # a checkpoint must never run a file
-    with_checkpoint(resumed(config), state, own_checkpoint=True)
     del ARCHS["mine"]                              # as in another process
     with pytest.raises(DataError, match="defined in a file of the user's; set --arch=FILE.py:mine"):
         load_model(config.out_dir)
     path.write_text(working)
     model, _, _ = load_model(config.out_dir, arch=arch)
     assert type(model.blocks[0]).__name__ == "Mine"
-    path.write_text("from model import ARCHS\nARCHS['mine'] = lambda config: None")
-    with pytest.raises(ConfigError, match="'mine'.* to be a class that inherits from .* Block"):
-        tiny(arch=arch)
-    with pytest.raises(ConfigError, match=r"expected a line ARCHS\['other'\] = ... in .*mine.py$"):
-        tiny(arch=f"{path}:other")
     assert type(model.norm_f) is type(model.blocks[0].norm1)
+
+
+def test_the_file_of_an_arch_can_import_the_train_py_that_runs(tmp_path):
+    """So a recipe that it adds to train.RECIPES counts. (A second copy would have its own.)"""
+    path = tmp_path / "mine.py"
+    path.write_text("import __main__, train\nraise ImportError(train is __main__)")
+    line = [sys.executable, HERE / "train.py", f"--arch={path}:mine"]
+    said = subprocess.run(line, text=True, stderr=subprocess.PIPE).stderr
+    assert said == f"train.py: arch={path}:mine: {path} cannot be run (ImportError: True, line 2)\n"
 
 
 def test_a_file_that_replaces_the_arch_of_another_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
-    monkeypatch.setitem(ARCHS, "rmsnorm", ARCHS["rmsnorm"])
 
-    def said(path, name):
+    def said(path):
         path.write_text("from model import ARCHS, RMSNormBlock\n"
-                        f"class Mine(RMSNormBlock): pass\nARCHS['{name}'] = Mine")
-        TrainConfig(arch=f"{path}:{name}")
+                        "class Mine(RMSNormBlock): pass\nARCHS['mine'] = Mine")
+        TrainConfig(arch=f"{path}:mine")
         return capsys.readouterr().err
 
     a, b = tmp_path / "a.py", tmp_path / "b.py"
-    assert said(a, "mine") == said(a, "mine") == ""
-    assert said(b, "mine").startswith(f"{b} has replaced the arch mine of {a};")
-    assert re.match(f"{b} has replaced the arch rmsnorm of .*/model.py;", said(b, "rmsnorm"))
+    assert said(a) == said(a) == ""
+    assert said(b).startswith(f"{b} has replaced the arch mine of {a};")
+    assert list(bench.resolve_each(f"rmsnorm,{a}:mine", {})) == ["rmsnorm", f"{a}:mine"]
 
 
 @pytest.mark.parametrize("text, says", [
-    ("\nclass Mine(Blok):\n    pass", "NameError: name 'Blok' is not defined, line 2"),
-    ("import torch\ntorch.zeros(2).view(\n3)", "RuntimeError: .*, line 2"),
-    ("class Mine(", r"SyntaxError: '\(' was never closed \(mine.py, line 1\)")])
-def test_an_error_in_the_file_of_an_arch_names_the_line(tmp_path, text, says):
+    ("\nclass Mine(Blok):\n    pass", "(NameError: name 'Blok' is not defined, line 2)"),
+    ("import torch\ntorch.zeros(2).view(\n3)", ", line 2)"),
+    ("class Mine(", "(SyntaxError: '(' was never closed (mine.py, line 1))"),
+    ("from model import ARCHS\nARCHS['mine'] = lambda config: None", "to be a class that inherits"),
+    ("from model import ARCHS\ndel ARCHS['mine']", "expected a line ARCHS['mine'] = ... in ")])
+def test_an_error_in_the_file_of_an_arch_is_one_line(tmp_path, monkeypatch, text, says):
+    monkeypatch.setitem(ARCHS, "mine", None)       # and no more after this test
     (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(DataError, match=rf"mine.py cannot be run \({says}\)$"):
+    with pytest.raises((ConfigError, DataError), match=f"^.*{re.escape(says)}.*$"):
         TrainConfig(arch=f"{tmp_path}/mine.py:mine")
 
 
-def test_a_missing_checkpoint_is_said_without_the_lessons_too(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lessons.extras.gpt2", None)   # an import of it fails
-    with pytest.raises(DataError, match="^out/typo: no such checkpoint"):
-        read_checkpoint("out/typo")
-
-
-def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch, capsys):
+def test_a_compiler_that_does_not_work_is_done_without_or_said(tiny, monkeypatch, capsys):
     def broken(function):
         raise RuntimeError("Python.h: No such file or directory")
 
@@ -2371,23 +2121,10 @@ def test_a_compiler_that_cannot_build_is_done_without_or_said(tiny, monkeypatch,
         return train_py.compile_model(GPT(config), config, Process(CPU))
 
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(shutil, "which", lambda name: name)
     assert not compiled("auto")
-    assert "training without it" in capsys.readouterr().err
+    assert re.search("Python.h.*; training without it", capsys.readouterr().err)
     with pytest.raises(DataError, match="compile=true: .*Python.h.*; set --compile=false"):
         compiled("true")
-
-
-@pytest.mark.parametrize("name", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
-def test_a_compiler_that_is_switched_off_is_not_called_a_compiler(tiny, monkeypatch, capsys, name):
-    """With these variables torch.compile compiles nothing."""
-    monkeypatch.setenv(name, "1")
-    config = resolve(tiny(compile="auto", max_steps=10 ** 9))
-    assert not train_py.compile_model(GPT(config), config, Process(CPU))
-    assert f"{name}=1 switches torch.compile off; training without it" in capsys.readouterr().err
-    config = resolve(tiny(compile="true"))
-    with pytest.raises(DataError, match=f"compile=true: {name}=1 .*; set --compile=false"):
-        train_py.compile_model(GPT(config), config, Process(CPU))
 
 
 # ---- Files and commands
@@ -2425,47 +2162,42 @@ def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
     assert "no sample can be made: DataError: not in the cache" in out
 
 
-# torchrun keeps one store for the addresses of its processes, even if it restarts them.
-restarts = itertools.count()
+def in_two_processes(config, port, n_restarts):
+    """Run train.py as rank 1 and as rank 0. Return what each of them prints.
 
-
-@functools.cache
-def torchrun_s_store():
-    return torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-
-
-def in_two_processes(*configs):
-    """Run train.py as rank 0 and as rank 1. Return (stdout, stderr, exit code) of both.
-
-    Each call is to the two like a restart by torchrun. Rank 1 starts first, so that it would find
-    the address of an earlier rank 0.
+    Torchrun has a store for the addresses of its processes, at this port, and keeps it if it
+    restarts them. Rank 1 starts first, so that it would find the address of an earlier rank 0.
     """
     # The environment of this process stays as it is, since lessons may run beside this test.
     both = os.environ | dict(
         WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="1", MASTER_ADDR="localhost",
-        MASTER_PORT=str(torchrun_s_store().port), TORCHELASTIC_USE_AGENT_STORE="True",
-        TORCHELASTIC_RESTART_COUNT=str(next(restarts)))
-    ranks = [None, None]
+        MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RESTART_COUNT=str(n_restarts))
+    line = [sys.executable, HERE / "train.py", *words(config)]
+    ranks = []
     for rank in (1, 0):
-        line = [sys.executable, HERE / "train.py", *words(configs[rank])]
-        ranks[rank] = subprocess.Popen(line, env=both | {"RANK": str(rank)}, text=True,
-                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        ranks.append(subprocess.Popen(line, env=both | {"RANK": str(rank)}, text=True,
+                                      stdout=subprocess.PIPE))
         time.sleep(rank / 2)
     try:
-        return [(*process.communicate(timeout=60), process.returncode) for process in ranks]
+        outputs = [process.communicate(timeout=60)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
+    assert [process.returncode for process in ranks] == [0, 0]
+    return outputs
 
 
-def test_two_processes_equal_one(tiny, tmp_path):
-    one = tiny(arch="powernorm", pn_warmup=3)
-    two = tiny(arch="powernorm", pn_warmup=3, batch_size=2, out_dir=str(tmp_path / "two"))
-    log = train(one)
-    (shown, _, code), (other_shown, _, other_code) = in_two_processes(two, two)
-    assert (code, other_code) == (0, 0)
-    assert "2 x cpu" in shown
-    assert other_shown == ""                       # rank 0 alone shows the progress
+def test_two_processes_equal_one_and_may_be_restarted(tiny, tmp_path):
+    one = tiny(arch="powernorm", pn_warmup=2, max_steps=3)
+    two = tiny(**one.options | dict(batch_size=2, out_dir=str(tmp_path / "two")))
+    train(one)
+    log = train(resumed(one, max_steps=6))
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    in_two_processes(two, store.port, 0)
+    of_rank_1, of_rank_0 = in_two_processes(resumed(two, max_steps=6), store.port, 1)
+    assert "2 x cpu" in of_rank_0
+    assert of_rank_1 == ""                         # rank 0 alone shows the progress
     theirs = read_log(two.out_dir)
     for key in ("loss", "val_loss", "grad_norm"):
         assert dict(column(theirs, key)) == pytest.approx(dict(column(log, key)), rel=1e-5)
@@ -2475,28 +2207,28 @@ def test_two_processes_equal_one(tiny, tmp_path):
         assert far.float().mean() < 1e-3, name     # of mere rounding Adam makes a whole step
 
 
-def test_ranks_that_see_different_files_are_refused(tiny, tmp_path, old):
-    first = tiny(out_dir=str(old), resume="true", max_steps=7, batch_size=2)
-    second = tiny(out_dir=str(tmp_path / "other"), resume="auto", max_steps=7, batch_size=2,
-                  arch="layernorm", pos="learned", vocab_size=300)
-    results = in_two_processes(first, second)
-    says = (r"see different files: step 0 of dataset \S+ tokens and step 6 of dataset \S+ tokens; "
-            "several machines need a shared folder")
-    # As soon as one rank has ended with this, the connection of the other one may break.
-    codes = [code for _, said, code in results if re.search(says, said)]
-    assert codes and set(codes) == {2}
-    assert all(code != 0 for _, _, code in results)
-    assert read_checkpoint(old)["step"] == 6
+def test_ranks_that_differ_are_refused_but_paths_may_differ(tiny, trained, monkeypatch):
+    def differing(eval_only, **of_other_rank):
+        """Return what the error names if another rank has these options and files."""
+        def gather(self, value):
+            return [value, value | of_other_rank] if isinstance(value, dict) else [value]
 
+        monkeypatch.setattr(Process, "gather", gather)
+        config = tiny(init_from=str(trained[0]), max_steps=1, eval_only=eval_only)
+        try:
+            train(config, say=None)
+        except DataError as error:
+            assert not Path(config.out_dir).exists()
+            return re.match(r"the processes differ in (.*); start all of them with the same command"
+                            ".*; several machines need a shared folder for --out_dir and --data$",
+                            str(error))[1]
 
-def test_ranks_with_different_code_are_refused(tiny, monkeypatch):
-    def gather(self, value):
-        return [value, "class Other"] if value == "class Mine" else [value]
-
-    monkeypatch.setattr(train_py, "block_code", lambda model: "class Mine")
-    monkeypatch.setattr(Process, "gather", gather)
-    with pytest.raises(DataError, match="see different code of angpt's block; give all machines"):
-        train(tiny(), say=None)
+    for name, value in dict(seed=5, step=99, dataset="other").items():
+        assert differing(True, **{name: value}) == differing(False, **{name: value}) == name
+    assert differing(False, code="class Other", max_steps=9) == "max_steps, code"
+    assert differing(False, resuming=True) == "resuming"
+    other_machine = dict(data="/mnt/tiny", out_dir="/mnt/run", resume="auto", device="auto")
+    assert differing(True, **other_machine) is differing(False, **other_machine) is None
 
 
 @pytest.mark.parametrize("environment, says", [
@@ -2590,10 +2322,9 @@ def test_a_compiled_graph_keeps_what_products_and_later_kernels_read():
     assert [y.shape for y in results] == [x.shape]
 
 
-@pytest.mark.parametrize("tie", [False, True])
-def test_a_traced_loss_gives_the_head_a_gradient(tie):
+def test_a_traced_loss_gives_a_tied_head_a_gradient():
     with bench.FakeTensorMode():
-        model = GPT(GPTConfig(arch="rmsnorm", tie=tie))
+        model = GPT(GPTConfig(arch="rmsnorm", tie=True))
         bench.as_compiled([model], "summed_loss")
         h, targets = torch.ones(1, 8, 128), torch.ones(1, 8, dtype=torch.long)
         model.summed_loss(h, targets).backward()
@@ -2608,33 +2339,30 @@ def test_memory_of_a_compiled_loss_is_bfloat16_logits_and_their_gradient():
     assert bench.largest_batch_size(lambda batch_size: 3 * batch_size, 13) == 4
 
 
-@pytest.mark.parametrize("name, key, last, joined", [
-    ("ngpt", "val_loss", 64, [2, 3, 4]),
-    ("mine", "val_loss", 64, [2, 3, 4]),
-    ("mine", "val_loss", 128, [2, 3]),
-    ("mine", "loss", 128, [2, 3, 4])])
-def test_curves_begin_after_step_0_and_end_before_a_last_validation_of_more_tokens(
-        tmp_path, monkeypatch, capsys, name, key, last, joined):
+@pytest.mark.parametrize("name, key", [
+    ("ngpt", "val_loss"), ("mine", "val_loss"), ("mine", "loss")])
+def test_curves_begin_after_step_0_beside_those_of_usual_runs(
+        tmp_path, monkeypatch, capsys, name, key):
     pictures = []
     monkeypatch.setattr(bench.Figure, "savefig", lambda self, path: pictures.append(self))
     folder = tmp_path / name
     folder.mkdir()
+    (tmp_path / "bench").mkdir()                   # as in `curves out/*`
+    last = 64 if name == "ngpt" else 128           # ngpt's star is that of a gray line
     for step, n_tokens in ((0, 64), (2, 64), (3, 64), (4, last)):
         record = dict(step=step, tokens=step * 10 ** 6, loss=1, val_loss=1, val_tokens=n_tokens)
         train_py.append_log(folder, record)
-    has_usual = key == "val_loss"
-    (tmp_path / "bench").mkdir()                   # as in `curves out/*`
-    benchmark("curves", folder, tmp_path / "bench", out_dir=tmp_path, key=key, usual=has_usual)
+    usual = key == "val_loss"
+    benchmark("curves", folder, tmp_path / "bench", out_dir=tmp_path, key=key, usual=usual)
     [axes] = pictures[0].axes
     line, stars, *gray = axes.lines
-    assert list(line.get_xdata()) == joined
     assert [*line.get_xdata(), *stars.get_xdata()] == [2, 3, 4]
-    assert ("star: the last" in axes.get_xlabel()) == (key == "val_loss")
+    assert ("star: the last" in axes.get_xlabel()) == usual
     assert all(x > 0 for line in gray for x in line.get_xdata())
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == [str(folder)] + ["other seeds, default options"] * has_usual
+    assert legend == [str(folder)] + ["other seeds, default options"] * usual
     out = capsys.readouterr().out
-    assert (f"{folder}: no gray lines" in out) == (has_usual and name == "mine")
+    assert (f"{folder}: no gray lines" in out) == (usual and name == "mine")
     assert f"{tmp_path / 'bench'}: left out" in out
     with pytest.raises(ConfigError, match="key=los: expected one of .*loss, .*did you mean"):
         benchmark("curves", folder, out_dir=tmp_path, key="los")
@@ -2665,6 +2393,15 @@ def test_a_step_of_the_benchmarks_is_one_micro_batch_of_any_size():
 
 
 @pytest.mark.parametrize("words, says", [line.split("  ") for line in """
+prepare books.txt  options are written as --source=books.txt
+prepare source=x  options are written as --source=x
+prepare x=3  options are written as --name=value
+prepare --source=  source=: expected stdlib, fineweb, a file
+prepare --source=x --name=../x  name=../x: expected a name
+prepare --source=x --name=a/b  name=a/b: expected a name
+prepare --source=x --name=/x  name=/x: expected a name
+prepare --source=x --name=..  name=..: expected a name
+prepare --source=x --name=.  name=.: expected a name
 sample --temperature=1e-40  temperature=1e-40: expected 0, or at least 0.001
 sample --temperature=nan  temperature=nan: expected at least 0
 sample --seed=99999999999999999999  seed=99999999999999999999: expected less than
@@ -2681,9 +2418,12 @@ bench curves  expected the folders of some runs
 bench curves nowhere  nowhere: no such folder
 bench curves nowhere --key=lr --usual  key=lr: --usual draws val_loss only
 """.strip().splitlines()])
-def test_errors_of_sample_and_bench_are_one_line(words, says, tmp_path, monkeypatch):
+def test_errors_of_the_other_scripts_are_one_line(words, says, tmp_path, monkeypatch):
+    def prepare_main(words):
+        prepare(**prep.parse_options(words, "", prep.PrepareConfig))
+
     monkeypatch.chdir(tmp_path)
     script, *options = words.split()
-    main = {"sample": sampler.main, "bench": bench.main}[script]
+    main = {"prepare": prepare_main, "sample": sampler.main, "bench": bench.main}[script]
     with pytest.raises((ConfigError, DataError), match=rf"^[^\n]*{re.escape(says)}[^\n]*$"):
         main(options)

@@ -9,15 +9,15 @@ Train a GPT: on a laptop in minutes or on eight GPUs in hours, with the same cod
 Results go to --out_dir: ckpt.pt, log.jsonl and loss.png. By default it is a folder in out/ with the
 arch's name (and +qk_norm, if that is set), or out/tuned with --init_from. Before training, a new
 run moves an earlier one in its folder to <folder>.1 (.2, .3 ... if that exists). Options come from
-these sources, of which the later ones win: the defaults below, the size preset, the arch's recipe,
-the checkpoint, the command line.
+these sources, and later ones win: the defaults below, the size preset, the arch's recipe, the
+checkpoint, the command line.
 """
 # How to read this file:
 # 1. run(), near the end. It reads the checkpoint, sets up the ranks, the dataset, the model and the
 #    optimizer, and then loops: evaluate, log, save, stop, and take one optimizer step. (main()
 #    calls train(), which locks the run's folder and calls run().)
-# 2. The training itself: Tokens, batches(), learning_rate(), optimizer_step(), read_measurements(),
-#    evaluate() and StepClock. For several GPUs, Process.gather() and distribute(), too.
+# 2. The training itself: Tokens, batches(), learning_rate(), optimizer_step(), read_measurements()
+#    and evaluate(). For several GPUs, Process.gather() and distribute(), too.
 # 3. What the set-up uses: TrainConfig's options (those of the model are in GPTConfig in model.py),
 #    SIZES, RECIPES, read_start(), resolve(), make_model(), make_optimizer() and compile_model().
 # 4. Later, what makes the program robust, but is not about training: the environment variables
@@ -42,7 +42,6 @@ import threading
 import time
 import traceback
 import warnings
-import zipfile
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -214,9 +213,6 @@ class TrainConfig(GPTConfig):
 
         if self.out_dir is None:
             self.out_dir = self.default_folder()
-        if ".." in Path(self.out_dir).parts:
-            # A path such as out/a/../a leads nowhere while an earlier run is moved out of out/a.
-            self.out_dir = str(Path(self.out_dir).resolve())
         self.check_ranges()
         # If a checkpoint is needed, this config may lack options of its model. with_checkpoint()
         # adds and checks them.
@@ -264,6 +260,9 @@ def load_arch(arch):
         raise ConfigError(f"arch={arch}: expected FILE.py:NAME")
     if not Path(path).exists():
         raise ConfigError(f"arch={arch}: {path} cannot be run, because it does not exist")
+    # The file may import train, for example to add a recipe to RECIPES. If train.py is the program
+    # that runs, its name is __main__. Then give the file this module, not a second copy of it.
+    sys.modules.setdefault("train", sys.modules[__name__])
     earlier = dict(ARCHS)
     with explain_errors(f"arch={arch}: {path} cannot be run"):
         spec = importlib.util.spec_from_file_location(path, path)
@@ -381,22 +380,18 @@ class Process:
         # gather() returns only after every rank has called it.
         self.gather(None)
 
-    def check_agreement(self, description):
-        """Raise DataError if the ranks describe their files differently."""
-        answers = sorted(set(self.gather(description)))
-        check(len(answers) == 1, f"the processes see different files: {' and '.join(answers)}; "
-              "several machines need a shared folder for --out_dir and --data")
-
-    def check_options(self, config):
-        """Raise DataError if the ranks were started with different options."""
-        of_ranks = self.gather(asdict(config))
+    def check_agreement(self, config, **facts):
+        """Raise DataError unless all ranks have the same options and the same `facts`."""
+        own = asdict(config) | facts
         # Each machine may have its own paths, and "auto" and another word may name the same device.
-        # run() compares the effect of `resume` with check_agreement().
-        may_differ = {"data", "out_dir", "init_from", "resume", "device"}
-        differing = [name for name in of_ranks[0] if name not in may_differ
-                     and any(options[name] != of_ranks[0][name] for options in of_ranks)]
-        check(not differing, f"the processes have different options: {', '.join(differing)}; "
-              "start all of them with the same command")
+        # Instead of `resume`, run() compares its effect.
+        for name in ("data", "out_dir", "init_from", "resume", "device"):
+            del own[name]
+        of_ranks = self.gather(own)
+        differing = [name for name in own if any(other[name] != own[name] for other in of_ranks)]
+        check(not differing, f"the processes differ in {', '.join(differing)}; start all of them "
+              "with the same command and the same code; several machines need a shared folder for "
+              "--out_dir and --data")
 
 
 def set_up_process(config):
@@ -475,8 +470,8 @@ class Tokens:
         """Return window i and the token after it: (length + 1,) int64."""
         n = np.searchsorted(self.starts, i, side="right") - 1  # the last n with starts[n] <= i
         start = (i - self.starts[n]) * self.length
-        # Map the shard again each time, which takes about 0.1 ms, because a large dataset has more
-        # shards than a process may keep open.
+        # A large dataset has more shards than a process may keep open. So map the shard again each
+        # time, which takes about 0.1 ms.
         shard = read_shard(self.paths[n])
         return shard[start:start + self.length + 1].astype(np.int64)
 
@@ -551,8 +546,8 @@ def batches(split, step, config, process):
         epoch, index_in_epoch = divmod(position, split.windows)
         order = epoch_order(config.seed, epoch, split.windows)
         indices.append(order[index_in_epoch])
-    # Many programs read the next batch in another thread. But the CPU only queues the GPU's work,
-    # without waiting for it, so it reads the next batch while the GPU is still busy. The GPU has
+    # Many programs read the next batch in another thread. That is not needed here: the CPU only
+    # queues the GPU's work, so it reads the next batch while the GPU is still busy. The GPU has
     # to wait for a batch only after a record in the log. By our estimate that costs about 1% of
     # the time at --size=32m, and less at larger sizes.
     size = config.batch_size
@@ -645,9 +640,7 @@ def compile_model(model, config, process):
         if process.device.type == "mps" or work < 2e12:
             return False
     try:
-        for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
-            check(os.environ.get(name) != "1", f"{name}=1 switches torch.compile off")
-        # Some machines have no compiler, or one that cannot build anything for want of headers.
+        # Some machines have no compiler, or one that lacks the headers to build anything.
         with explain_errors("torch.compile does not work on this machine"):
             torch.compile(torch.square)(torch.ones(8, device=process.device))
     except DataError as error:
@@ -727,8 +720,8 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
     chosen = [i * split.windows // n_windows for i in range(n_windows)]
 
     # In eval mode a compiled model has to be compiled once more. On a CPU this takes about as long
-    # as it would save in the default run, so there torch's setting ("stance") "force_eager" ignores
-    # the compiled code.
+    # as it would save in the default run. So there torch's setting ("stance") is "force_eager",
+    # which ignores the compiled code.
     stance = "default" if process.device.type == "cuda" else "force_eager"
 
     model.eval()
@@ -781,9 +774,6 @@ def read_checkpoint(source):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint"):
-        with path.open("rb") as file:
-            check(zipfile.is_zipfile(file), f"{path}: not a whole checkpoint; the file is empty, "
-                  "cut off, or not one of torch.save()")
         # With mmap=True a tensor is read from the file only when it is used.
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
@@ -843,21 +833,17 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
 def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
-    moments = saved["state"]  # a dict: index of a parameter -> its moments and number of steps
-    if isinstance(optimizer, torch.optim.AdamW):
-        # If make_optimizer() has been edited, a parameter may get another one's moments. The fused
-        # AdamW would not notice, and would read beyond the end of a tensor.
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        shapes = {index: p.shape for index, p in enumerate(parameters)}
-        for index, of_parameter in moments.items():
-            fits = "exp_avg" in of_parameter and of_parameter["exp_avg"].shape == shapes.get(index)
-            check(fits, "the checkpoint's moments do not fit this optimizer; undo what has changed "
-                  "in make_optimizer(), or start a new run with --init_from")
-    if optimizer.param_groups[0]["params"][0].is_cpu:
-        # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from
-        # the checkpoint's file, which would then stay on the disk after a new checkpoint has
-        # replaced it. Give it copies.
-        moments = copy.deepcopy(moments)
+    # Each parameter has a number, and "params" lists those of a group. If make_optimizer() has been
+    # edited, a parameter may have another number than before, and so get another one's moments. The
+    # fused AdamW would not notice, and might read beyond the end of a tensor.
+    check([group["params"] for group in saved["param_groups"]]
+          == [group["params"] for group in groups], "the checkpoint's moments do not fit this "
+          "optimizer; undo what has changed in make_optimizer(), or start a new run with "
+          "--init_from")
+    # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from the
+    # checkpoint's file, which would then stay on the disk after a new checkpoint has replaced it.
+    # So give it copies.
+    moments = copy.deepcopy(saved["state"])
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
@@ -881,7 +867,7 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     must_match = of_model.keys() - {"dropout", "checkpoint_blocks", "embed_std"}
     if own_checkpoint:
         # The size must match, too, since the batch and the length of the run come from it. The
-        # weights that init_from names are not read again, so refuse others than before. (Some older
+        # weights that init_from names are not read again, so refuse a new init_from. (Some older
         # checkpoints do not have these options.)
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set, and three that the recipe
@@ -934,7 +920,7 @@ def keep_warmup_steps(config, saved, asked_before):
         --resume=true --max_steps=4000                            0.2            200           0.05
         --resume=true --max_steps=8000 --warmup_ratio=0.3         0.3           2400            0.3
     The cosine after the warmup does become that of the longer run, so the learning rate rises when
-    the run goes on.
+    the run is resumed.
     """
     asked_now = config.warmup_ratio
     if asked_now == asked_before:
@@ -1020,24 +1006,18 @@ def read_log(folder):
     return records
 
 
-def earlier_progress(folder):
-    """Return what a resumed run needs from its log: the training time and the first loss.
-
-    The time is that in the last record, in seconds. The loss is the validation loss in the first
-    record, which is normally that of the initial weights. Each is 0 if the log does not have it.
-    """
-    records = read_log(folder)
-    if not records:
-        return 0.0, 0.0
-    return records[-1].get("seconds") or 0.0, records[0].get("val_loss") or 0.0
-
-
 def cut_log(folder, step):
-    """Drop the records after a step: the run was killed later, but resumes from this step."""
+    """Drop the records after a step: the run was killed later, but resumes from this step.
+
+    Returns the training time in the last of the other records, in seconds.
+    """
+    seconds = 0.0
     records = [record for record in read_log(folder) if record["step"] <= step]
     with atomic_write(folder / "log.jsonl") as file:
         for record in records:
             file.write(json.dumps(record).encode() + b"\n")
+            seconds = record.get("seconds", seconds)
+    return seconds
 
 
 def append_log(folder, record):
@@ -1051,9 +1031,9 @@ def append_log(folder, record):
 def draw_curve(axes, records, key, star_size=9, **style):
     """Draw an entry of a log's records against their training tokens. Return True if it has a star.
 
-    The last validation of a run usually reads more tokens than the earlier ones, which makes it
-    another measurement. Then it is a star, which no line connects to them. (A run that was resumed
-    with a larger --max_steps may have several.)
+    The last validation of a run usually reads more tokens than the earlier ones, so it cannot be
+    compared with them. It is then drawn as a star, which no line connects to them. (A run that was
+    resumed with a larger --max_steps may have several.)
     """
     records = [record for record in records if key in record]
     tokens = np.array([record["tokens"] / 1e6 for record in records])
@@ -1080,10 +1060,8 @@ def draw_losses(folder):
     draw_curve(axes, records, "loss", label="training")
     has_star = draw_curve(axes, records, "val_loss", marker="o", ms=4, ls="--", label="validation")
     note = "; star: the last validation, on more tokens" if has_star else ""
-    # The name may have bytes that are not UTF-8, which cannot be drawn, and $, which is no formula.
-    title = str(folder).encode(errors="replace").decode()
-    axes.set_title(title, parse_math=False)
-    axes.set(xlabel=f"training tokens (millions){note}", ylabel="loss (nats per token)")
+    axes.set(xlabel=f"training tokens (millions){note}", ylabel="loss (nats per token)",
+             title=str(folder))
     axes.grid(alpha=0.3)
     axes.legend()
     axes.figure.savefig(folder / "loss.png")
@@ -1125,40 +1103,6 @@ def utilization(model, tokens_per_s, process):
     return {}
 
 
-class StepClock:
-    """Measures the time of the optimizer steps, without that of evaluating, logging and saving.
-
-    Reading the batches counts as a part of the steps. run() calls read() before it evaluates, logs
-    or saves, and the clock stands still from then on until the next start_step().
-
-    The CPU queues a GPU's work and goes on. So read() has to be called when the CPU has just waited
-    for the GPU, as it does in read_measurements().
-    """
-
-    def __init__(self, seconds):
-        self.seconds = seconds  # the time of all steps until the last read()
-        self.n_steps = 0  # the steps since the last read()
-        self.start = None  # the time at which the first of them began
-
-    def start_step(self):
-        if self.n_steps == 0:
-            self.start = time.perf_counter()
-        self.n_steps += 1
-
-    def read(self):
-        """Return the number of the steps since the last read(), and the seconds that they took."""
-        n_steps = self.n_steps
-        seconds = time.perf_counter() - self.start
-        self.seconds += seconds
-        self.n_steps = 0
-        return n_steps, seconds
-
-
-def as_duration(seconds):
-    """Return seconds as 0:01:12 or 12 days, 3:04:05."""
-    return str(timedelta(seconds=round(seconds)))
-
-
 def progress_line(record, config):
     """Return one line for the user, with a record's step, losses, speed and the time left."""
     line = f"step {record['step']}/{config.max_steps}"
@@ -1169,21 +1113,13 @@ def progress_line(record, config):
         if "mfu" in record:
             line += f"   {100 * record['mfu']:.1f}% MFU"
         if tokens_left > 0:
-            line += f"   {as_duration(seconds_left)} left"
+            line += f"   {timedelta(seconds=round(seconds_left))} left"
     if "val_loss" in record:
         line += f"   val loss {record['val_loss']:.3f}"
         if record["val_error"] is not None:
             line += f" ± {record['val_error']:.3f}"
         line += f" on {record['val_tokens']:,} tokens ({record['val_bpb']:.3f} bits per byte)"
     return line
-
-
-def say_if_slow(seconds, n_steps, process, say):
-    """Say how long a run would take, if its first step shows that it needs a GPU."""
-    # Compiling alone takes less than these 180 seconds.
-    if seconds > 180 and process.device.type == "cpu":
-        say(f"The first step took {as_duration(seconds)}, compiling included. With such steps the "
-            f"run would take {as_duration(seconds * n_steps)}; Ctrl-C stops it.")
 
 
 # ---- One optimizer step --------------------------------------------------------------------------
@@ -1240,9 +1176,9 @@ def optimizer_step(step, model, optimizer, micro_batches, config, process):
     for group in optimizer.param_groups:
         group["lr"] = lr
 
-    # Reseed every step, so that a resumed run draws the dropout masks that an undisturbed one would
-    # draw. Each rank has masks of its own. (The hash of numbers is always the same; only that of
-    # text changes at each start.)
+    # Reseed every step, so that a resumed run draws the dropout masks of an uninterrupted one. Each
+    # rank has masks of its own. (The hash of numbers is always the same; only that of text changes
+    # at each start.)
     torch.manual_seed(hash((config.seed, step, process.rank)))
 
     loss_share = 0.0  # this rank's part of the mean loss
@@ -1296,11 +1232,11 @@ def noted_signals():
 
     If a signal has come, KeyboardInterrupt or SystemExit is raised when the `with` block is left,
     so that a loop over several runs ends, too. By then the run has been saved and stopped, or has
-    finished or failed.
+    finished. If it has failed, its own exception is raised.
     """
     received = []
-    # This maps a signal's number to the handler that is put back: by note(), for a second signal of
-    # this kind, and after the run.
+    # This maps a signal's number to its earlier handler. note() puts it back, so that it handles a
+    # second signal of this kind. Otherwise it is put back after the run.
     handlers = {}
 
     def note(number, frame):
@@ -1333,14 +1269,6 @@ def noted_signals():
             signal.signal(number, note)
     try:
         yield received
-    except Exception as error:
-        if not received:
-            raise
-        # The signal's exception, below, takes the place of this one. So print this one here.
-        if isinstance(error, DataError):
-            print(error, file=sys.stderr)
-        else:
-            traceback.print_exc()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -1380,11 +1308,10 @@ def train(config, watch=None, say=print_line):
 
     say(line) shows the progress; say=None is quiet, except for warnings and while a missing dataset
     is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to stop,
-    the run is saved (unless it fails at that moment), and then this function raises
-    KeyboardInterrupt (Ctrl-C) or SystemExit.
+    the run is saved, and then this function raises KeyboardInterrupt (Ctrl-C) or SystemExit.
 
     All threads of a process share torch's random numbers. So run one training at a time in a
-    process, or a seed does not decide its initial weights and its dropout.
+    process. Otherwise the seed does not fix initial weights and dropout.
     """
     # torchrun sets RANK. (The group of processes may not exist yet.)
     main_process = os.environ.get("RANK", "0") == "0"
@@ -1407,10 +1334,9 @@ def evaluate_only(config, say):
     process = set_up_process(config)
     dataset = open_dataset(config, process)
     check_dataset(config, checkpoint, dataset)
-    process.check_agreement(f"step {checkpoint['step']} of dataset {dataset.fingerprint}")
-    process.check_options(config)
     config = resolve(config, dataset.vocab_size, process.world_size)
     model = make_model(config, process.device, checkpoint)
+    process.check_agreement(config, step=checkpoint["step"], dataset=dataset.fingerprint)
     # Use as many tokens as the last validation of a run with these options.
     record = evaluate(model, dataset, config, process, config.final_eval_tokens)
     say(json.dumps(record))
@@ -1426,7 +1352,7 @@ def run(config, watch, say):
     # Checkpoint. It is None if the run starts with random weights. read_start() also adds the
     # options of the checkpoint to `config`. So it comes first: the device may be one of them.
     config, checkpoint = read_start(config)
-    # The number of steps that are done already, and so the index of the next one, counted from 0
+    # The number of steps already done, which is also the index of the next one (from 0).
     first_step = checkpoint["step"] if resuming else 0
 
     # Device and ranks
@@ -1437,32 +1363,29 @@ def run(config, watch, say):
     dataset = open_dataset(config, process)
     if checkpoint:
         check_dataset(config, checkpoint, dataset, resuming)
-    # On several machines each rank may read a disk of its own. Check that all have found the same
-    # dataset and the same step.
-    process.check_agreement(f"step {first_step} of dataset {dataset.fingerprint}")
-    # With resume=auto one rank may find the checkpoint that a run saves at step 0, and resume from
-    # it, while another, which finds none, starts there. The check above does not notice this. In
-    # the loop only the second of them would evaluate at step 0, so the two would wait for different
-    # things.
-    process.check_agreement("a checkpoint in out_dir" if resuming else "no checkpoint")
-    # On several machines the command is given on each of them. If their options differ, ranks may
-    # wait for each other forever, or train with different learning rates.
-    process.check_options(config)
     # Complete the options that are still open. After this every option has its final value.
     config = resolve(config, dataset.vocab_size, process.world_size)
+
+    # Model
+    model = make_model(config, process.device, checkpoint)
+    # Each checkpoint keeps the source of the block's classes, so that a later change of them is
+    # noticed. Read it now, because their file may be edited while the run lasts.
+    initial_code = block_code(model)
+
+    # On several machines the command is given on each of them, and each may read a disk of its own.
+    # If something differs, ranks may wait for each other forever, or train with different learning
+    # rates. (With resume=auto one rank may find the checkpoint that a run saves at step 0, while
+    # another finds none. Then both begin at step 0, but only one of them is resuming.)
+    process.check_agreement(config, resuming=resuming, step=first_step,
+                            dataset=dataset.fingerprint, code=initial_code)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
         return read_log(folder)
 
-    # Model
-    model = make_model(config, process.device, checkpoint)
-
     # Optimizer
     optimizer = make_optimizer(model, config)
     if resuming:
-        check(checkpoint.get("optimizer"), f"{folder}: the checkpoint lacks Adam's moments; start "
-              f"a new run with --init_from={folder}")
         load_moments(optimizer, checkpoint["optimizer"])
     # The model and the optimizer have copied the checkpoint's tensors by now. Free them.
     checkpoint = None
@@ -1476,31 +1399,15 @@ def run(config, watch, say):
     # else sums gradients over the ranks.
     ddp_model = distribute(model, process)
 
-    # Code. Each checkpoint keeps the source of the block's classes, so that a later change of them
-    # is noticed. Read it now, because their file may be edited while the run lasts.
-    initial_code = block_code(model)
-    codes = set(process.gather(initial_code))
-    check(len(codes) == 1, f"the processes see different code of {config.arch}'s block; give all "
-          "machines the same files")
-
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
-    # logged after its checkpoint, before it was killed.
+    # logged after its checkpoint, before it was killed, and adds to the training time of the rest.
+    seconds = 0.0  # the time of all optimizer steps, without evaluating, logging and saving
     if main_process:
         if resuming:
-            cut_log(folder, first_step)
+            seconds = cut_log(folder, first_step)
         else:
             open_folder(folder, say)
-    process.barrier()  # the other ranks read the log, below, only after rank 0 has cut it
-    # A resumed run adds to the training time in its log. It also finds the validation loss of the
-    # initial weights there, which a new run measures in the loop. Every rank needs this loss to
-    # tell whether the run has diverged (check_val_loss).
-    seconds = 0.0
-    initial_loss = 0.0
-    if resuming:
-        seconds, initial_loss = earlier_progress(folder)
-    clock = StepClock(seconds)
-    measured = None  # what the latest optimizer step has measured
 
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
@@ -1518,6 +1425,12 @@ def run(config, watch, say):
     if process.device.type == "cpu" and n_parameters * new_tokens > 3e15:
         say("This run is meant for GPUs. On a CPU the first validation or step may take many "
             "minutes, and the run days or longer.")
+
+    # The loop sets these later.
+    measured = None     # what the latest optimizer step has measured
+    initial_loss = 0.0  # the validation loss of the initial weights (0 if the run is resumed)
+    clock_start = 0.0   # when the clock of the optimizer steps was started
+    clock_step = 0      # how many steps had been taken then
 
     # From here on the first Ctrl-C does not end the process: the loop sees it and saves first.
     with noted_signals() as signals:
@@ -1546,13 +1459,19 @@ def run(config, watch, say):
             # (This loss is that of the weights before the latest step. The validation loss, below,
             # is that of the weights after it.)
             if reading:
+                # The CPU queues a GPU's work and goes on. But to read the loss it has to wait for
+                # the GPU. So all steps have ended when it reads the clock.
                 record |= read_measurements(measured, step, process)
-                n_steps, elapsed = clock.read()
-                record["tokens_per_s"] = n_steps * config.total_batch_size / elapsed
+                elapsed = time.perf_counter() - clock_start
+                seconds += elapsed
+                n_tokens = (step - clock_step) * config.total_batch_size
+                record["tokens_per_s"] = n_tokens / elapsed
                 record |= utilization(model, record["tokens_per_s"], process)
-                if after_first_step:
-                    say_if_slow(elapsed, config.max_steps - first_step, process, say)
-            record["seconds"] = clock.seconds
+                # If the first step shows that the run will take very long, tell the time left now.
+                # (Compiling alone takes less than these 180 seconds.)
+                if after_first_step and elapsed > 180:
+                    say(progress_line(record, config))
+            record["seconds"] = seconds
 
             # Evaluate the weights after the latest step, and let the caller of train() measure what
             # it wants to (`watch`).
@@ -1602,8 +1521,13 @@ def run(config, watch, say):
             if stopping or finished:
                 break
 
+            # Start the clock before the first step, and again whenever it has been read. So it does
+            # not count the time of evaluating, logging and saving.
+            if reading or step == first_step:
+                clock_start = time.perf_counter()
+                clock_step = step
+
             # Take one optimizer step.
-            clock.start_step()
             micro_batches = batches(dataset.train, step, config, process)
             measured = optimizer_step(step, ddp_model, optimizer, micro_batches, config, process)
 
@@ -1621,9 +1545,7 @@ def run(config, watch, say):
 
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
-    # print_line() ignores that a terminal is gone. But if the result of --eval_only cannot be
-    # printed, that is an error.
-    train(config, say=print if config.eval_only else print_line)
+    train(config)
     # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ and not config.eval_only:
         # The run is complete without this sample. It may fail, because a tokenizer needs a
