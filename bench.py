@@ -447,12 +447,12 @@ def memory(options, training):
     configs = resolve_each(options.archs, training)
     for name, config in tqdm(configs.items(), leave=False, disable=None):
         bytes_at = cache(partial(step_bytes, config))
-        sequence = bytes_at(2) - bytes_at(1)
-        row = {"arch": label(name), "fixed": (bytes_at(1) - sequence) / 1e9,
-               "per sequence": sequence / 1e9,
+        per_sequence = bytes_at(2) - bytes_at(1)
+        row = {"arch": label(name), "fixed": (bytes_at(1) - per_sequence) / 1e9,
+               "per sequence": per_sequence / 1e9,
                f"batch_size={config.batch_size}": bytes_at(config.batch_size) / 1e9}
         for card in CARDS:
-            row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9e9 * card)
+            row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9 * card * 1e9)
         rows.append(row)
     print_table(rows)
     print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"
@@ -477,6 +477,7 @@ def curves(options, folders):
     check(key == "val_loss" or not options.usual, f"key={key}: --usual draws val_loss only")
     gray = dict(color="0.85", lw=4, zorder=0)
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
+    has_star = False  # draw_curve() returns True if it has drawn a star
 
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
@@ -487,7 +488,7 @@ def curves(options, folders):
             continue
         numeric_keys = sorted(pd.DataFrame(records).select_dtypes("number"))
         check_choice("key", key, numeric_keys, f" ({folder}/log.jsonl)")
-        draw_curve(axes, records, key, marker="o", ms=3, label=folder)
+        has_star |= draw_curve(axes, records, key, marker="o", ms=3, label=folder)
 
         if options.usual:
             # {arch: {seed: the records of its log after step 0}}
@@ -497,14 +498,13 @@ def curves(options, folders):
                 print(f"{folder}: no gray lines; they exist only for folders named "
                       f"{', '.join(usual)}")
             for records_of_seed in seeds.values():
-                draw_curve(axes, records_of_seed, key, star_size=12, **gray)
+                has_star |= draw_curve(axes, records_of_seed, key, star_size=12, **gray)
 
     check(axes.lines,
           "curves: no run to draw; expected the folders of some runs, such as out/angpt")
     if options.usual:
         axes.plot([], [], **gray, label="other seeds, default options")
-    # draw_curve() draws the last validation as a star.
-    note = "; star: the last validation, on more tokens" if key.startswith("val") else ""
+    note = "; star: the last validation, on more tokens" if has_star else ""
     losses = {"loss": "training loss (nats per token)",
               "val_loss": "validation loss (nats per token)"}
     axes.set(xlabel=f"tokens (millions){note}", ylabel=losses.get(key, key))

@@ -496,7 +496,8 @@ def find_files(source, seed):
         if any(name.startswith(".") and name not in location.parts for name in path.parts):
             continue
         if path.is_dir():
-            # A link may lead in circles. rglob() says nothing of a folder that it cannot read.
+            # rglob() does not follow a link to a folder, which may lead in circles, and it says
+            # nothing of a folder that it cannot read.
             if path.is_symlink() or not os.access(path, os.R_OK | os.X_OK):
                 print(f"{path}: skipped, because this folder is a link or cannot be read")
         elif not path.is_file() or path.stat().st_size == 0:
@@ -678,28 +679,30 @@ def load_progress(folder, settings, paths=()):
     for path in (folder / "meta.json", folder / PROGRESS):
         if path.exists():
             with explain_errors(f"{path}: not written by prepare.py"):
-                progress = read_json(path)
-                earlier = dict(progress["options"])
-            # Without training shards, a new dataset replaces the one that this file is about.
+                saved = read_json(path)
+                earlier = dict(saved["options"])
+            # The file is prepare.py's. Without training shards, a new dataset replaces the one that
+            # it is about.
             if not has_shards:
                 continue
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             # meta.json does not have the hash.
-            if progress.get("names", hash_of_names) != hash_of_names:
+            if saved.get("names", hash_of_names) != hash_of_names:
                 other.append("other file names")
             check(not other, f"{folder}: made with {'; '.join(other)}; go back to the earlier "
                   "settings and files, give another --name, or remove the folder")
             if path.name == "meta.json":
                 return None
             # Are the shards that progress.json counts still there?
-            for number in range(progress["shards"]):
+            for number in range(saved["shards"]):
                 check(shard_path(folder, number).exists(), f"{folder}: a shard is missing; give "
                       "another --name, or remove the folder")
-            return progress
+            return saved
     check(not has_shards, f"{folder}: holds unknown shards, without a meta.json; give another "
           "--name, or remove the folder")
-    # Begin a new dataset. The meta.json of one whose shards were deleted would call it complete.
+    # Begin a new dataset. If the shards of an earlier one were deleted, its meta.json is still here
+    # and would call the new one complete.
     (folder / "meta.json").unlink(missing_ok=True)
     progress = {"options": settings, "names": hash_of_names, "shards": 0, "tokens": 0,
                 "place": None, "left_over": ""}
@@ -732,7 +735,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
     val_bytes = math.inf
     if paths:
         # A first pass counts the bytes, and finds text that is not UTF-8 before any shard is
-        # written. The total is not known yet, but any number will do to add up the chunks.
+        # written. The total, which limits the chunks, is not known yet. To add them up, any number
+        # will do.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         chunks = read_files(paths, total, progress["place"] or 0)
         if not options.val_tokens:
@@ -746,7 +750,7 @@ def write_shards(folder, options, tokenizer, paths, progress):
     # disable=None shows the bar only if stderr is a terminal.
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
-    while progress["tokens"] < n_train:
+    while progress["tokens"] < n_train:  # it counts training tokens only
         # Plan the next shard. The first one is for validation.
         is_val = progress["shards"] == 0
         n_left = n_train - progress["tokens"]
@@ -765,14 +769,14 @@ def write_shards(folder, options, tokenizer, paths, progress):
             bar.update(len(tokens))
         if not waiting:
             break
-        tokens = waiting[:n_wanted]
+        shard = waiting[:n_wanted]
         del waiting[:n_wanted]
 
         # Write the shard, and then save where to resume.
-        write_shard(shard_path(folder, progress["shards"]), tokens)
+        write_shard(shard_path(folder, progress["shards"]), shard)
         progress["shards"] += 1
         if not is_val:
-            progress["tokens"] += len(tokens)
+            progress["tokens"] += len(shard)
         progress["left_over"] = waiting.tobytes().hex()
         write_json(folder / PROGRESS, progress)
     check(progress["tokens"], f"{options.source}: nothing is left to train on; give more text, or "

@@ -24,6 +24,7 @@ checkpoint, the command line.
 #    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), sum_bucket()
 #    (for PowerNorm on several GPUs), read_checkpoint(), with_checkpoint() (the options of a resumed
 #    run), open_folder(), draw_curve() and noted_signals().
+# Read the functions that are not named here where they are called.
 import ast
 import contextlib
 import copy
@@ -49,8 +50,8 @@ from types import SimpleNamespace
 from typing import Literal
 
 # torch reads two environment variables, one when it is imported and the other when it first
-# compiles. So set them before the import. This is why sample.py, bench.py and the studies that
-# train import train.py before torch.
+# compiles. So set them before the import. This is why sample.py, bench.py and every study that
+# trains a model import train.py before torch.
 # Without this one, OpenMP's threads stay busy while they wait, which slows down other programs.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 # On a CPU torch.compile calls GCC. The code that GCC 12 generates for bfloat16 may return NaN, and
@@ -428,8 +429,8 @@ def set_up_process(config):
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     check(rank < world_size, f"RANK={rank} is set, but WORLD_SIZE is {world_size}; unset RANK, or "
           "start with torchrun")
-    # The group of processes lasts until this process ends. A script that calls train() several
-    # times has the group already.
+    # The group of processes lasts until this process ends. So a script that calls train() again has
+    # it already.
     if world_size > 1 and not dist.is_initialized():
         # While rank 0 saves to a slow disk, the others may have to wait a long time.
         timeout = timedelta(hours=1)
@@ -458,13 +459,13 @@ class Tokens:
     def __init__(self, folder, split, length):
         self.length = length
         self.paths = sorted(Path(folder).glob(f"*_{split}_??????.bin"))
-        lengths = [len(read_shard(path)) for path in self.paths]
-        self.n_tokens = sum(lengths)
+        shard_sizes = [len(read_shard(path)) for path in self.paths]  # in tokens
+        self.n_tokens = sum(shard_sizes)
         # Targets are shifted by one, so a shard needs one token after its last window.
-        counts = [(n_tokens - 1) // length for n_tokens in lengths]
+        counts = [(size - 1) // length for size in shard_sizes]
         # Shard n holds the windows from starts[n] up to, not including, starts[n + 1].
         self.starts = np.cumsum([0, *counts])
-        self.windows = int(self.starts[-1])
+        self.windows = int(self.starts[-1])  # how many there are
 
     def window(self, i):
         """Return window i and the token after it: (length + 1,) int64."""
@@ -548,8 +549,8 @@ def batches(split, step, config, process):
         indices.append(order[index_in_epoch])
     # Many programs read the next batch in another thread. That is not needed here: the CPU only
     # queues the GPU's work, so it reads the next batch while the GPU is still busy. The GPU has
-    # to wait for a batch only after a record in the log. By our estimate that costs about 1% of
-    # the time at --size=32m, and less at larger sizes.
+    # to wait for a batch only after the CPU has waited for the GPU, mostly for a record in the log.
+    # By our estimate that costs about 1% of the time at --size=32m, and less at larger sizes.
     size = config.batch_size
     return [split.batch(indices[first:first + size], process.device)
             for first in range(0, len(indices), size)]
@@ -872,9 +873,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set, and three that the recipe
         # may have given, because it may have been edited since. The others, such as the intervals,
-        # are derived again, since a longer run has other ones. (of_model stands last, so that its
-        # arch wins. That is only a name, whereas in older checkpoints the arch that was set may
-        # name a file, and loading a checkpoint must never run a file.)
+        # are derived again, since a longer run has other ones. (of_model stands last. Its arch is
+        # only a name, but in older checkpoints the arch that was set may name a file, and loading a
+        # checkpoint must never run a file.)
         from_recipe = {name: saved[name]
                        for name in ("learning_rate", "weight_decay", "warmup_ratio")}
         inherited = {**from_recipe, **checkpoint["options"], **of_model}
@@ -900,9 +901,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     completed.check_model()
 
     if own_checkpoint:
-        # inherited["warmup_ratio"] is what the earlier commands asked for. In a run that was
-        # resumed before, keep_warmup_steps() may have reduced the warmup_ratio in `saved`, but not
-        # the one in the checkpoint's options. In a run that was never resumed, the two agree.
+        # inherited["warmup_ratio"] is what the earlier commands asked for, because a resumed run
+        # has it among its options, and so has its next checkpoint. keep_warmup_steps() may have
+        # reduced the one in `saved`. In a run that was never resumed, the two agree.
         keep_warmup_steps(completed, saved, asked_before=inherited["warmup_ratio"])
     return completed
 
@@ -1009,7 +1010,7 @@ def read_log(folder):
 def cut_log(folder, step):
     """Drop the records after a step: the run was killed later, but resumes from this step.
 
-    Returns the training time in the last of the other records, in seconds.
+    Returns the training time in the last record that is kept, in seconds.
     """
     seconds = 0.0
     records = [record for record in read_log(folder) if record["step"] <= step]
@@ -1078,7 +1079,7 @@ PEAK_FLOPS = {
 
 
 def flops_per_token(model):
-    """Return the operations of a training step per token.
+    """Return the operations per token of a training step.
 
     Each weight of a matrix needs 2 operations in the forward pass and 4 in the backward pass.
     Attention takes two products over n_embd channels (q k^T, and the weights times v) for each
@@ -1344,7 +1345,7 @@ def evaluate_only(config, say):
 
 
 def run(config, watch, say):
-    """Set up a run and train. Its arguments and results are those of train()."""
+    """Set up a run and train. `watch`, `say` and the result are explained at train()."""
     # Remember whether this run is resumed: with resume=auto the answer would become yes as soon as
     # the run has saved its first ckpt.pt.
     resuming = config.uses_own_checkpoint
@@ -1370,14 +1371,15 @@ def run(config, watch, say):
     model = make_model(config, process.device, checkpoint)
     # Each checkpoint keeps the source of the block's classes, so that a later change of them is
     # noticed. Read it now, because their file may be edited while the run lasts.
-    initial_code = block_code(model)
+    code_at_start = block_code(model)
 
     # On several machines the command is given on each of them, and each may read a disk of its own.
     # If something differs, ranks may wait for each other forever, or train with different learning
-    # rates. (With resume=auto one rank may find the checkpoint that a run saves at step 0, while
-    # another finds none. Then both begin at step 0, but only one of them is resuming.)
+    # rates. (`resuming` is compared, too: with resume=auto one rank may find the checkpoint that a
+    # run saves at step 0, while another finds none. Both begin at step 0, but only one of them is
+    # resuming.)
     process.check_agreement(config, resuming=resuming, step=first_step,
-                            dataset=dataset.fingerprint, code=initial_code)
+                            dataset=dataset.fingerprint, code=code_at_start)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
@@ -1401,7 +1403,7 @@ def run(config, watch, say):
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
-    # logged after its checkpoint, before it was killed, and adds to the training time of the rest.
+    # logged after its checkpoint, before it was killed, and counts its training time on from there.
     seconds = 0.0  # the time of all optimizer steps, without evaluating, logging and saving
     if main_process:
         if resuming:
@@ -1446,7 +1448,7 @@ def run(config, watch, say):
             saving = finished or step % config.checkpoint_interval == 0
             recording = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # The run was saved at this step, so only the next step is due.
+                # The run was saved at this step. Only the optimizer step, below, is due.
                 evaluating = saving = recording = False
             # For a record, read what the latest step has measured. Read it after the first step as
             # well: that step may include compiling, and its time must not count in the speed of the
@@ -1508,7 +1510,7 @@ def run(config, watch, say):
                     append_log(folder, record)
                     say(progress_line(record, config))
                 if saving:
-                    save_checkpoint(folder / "ckpt.pt", model, initial_code, optimizer, step,
+                    save_checkpoint(folder / "ckpt.pt", model, code_at_start, optimizer, step,
                                     config, dataset)
                 if evaluating and step > 0:
                     # A run goes on without its picture, for example if matplotlib lacks a font.
