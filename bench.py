@@ -477,7 +477,7 @@ def curves(options, folders):
     check(key == "val_loss" or not options.usual, f"key={key}: --usual draws val_loss only")
     gray = dict(color="0.85", lw=4, zorder=0)
     axes = Figure(figsize=(9, 5), dpi=100, layout="constrained").subplots()
-    has_star = False  # draw_curve() returns True if it has drawn a star
+    has_star = has_gray = False  # draw_curve() returns True if it has drawn a star
 
     for folder in folders:
         check(Path(folder).is_dir(), f"{folder}: no such folder; train.py writes out/<arch>")
@@ -499,10 +499,11 @@ def curves(options, folders):
                       f"{', '.join(usual)}")
             for records_of_seed in seeds.values():
                 has_star |= draw_curve(axes, records_of_seed, key, star_size=12, **gray)
+                has_gray = True
 
     check(axes.lines,
           "curves: no run to draw; expected the folders of some runs, such as out/angpt")
-    if options.usual:
+    if has_gray:
         axes.plot([], [], **gray, label="other seeds, default options")
     note = "; star: the last validation, on more tokens" if has_star else ""
     losses = {"loss": "training loss (nats per token)",

@@ -484,6 +484,8 @@ def find_files(source, seed):
         # glob.glob would follow links in circles. Path.glob wants a relative pattern, so search
         # from the anchor, which is "/" for an absolute path and empty for a relative one.
         pattern = source.removeprefix(location.anchor)
+        if location.name == "**":
+            pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):
             candidates = list(Path(location.anchor).glob(pattern))
         check(candidates, f"--source={source}: does not exist; expected a file, a folder, a glob, "

@@ -865,6 +865,7 @@ def test_a_dataset_is_not_guessed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source, name, expected", [
     ("d", "d", "abefh"),                           # no hidden file, no copy, no other suffix
     ("d/**/*.txt", "d", "abfh"),                   # the links lead back to d
+    ("d/**", "d", "abcefh"),                       # in Python 3.11 ** alone finds folders only
     ("d/k[1].txt", "k[1]", "b"),                   # a file of that name wins over the glob
     ("d/[ce].*", "[ce]", "ce"),                    # by name or glob a file may have any suffix
     ("d/.hidden", "hidden", "d"),
@@ -882,14 +883,16 @@ def test_each_text_is_read_once(tmp_path, source, name, expected, monkeypatch, c
         (d / path).write_text(100 * letter)
     for link in ("one", "two"):
         (d / link).symlink_to(d)
+    (d / "broken.txt").symlink_to(d / "nothing")
     folder = prepare(f"{tmp_path}/{source}", data_dir=f"{tmp_path}/data")
     assert folder == tmp_path / "data" / name
     assert sorted(text_of(folder)) == sorted(100 * expected.encode())
     said = capsys.readouterr().out
-    for skipped in ("d/one: skipped, because this folder is a link or cannot be read",
-                    "d/closed: skipped, because this folder is a link or cannot be read",
-                    "2 files skipped that are not .txt, .md, .jsonl, .parquet"):
-        assert (skipped in said) == (source == "d")
+    for skipped in ("d/one", "d/closed"):
+        line = f"{skipped}: skipped, because this folder is a link or cannot be read"
+        assert (line in said) == (source in ("d", "d/**"))
+    line = "2 files skipped that are not .txt, .md, .jsonl, .parquet"
+    assert (line in said) == (source == "d")
 
 
 JAPANESE = "A" + "日本語" * 2000
@@ -1721,8 +1724,10 @@ def test_gradients_that_watch_leaves_do_not_change_the_training(tiny, dataset, a
 
 # ---- Stopping and resuming
 
-def reversed_parameters(model, config):
-    return torch.optim.AdamW(list(model.parameters())[::-1])
+def in_reverse(model, config):
+    groups = [dict(params=group["params"][::-1]) for group in
+              make_optimizer(model, config).param_groups]
+    return torch.optim.AdamW(groups, fused=True)
 
 
 def sgd(model, config):
@@ -1730,8 +1735,8 @@ def sgd(model, config):
 
 
 @pytest.mark.parametrize("earlier, now, fits", [
-    (reversed_parameters, make_optimizer, False), (sgd, make_optimizer, False),
-    (reversed_parameters, reversed_parameters, True), (sgd, sgd, True)])
+    (in_reverse, make_optimizer, False), (sgd, make_optimizer, False),
+    (in_reverse, in_reverse, True), (sgd, sgd, True)])
 def test_moments_of_another_optimizer_are_refused(tiny, monkeypatch, earlier, now, fits):
     """The fused AdamW does not look at shapes, and would read beyond a tensor's end."""
     monkeypatch.setattr(train_py, "make_optimizer", earlier)
@@ -1904,6 +1909,39 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     path.write_bytes(whole)
     again = train(tiny(resume="auto", max_steps=7))
     assert [record["step"] for record in again] == list(range(8))
+
+
+def test_a_second_signal_ends_a_run_although_the_shell_ignored_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), train_py.noted_signals():
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_log_has_the_time_of_the_steps_alone(tiny, monkeypatch):
+    now = 0
+
+    def lasts(seconds, function):
+        def call(*arguments):
+            nonlocal now
+            now += seconds(arguments[0])
+            return function(*arguments)
+        return call
+
+    monkeypatch.setattr(train_py, "time", SimpleNamespace(perf_counter=lambda: now))
+    durations = dict(evaluate=lambda model: 50, save_checkpoint=lambda path: 60,
+                     optimizer_step=lambda step: 98 if step == 0 else 2)  # step 0 compiles, too
+    for name, seconds in durations.items():
+        monkeypatch.setattr(train_py, name, lasts(seconds, getattr(train_py, name)))
+    config = tiny(log_interval=2, eval_interval=3, checkpoint_interval=4)
+    train(config, say=None)
+    log = train(resumed(config, max_steps=9), say=None)
+    assert dict(column(log, "seconds")) == {0: 0, 2: 100, 3: 102, 4: 104, 6: 108, 8: 112, 9: 114}
+    speeds = {speed for _, speed in column(log, "tokens_per_s")}
+    assert speeds == {config.total_batch_size / 2}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -2227,7 +2265,8 @@ def test_ranks_that_differ_are_refused_but_paths_may_differ(tiny, trained, monke
         assert differing(True, **{name: value}) == differing(False, **{name: value}) == name
     assert differing(False, code="class Other", max_steps=9) == "max_steps, code"
     assert differing(False, resuming=True) == "resuming"
-    other_machine = dict(data="/mnt/tiny", out_dir="/mnt/run", resume="auto", device="auto")
+    other_machine = dict(data="/mnt/tiny", out_dir="/mnt/run", init_from="/mnt/first",
+                         resume="auto", device="auto")
     assert differing(True, **other_machine) is differing(False, **other_machine) is None
 
 
@@ -2360,7 +2399,7 @@ def test_curves_begin_after_step_0_beside_those_of_usual_runs(
     assert ("star: the last" in axes.get_xlabel()) == has_star
     assert all(x > 0 for line in gray for x in line.get_xdata())
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == [str(folder)] + ["other seeds, default options"] * usual
+    assert legend == [str(folder)] + ["other seeds, default options"] * (name == "ngpt")
     out = capsys.readouterr().out
     assert (f"{folder}: no gray lines" in out) == (usual and name == "mine")
     assert f"{tmp_path / 'bench'}: left out" in out

@@ -774,7 +774,7 @@ def read_checkpoint(source):
         with explain_errors(f"{source}: no such checkpoint"):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
-    with explain_errors(f"{path}: not a whole checkpoint"):
+    with explain_errors(f"{path}: not a whole checkpoint; is it cut off?"):
         # With mmap=True a tensor is read from the file only when it is used.
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
@@ -834,17 +834,19 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
 def load_moments(optimizer, saved):
     """Restore Adam's moments, but keep this run's learning rate, betas and weight decay."""
     groups = optimizer.state_dict()["param_groups"]
-    # Each parameter has a number, and "params" lists those of a group. If make_optimizer() has been
-    # edited, a parameter may have another number than before, and so get another one's moments. The
-    # fused AdamW would not notice, and might read beyond the end of a tensor.
-    check([group["params"] for group in saved["param_groups"]]
-          == [group["params"] for group in groups], "the checkpoint's moments do not fit this "
-          "optimizer; undo what has changed in make_optimizer(), or start a new run with "
-          "--init_from")
     # On a CPU the optimizer would keep the tensors of `saved` themselves. They are mapped from the
     # checkpoint's file, which would then stay on the disk after a new checkpoint has replaced it.
     # So give it copies.
-    moments = copy.deepcopy(saved["state"])
+    moments = copy.deepcopy(saved["state"])  # index of a parameter -> its moments
+    if isinstance(optimizer, torch.optim.AdamW):
+        # If make_optimizer() has been edited, a parameter may get another one's moments. The fused
+        # AdamW would not notice, and would read beyond the end of a tensor.
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        shapes = {index: p.shape for index, p in enumerate(parameters)}
+        for index, of_parameter in moments.items():
+            fits = "exp_avg" in of_parameter and of_parameter["exp_avg"].shape == shapes.get(index)
+            check(fits, "the checkpoint's moments do not fit this optimizer; undo what has changed "
+                  "in make_optimizer(), or start a new run with --init_from")
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
@@ -1410,6 +1412,7 @@ def run(config, watch, say):
             seconds = cut_log(folder, first_step)
         else:
             open_folder(folder, say)
+    process.barrier()  # If this fails on the main process, the other ranks end here, too.
 
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
@@ -1471,7 +1474,7 @@ def run(config, watch, say):
                 record |= utilization(model, record["tokens_per_s"], process)
                 # If the first step shows that the run will take very long, tell the time left now.
                 # (Compiling alone takes less than these 180 seconds.)
-                if after_first_step and elapsed > 180:
+                if after_first_step and elapsed > 180 and not recording:
                     say(progress_line(record, config))
             record["seconds"] = seconds
 
@@ -1547,7 +1550,9 @@ def run(config, watch, say):
 
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
-    train(config)
+    # print_line() does nothing if the terminal is gone. But if the result of --eval_only cannot be
+    # printed, that is an error.
+    train(config, say=print if config.eval_only else print_line)
     # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ and not config.eval_only:
         # The run is complete without this sample. It may fail, because a tokenizer needs a

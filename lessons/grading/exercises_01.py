@@ -27,16 +27,16 @@ def root_of(square, eps, eps_at="inside", power=0.5):
     return square ** power
 
 
-def centred(x):
+def centered(x):
     return x - x.mean(-1, keepdim=True)
 
 
 def standardize(x, eps, correction=0):
     """Return (x - mean) / sqrt(variance + eps) along the last axis, and that root."""
     n = x.shape[-1]
-    variance = centred(x).square().sum(-1, keepdim=True) / (n - correction)
+    variance = centered(x).square().sum(-1, keepdim=True) / (n - correction)
     root = root_of(variance, eps)
-    return centred(x) / root, root
+    return centered(x) / root, root
 
 
 # 1.1  Mean and variance after some blocks ---------------------------------------------------------
@@ -138,7 +138,7 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
         partial(layer_norm, power=1.0),
     "In x - mean / root only the mean is divided: / comes before -, so x - mean needs brackets.":
         lambda x, eps: x - x.mean(-1, keepdim=True) / (
-            centred(x).square().mean(-1, keepdim=True) + eps).sqrt(),
+            centered(x).square().mean(-1, keepdim=True) + eps).sqrt(),
     "You normalize along axis 1. That is the last axis of a matrix. Is it the last axis of a batch "
     "of matrices?":
         partial(layer_norm, axis=1),
@@ -150,9 +150,9 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
         by_mean_of_squares,
     "Your variance is mean^2 too large. It should be the mean of (x - mean)^2: do you take that of "
     "x^2, or do you subtract the mean twice?":
-        lambda x, eps: centred(x) / root_of(x.square().mean(-1, keepdim=True), eps),
+        lambda x, eps: centered(x) / root_of(x.square().mean(-1, keepdim=True), eps),
     "All your rows share one variance. Each row has its own: set dim there, too.":
-        lambda x, eps: centred(x) / root_of(centred(x).square().mean(), eps),
+        lambda x, eps: centered(x) / root_of(centered(x).square().mean(), eps),
 }, without=("layer_norm", "LayerNorm", "native_layer_norm", "group_norm", "instance_norm",
             "batch_norm"))
 
@@ -195,10 +195,10 @@ LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misco
 
 # 1.4  RMSNorm -------------------------------------------------------------------------------------
 
-def rms_norm(x, eps, *, axis=-1, of=torch.mean, centred=False, eps_at="inside", power=0.5):
-    """Return x over its root mean square. centred=True takes the squares of x - mean instead."""
+def rms_norm(x, eps, *, axis=-1, of=torch.mean, centered=False, eps_at="inside", power=0.5):
+    """Return x over its root mean square. centered=True takes the squares of x - mean instead."""
     squares = x * x
-    if centred:
+    if centered:
         squares = (x - x.mean(-1, keepdim=True)).square()
     return x / root_of(of(squares, axis, keepdim=True), eps, eps_at, power)
 
@@ -211,7 +211,7 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
         layer_norm,
     "You divide by the root of the variance, from which the mean has been removed. RMSNorm never "
     "computes a mean of x.":
-        partial(rms_norm, centred=True),
+        partial(rms_norm, centered=True),
     "You add eps outside the root. Add it to the mean square, before you take the root.":
         partial(rms_norm, eps_at="behind"),
     "You add eps to the sum of the squares, so only eps / n of it reaches their mean. Add it to "
@@ -405,7 +405,7 @@ def jacobian_inputs(generator):
 
 def by_variance(x, eps):
     _, root = standardize(x, eps)
-    return centred(x) / root ** 2, root ** 2
+    return centered(x) / root ** 2, root ** 2
 
 
 def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, y_over_root=True,
@@ -536,7 +536,7 @@ BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
     "The gain multiplies the normalized x, so its gradient is a sum of g * y, not of g * x.":
         lambda dx, g, x, dbias: (dx, (g * x).sum(0), dbias),
     "The gain multiplies y, not x - mean, so its gradient is a sum of g * y.":
-        lambda dx, g, x, dbias: (dx, (g * centred(x)).sum(0), dbias),
+        lambda dx, g, x, dbias: (dx, (g * centered(x)).sum(0), dbias),
     "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(layer_norm_backward, correction=1),
     "dx has two means over the row. You take sums: a 1/n is missing in both.":
@@ -746,7 +746,7 @@ def times_gain(weight, gain):
 
 def for_rms(name, weight, gain, *, table_axis=1, matrix_axis=0, tables=("wte", "wpe"), norms=True,
             bias=True, reader=times_gain, centre=minus_mean):
-    """table_axis and matrix_axis: where the mean is taken; tables: those that are centred."""
+    """table_axis and matrix_axis: where the mean is taken; tables: those that are centered."""
     module, kind = name.split(".")[-2:]
     if "norm" in module:
         return torch.ones_like(weight) if norms else weight
@@ -969,7 +969,7 @@ PROPERTIES = {
         "dx: stretching a row around its mean changes nothing, apart from eps, so dx times (x - "
         "mean) sums to 0. Yours does not. In the term that contains y twice, look at y, g times "
         "weight, the mean, the factor and the sign. Is every term divided by the row's s as often?":
-            lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centred(x)).mean(-1), 0, 0.01),
+            lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centered(x)).mean(-1), 0, 0.01),
         "dx: its rows have the right direction but the wrong length: how often do you divide by s, "
         "and is s LayerNorm's root?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),

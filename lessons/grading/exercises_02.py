@@ -88,12 +88,12 @@ def forward_inputs(generator):
     yield "gains below 0", x, torch.rand(4, generator=generator) + 0.2, -weight, 1e-5
 
 
-def forward(x, psi2, weight, eps, *, centred=False, own=None, root=torch.sqrt, eps_at="inside"):
+def forward(x, psi2, weight, eps, *, centered=False, own=None, root=torch.sqrt, eps_at="inside"):
     """Return the right answer, or a wrong one.
 
     own(x) is a statistic of this batch, used as psi2.
     """
-    if centred:
+    if centered:
         x = x - x.mean(ALL)
     if own:
         psi2 = own(x)
@@ -107,7 +107,7 @@ def of_each_token(x):
 FORWARD = Exercise(reference=forward, inputs=forward_inputs, misconceptions={
     "A mean over the batch is subtracted. BatchNorm does that, and the essay's Figure 9; "
     "PowerNorm leaves the mean alone.":
-        partial(forward, centred=True),
+        partial(forward, centered=True),
     "You divide by a statistic of this batch. The running one is given: psi2.":
         partial(forward, own=moment),
     "In effect you divide by psi2 + eps itself. It is its root that has the size of x: is the root "
@@ -467,15 +467,15 @@ def exact_inputs(generator):
     yield "one token", x[:1, :1], g[:1, :1] + 1, 1e-1
 
 
-def exact(x, g, eps, *, mean=over_tokens, part=1.0, centred=False):
+def exact(x, g, eps, *, mean=over_tokens, part=1.0, centered=False):
     """Return dx.
 
-    part: how much of the term in xhat is subtracted; centred: subtract mean(g), too.
+    part: how much of the term in xhat is subtracted; centered: subtract mean(g), too.
     """
     psi = (moment(x) + eps).sqrt()
     xhat = x / psi
     dx = g - part * xhat * mean(g * xhat)
-    if centred:
+    if centered:
         dx = dx - over_tokens(g)
     return dx / psi
 
@@ -508,7 +508,7 @@ EXACT = Exercise(reference=exact, inputs=exact_inputs, misconceptions={
         product_of_means,
     "You subtract mean(g), too. BatchNorm needs that, because it subtracts a mean; PowerNorm does "
     "not.":
-        partial(exact, centred=True),
+        partial(exact, centered=True),
     "Your second term is divided by psi once too few. Is one of its two xhat still x, or does the "
     "last division by psi apply to g alone?":
         one_hat,
@@ -696,9 +696,9 @@ def mean_square(grouped):
     return grouped.square().mean(-1, keepdim=True)
 
 
-def group_scale(x, groups, eps, *, centred=False, eps_at="inside"):
+def group_scale(x, groups, eps, *, centered=False, eps_at="inside"):
     grouped = neighbors(x, groups)
-    if centred:
+    if centered:
         grouped = grouped - grouped.mean(-1, keepdim=True)
     psi = psi_of(mean_square(grouped), eps, eps_at)
     return (grouped / psi).flatten(-2), math.sqrt(x.shape[-1] / groups)
@@ -733,7 +733,7 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
     "A group consists of neighboring channels. Yours has every groups-th channel.":
         every_nth_channel,
     "You subtract a mean. GroupScaling1D only divides.":
-        partial(group_scale, centred=True),
+        partial(group_scale, centered=True),
     "Add eps under the root, not after it.":
         partial(group_scale, eps_at="behind"),
     "eps is missing: a group of zeros gives 0/0.":

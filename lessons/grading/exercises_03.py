@@ -145,7 +145,7 @@ def rms(a):
     return a / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-def centred_over_rms(a):
+def centered_over_rms(a):
     return (a - a.mean(-1, keepdim=True)) / (a.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
@@ -184,7 +184,7 @@ FFN = Exercise(                                             # both forms of GELU
         gain_first,
     "You subtract the mean, but divide by the root of a mean of squares from which it is not "
     "subtracted. The variance is the mean of (a - mean)^2.":
-        partial(ffn_branch, norm=centred_over_rms),
+        partial(ffn_branch, norm=centered_over_rms),
     "You do not subtract the mean: that is RMSNorm. After GELU the mean is far from 0.":
         partial(ffn_branch, norm=rms),
     "Almost: the variance of a LayerNorm divides by f, not by f - 1.":

@@ -930,7 +930,7 @@ def query_inputs(generator):
     yield "four heads of four channels", square, of_head[:4], cos[:, :2], sin[:, :2], True
 
 
-def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=False, of=torch.mean,
+def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centered=False, of=torch.mean,
                       eps=1e-6, turned_only=False, of_variance=False):
     """axes: those of the mean square. turned_only: it covers only channels that rope turns."""
     if axes is None:
@@ -941,7 +941,7 @@ def normed_and_turned(q, gain, cos, sin, before_rope, *, axes=None, centred=Fals
         gain = gain[:, None]                        # (H, 1, d_k)
 
     def norm(x):
-        if centred:
+        if centered:
             x = x - x.mean(axes, keepdim=True)
         squares = x * x
         if of_variance:
@@ -1021,7 +1021,7 @@ NORMED_QUERIES = Exercise(reference=normed_and_turned, inputs=query_inputs, misc
     "back.":
         not_exchanged_back,
     "You subtract a mean, as LayerNorm does. RMSNorm does not.":
-        partial(normed_and_turned, centred=True),
+        partial(normed_and_turned, centered=True),
     "You divide by the length. RMSNorm divides by the root of the mean square, which is smaller "
     "by sqrt(channels).":
         partial(normed_and_turned, of=torch.sum),

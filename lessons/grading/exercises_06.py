@@ -1066,7 +1066,7 @@ def run_against_run(a, b, mine, theirs, true):
     return wrong_winner(a, b, mine.reshape(-1, 1), theirs.reshape(-1, 1), true)
 
 
-def centred_after_drawing(a, b, mine, theirs, true):
+def centered_after_drawing(a, b, mine, theirs, true):
     a, b = a[mine], b[theirs]
     wins = (b - b.mean() + true).mean(1) < (a - a.mean()).mean(1)
     return wins.double().mean()
@@ -1109,7 +1109,7 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
         partial(wrong_winner, centre=torch.median),
     "You subtract the mean of the runs that were drawn. Subtract that of all runs, `a.mean()`, "
     "before you pick any.":
-        centred_after_drawing})
+        centered_after_drawing})
 
 
 PROPERTIES = {

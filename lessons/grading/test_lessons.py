@@ -1252,8 +1252,8 @@ def dyt_in_place(w, alpha, gamma, beta):
 
 def jacobian_by_differences(x, eps):
     def norm(x):
-        centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+        centered = x - x.mean(-1, keepdim=True)
+        return centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt()
 
     steps = 1e-3 * torch.eye(len(x), dtype=x.dtype)
     return ((norm(x + steps) - norm(x)) / 1e-3).T
@@ -1291,10 +1291,10 @@ def ones_on_the_diagonal(x, eps):
 def without_eps_in_the_derivative(x, eps):
     """The derivative of s is taken for s without eps, which gives 0/0 if all entries are equal."""
     n = len(x)
-    centred = x - x.mean()
-    s = (centred.square().mean() + eps).sqrt()
-    ds = centred / (n * centred.square().mean().sqrt())
-    return (torch.eye(n, dtype=x.dtype) - 1 / n) / s - torch.outer(centred, ds) / s**2
+    centered = x - x.mean()
+    s = (centered.square().mean() + eps).sqrt()
+    ds = centered / (n * centered.square().mean().sqrt())
+    return (torch.eye(n, dtype=x.dtype) - 1 / n) / s - torch.outer(centered, ds) / s**2
 
 
 def of_an_impulse(norm, x):
@@ -1369,8 +1369,8 @@ def norm_attn_without_eps(h, attention, p):
 
 def eps_in_the_deviation(h, attention, p):
     def norm(x, name):
-        centred = x - x.mean(-1, keepdim=True)
-        return centred / (x.std(-1, keepdim=True, correction=0) + 1e-5) * p[name]
+        centered = x - x.mean(-1, keepdim=True)
+        return centered / (x.std(-1, keepdim=True, correction=0) + 1e-5) * p[name]
 
     y = attention(norm(h, "norm1")) * p["head_scale"][:, None, None]
     h = h + norm(y.transpose(1, 2).flatten(2) @ p["w_o"].T, "norm_attn")
@@ -1582,10 +1582,10 @@ def first_terms_not_divided_by_s(x, eps):
 
 def product_of_the_means(g, x, weight, eps):
     _, dweight, dbias = EXERCISES["1.8"].reference(g, x, weight, eps)
-    centred, u = x - x.mean(-1, keepdim=True), g * weight
-    s = (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    centered, u = x - x.mean(-1, keepdim=True), g * weight
+    s = (centered.square().mean(-1, keepdim=True) + eps).sqrt()
     mean = u.mean(-1, keepdim=True)
-    from_s = centred / s * mean * (centred / s).mean(-1, keepdim=True)
+    from_s = centered / s * mean * (centered / s).mean(-1, keepdim=True)
     return (u - mean - from_s) / s, dweight, dbias
 
 
