@@ -14,7 +14,7 @@ out/bench.
 Which arch learns most is another question. lessons/studies/race.py answers it with complete runs.
 """
 import random
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from unittest.mock import patch
@@ -80,9 +80,11 @@ def parse(words, description, options_class, command=""):
     """Parse a command line; return the benchmark's options and a dict of train.py's options."""
     training = parse_options(words, description, options_class, TrainConfig, command=command,
                              leave_out=NOT_HERE)
-    own = {field.name: training.pop(field.name) for field in fields(options_class)
-           if field.name in training}
-    return options_class(**own), training
+    options = options_class()
+    for name in vars(options):
+        if name in training:
+            setattr(options, name, training.pop(name))
+    return options, training
 
 
 def train_config(name, training, **changes):
@@ -277,12 +279,8 @@ def sample(options, training):
 # as few kernels as possible, and allocates the tensors that these would write.
 
 CARDS = 24, 40, 80, 141          # GB of common GPUs
-
-
-def is_product(node):
-    """Tell whether a graph's node multiplies matrices."""
-    return str(node.target).startswith(("aten.mm.", "aten.bmm.", "aten.addmm.",
-                                        "aten._scaled_dot_product"))
+# How the names of the operations that multiply matrices begin
+PRODUCTS = "aten.mm.", "aten.bmm.", "aten.addmm.", "aten._scaled_dot_product"
 
 
 def storages(node):
@@ -313,7 +311,7 @@ def make_fused_runner(graph, example_inputs):
     in_memory = {}               # key of a storage -> a tensor in that storage
     for node in nodes:
         level[node] = max([level[x] for x in node.all_input_nodes], default=0)
-        if is_product(node):
+        if str(node.target).startswith(PRODUCTS):
             level[node] += 1
             in_memory |= storages(node)
         for x in node.all_input_nodes:
@@ -411,6 +409,7 @@ def peak_bytes(model, config, batch_size):
 
 def step_bytes(config, batch_size, layers=(1, 2)):
     """Return the peak memory of a step in bytes, extrapolated from models of one and two layers."""
+    fewer, more = layers
     # Let the models do what they do on a GPU. On a CPU the attention would keep its (T, T)
     # probabilities if T is small, and the loss would compute fewer logits at once.
     with (FakeTensorMode(), patch.object(torch.Tensor, "is_cpu", False),
@@ -422,15 +421,15 @@ def step_bytes(config, batch_size, layers=(1, 2)):
             as_compiled([block for model in models for block in model.blocks], "forward")
             for model in models:
                 as_compiled([model], "summed_loss")
-        fewer, more = [peak_bytes(model, config, batch_size) for model in models]
-    per_layer = (more - fewer) / (layers[1] - layers[0])
-    return fewer + (config.n_layer - layers[0]) * per_layer
+        peak_of_fewer, peak_of_more = [peak_bytes(model, config, batch_size) for model in models]
+    per_layer = (peak_of_more - peak_of_fewer) / (more - fewer)
+    return peak_of_fewer + (config.n_layer - fewer) * per_layer
 
 
-def largest_batch_size(bytes_at, limit):
+def largest_batch_size(memory_at, limit):
     """Return the largest power of two with which a step stays within the limit, or 0."""
     batch_size = 1
-    while bytes_at(batch_size) <= limit:
+    while memory_at(batch_size) <= limit:
         batch_size *= 2
     return batch_size // 2
 
@@ -446,13 +445,16 @@ def memory(options, training):
     rows = []
     configs = resolve_each(options.archs, training)
     for name, config in tqdm(configs.items(), leave=False, disable=None):
-        bytes_at = cache(partial(step_bytes, config))
-        per_sequence = bytes_at(2) - bytes_at(1)
-        row = {"arch": label(name), "fixed": (bytes_at(1) - per_sequence) / 1e9,
-               "per sequence": per_sequence / 1e9,
-               f"batch_size={config.batch_size}": bytes_at(config.batch_size) / 1e9}
+        @cache
+        def gigabytes(batch_size):
+            return step_bytes(config, batch_size) / 1e9
+
+        per_sequence = gigabytes(2) - gigabytes(1)
+        row = {"arch": label(name), "fixed": gigabytes(1) - per_sequence,
+               "per sequence": per_sequence,
+               f"batch_size={config.batch_size}": gigabytes(config.batch_size)}
         for card in CARDS:
-            row[f"fits {card} GB"] = largest_batch_size(bytes_at, 0.9 * card * 1e9)
+            row[f"fits {card} GB"] = largest_batch_size(gigabytes, 0.9 * card)
         rows.append(row)
     print_table(rows)
     print("The table gives the memory of a training step on one GPU, in GB. \"fixed\" is what the\n"

@@ -116,8 +116,7 @@ def allowed_values(field):
         kind = get_args(kind)[0]     # str | None -> str
     if kind is bool:
         return bool, ("false", "true")
-    words = get_args(kind)           # Literal["swiglu", "gelu"] -> ("swiglu", "gelu")
-    return (str if words else kind), words
+    return kind, get_args(kind)      # Literal["swiglu", "gelu"] -> ("swiglu", "gelu")
 
 
 def clean_option(field, value):
@@ -518,16 +517,15 @@ def find_files(source, seed):
     return paths
 
 
-def read_rows(path):
+def read_rows(file, suffix):
     """Yield the `text` of each row of a .jsonl or .parquet file, and "" for an empty line."""
     # The datasets library is not used, because it reads the text "2024-01-01" in JSON as a date.
-    if path.suffix.lower() == ".jsonl":
-        with path.open("rb") as file:
-            for line in file:
-                yield json.loads(line)["text"] if line.strip() else ""
+    if suffix == ".jsonl":
+        for line in file:
+            yield json.loads(line)["text"] if line.strip() else ""
     else:
         from pyarrow.parquet import ParquetFile
-        for batch in ParquetFile(path).iter_batches(1000, columns=["text"]):
+        for batch in ParquetFile(file).iter_batches(1000, columns=["text"]):
             yield from batch["text"].to_pylist()
 
 
@@ -538,38 +536,40 @@ def open_documents(path):
     data.
     """
     suffix = path.suffix.lower()
-    if suffix != ".parquet":
-        with path.open("rb") as file:
+    with path.open("rb") as file:
+        if suffix != ".parquet":
             # UTF-16 text and compressed files have zero bytes, which are valid UTF-8 as well.
             zero = file.read(1000).find(0)
             check(zero < 0, NOT_TEXT.format(path, zero))
+            file.seek(0)
             if suffix != ".jsonl":
-                file.seek(0)
                 yield file
                 return
-    # JSON may hold halves of characters, such as "\ud800", which UTF-8 cannot express. They become
-    # question marks.
-    encoded_rows = (text.encode(errors="replace") for text in read_rows(path))
-    n_rows = 0
-    try:
-        for n_rows, row in enumerate(encoded_rows, 1):
-            yield io.BytesIO(row)
-    except Exception:
-        # The message names the row, which is known only now.
-        with explain_errors(f"{path}, row {n_rows + 1}: expected a string `text` in every row"):
-            raise
+        row = 1
+        try:
+            for text in read_rows(file, suffix):
+                # JSON may hold halves of characters, such as "\ud800", which UTF-8 cannot express.
+                # They become question marks.
+                yield io.BytesIO(text.encode(errors="replace"))
+                row += 1
+        except Exception:
+            # The message names the row, which is known only now.
+            with explain_errors(f"{path}, row {row}: expected a string `text` in every row"):
+                raise
 
 
-def cut(document, size, path):
-    """Yield a document in chunks of about `size` to 2 * `size` bytes; the last may be shorter.
+def cut(document, longest, path):
+    """Yield a document in chunks of up to about `longest` bytes.
 
-    Each chunk ends at a line break if possible. No character is cut. A byte-order mark is dropped.
-    Raises DataError if the document is not UTF-8.
+    All but the last have at least about half of that. Each chunk ends at a line break if possible.
+    No character is cut. A byte-order mark is dropped. Raises DataError if the document is not
+    UTF-8.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    half = max(1, longest // 2)
     try:
-        # readline() adds the rest of the line, but at most `size` bytes.
-        while chunk := document.read(size) + document.readline(size):
+        # readline() adds the rest of the line, but at most `half` bytes.
+        while chunk := document.read(half) + document.readline(half):
             yield decoder.decode(chunk).encode()
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
@@ -578,10 +578,10 @@ def cut(document, size, path):
         raise DataError(NOT_TEXT.format(path, offset)) from error
 
 
-def read_files(paths, total, place=0):
-    """Yield (chunk, whether it begins a document, place) for every chunk after `place`.
+def read_files(paths, total):
+    """Yield (chunk, whether it begins a document, its number from 1 on) for every chunk.
 
-    `place` is the number of chunks that have been read. Raises DataError if a file is not text.
+    Raises DataError if a file is not text.
 
     The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). No
     chunk has more than about 5% of them, so the shard ends below 10%. A document that is larger
@@ -595,12 +595,9 @@ def read_files(paths, total, place=0):
             longest = total // 20       # 5% of the total
             if n_bytes > longest:
                 longest = total // 200  # 0.5%
-            # cut() yields chunks of up to about 2 * size bytes.
-            size = max(1, min(longest, CHUNK_BYTES) // 2)
-            for i, chunk in enumerate(cut(document, size, path)):
+            for i, chunk in enumerate(cut(document, min(longest, CHUNK_BYTES), path)):
                 number += 1
-                if number > place:
-                    yield chunk, i == 0, number
+                yield chunk, i == 0, number
 
 
 # ---- Sources: FineWeb ----------------------------------------------------------------------------
@@ -620,7 +617,7 @@ def stream_fineweb(subset, place):
             rows.load_state_dict(state)
         for row in rows:
             document = io.BytesIO(row["text"].encode())
-            chunks = cut(document, CHUNK_BYTES // 2, "fineweb")
+            chunks = cut(document, CHUNK_BYTES, "fineweb")
             for number, chunk in enumerate(chunks, 1):
                 if number > n_done:
                     yield chunk, number == 1, [state, number]
@@ -655,7 +652,7 @@ def dataset_settings(options, paths):
     del settings["data_dir"]
     if paths:
         stats = [path.stat() for path in paths]
-        last_change = time.gmtime(int(max(stat.st_mtime for stat in stats)))
+        last_change = time.gmtime(max(stat.st_mtime for stat in stats))
         newest = time.strftime("%Y-%m-%d %H:%M:%S", last_change)
         n_bytes = sum(stat.st_size for stat in stats)
         settings["files"] = f"{len(paths)} with {n_bytes:,} bytes, the newest of {newest} UTC"
@@ -740,7 +737,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
         # written. The total, which limits the chunks, is not known yet. To add them up, any number
         # will do.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
-        chunks = read_files(paths, total, progress["place"] or 0)
+        # Skip the chunks that have been read.
+        chunks = itertools.islice(read_files(paths, total), progress["place"], None)
         if not options.val_tokens:
             val_bytes = total / 20
     else:

@@ -224,7 +224,7 @@ class TrainConfig(GPTConfig):
     def uses_own_checkpoint(self):
         """True if the checkpoint in out_dir is read, to resume the run or to evaluate it."""
         if self.eval_only:
-            return self.init_from is None
+            return not self.init_from
         if self.resume == "auto":
             return Path(self.out_dir, "ckpt.pt").exists()
         return self.resume == "true"
@@ -325,10 +325,11 @@ def resolve(config, dataset_vocab_size=GPTConfig.vocab_size, world_size=1):
     c.final_eval_tokens = (c.final_eval_tokens or c.eval_tokens
                            or max(1_048_576, usual_eval_tokens))
     c.eval_tokens = c.eval_tokens or usual_eval_tokens
-    c.eval_interval = c.eval_interval or min(math.ceil(c.max_steps / 10), 500)
+    tenth_of_run = math.ceil(c.max_steps / 10)
+    c.eval_interval = c.eval_interval or min(tenth_of_run, 500)
     # A checkpoint has 12 bytes per parameter, and all ranks have to wait. So a run saves about ten
     # times, not more often.
-    c.checkpoint_interval = c.checkpoint_interval or math.ceil(c.max_steps / 10)
+    c.checkpoint_interval = c.checkpoint_interval or tenth_of_run
     if c.pn_warmup is None:
         c.pn_warmup = round(c.warmup_ratio * c.max_steps)
     return c
@@ -370,10 +371,9 @@ class Process:
 
     def gather(self, value):
         """Return a list of the values that the ranks give, in the order of the ranks."""
-        values = [value]
+        values = [value] * self.world_size
         if self.world_size > 1:
-            values = [None] * self.world_size
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value)  # replaces the values of the other ranks
         return values
 
     def barrier(self):
@@ -753,8 +753,9 @@ def evaluate(model, dataset, config, process, eval_tokens=None):
         # average, `variance` is only (n - 1) / n times the true one, since the mean is estimated
         # from the same n values. Dividing by n - 1 in place of n corrects this.
         error = math.sqrt(variance / (len(rows) - 1))
-    total_bits = mean * n_tokens.sum() / math.log(2)
-    return {"val_loss": float(mean), "val_error": error, "val_tokens": int(n_tokens.sum()),
+    total_tokens = int(n_tokens.sum())
+    total_bits = mean * total_tokens / math.log(2)
+    return {"val_loss": float(mean), "val_error": error, "val_tokens": total_tokens,
             "val_bpb": float(total_bits / max(1, n_bytes.sum()))}
 
 
@@ -824,11 +825,11 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
         # and how many for validation. (In older checkpoints, "dataset" is either the fingerprint or
         # the sizes, and "dataset_sizes" is missing. The oldest have neither, so that any dataset
         # passes.)
-        trained_on = checkpoint.get("dataset", dataset.fingerprint)
-        sizes = checkpoint.get("dataset_sizes", dataset.sizes)
-        check(trained_on in (dataset.fingerprint, dataset.sizes) and sizes == dataset.sizes,
-              f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
-              "resume with the same --data, or start a new run with --init_from")
+        for name in ("dataset", "dataset_sizes"):
+            trained_on = checkpoint.get(name)
+            check(trained_on in (dataset.fingerprint, dataset.sizes, None),
+                  f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
+                  "resume with the same --data, or start a new run with --init_from")
 
 
 def load_moments(optimizer, saved):
@@ -1042,13 +1043,12 @@ def draw_curve(axes, records, key, star_size=9, **style):
     tokens = np.array([record["tokens"] / 1e6 for record in records])
     values = np.array([record[key] for record in records], float)
     is_star = np.full(len(records), False)
-    if key.startswith("val"):
+    if key.startswith("val") and len(records) > 1:
         # Older logs do not have val_tokens.
         val_tokens = np.array([record.get("val_tokens", 0) for record in records])
         # Compare each number with the one that follows, and the last with the one before it.
-        if len(val_tokens) > 1:
-            neighbors = np.append(val_tokens[1:], val_tokens[-2])
-            is_star = val_tokens > neighbors
+        neighbors = np.append(val_tokens[1:], val_tokens[-2])
+        is_star = val_tokens > neighbors
     [line] = axes.plot(tokens[~is_star], values[~is_star], **style)
     axes.plot(tokens[is_star], values[is_star], "*", ms=star_size, color=line.get_color(),
               zorder=line.get_zorder())
@@ -1258,9 +1258,9 @@ def noted_signals():
     # Only the main thread can handle signals.
     if threading.current_thread() is threading.main_thread():
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if not hasattr(signal, name):
+            number = getattr(signal, name, None)
+            if number is None:
                 continue  # Windows has no SIGHUP
-            number = getattr(signal, name)
             handler = signal.getsignal(number)
             if handler == signal.SIG_IGN:
                 if name == "SIGHUP":
@@ -1550,11 +1550,14 @@ def run(config, watch, say):
 
 def main(argv):
     config = TrainConfig(**parse_options(argv, __doc__, TrainConfig))
-    # print_line() does nothing if the terminal is gone. But if the result of --eval_only cannot be
-    # printed, that is an error.
-    train(config, say=print if config.eval_only else print_line)
+    if config.eval_only:
+        # train()'s usual way to print does nothing if the terminal is gone. But if this result
+        # cannot be printed, that is an error.
+        train(config, say=print)
+        return
+    train(config)
     # Print a sample, except under torchrun, where every rank would print one.
-    if "RANK" not in os.environ and not config.eval_only:
+    if "RANK" not in os.environ:
         # The run is complete without this sample. It may fail, because a tokenizer needs a
         # download, or because an arch of your own does not work with the KV cache.
         try:
