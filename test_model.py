@@ -1705,13 +1705,12 @@ def test_initial_weights_may_be_far_worse_than_guessing(tiny):
 
 
 @pytest.mark.parametrize("arch", [*PRE_NORM, *SPHERE])
-def test_gradients_that_watch_leaves_do_not_change_the_training(tiny, dataset, arch):
-    """watch may compute gradients with backward()."""
+def test_what_watch_leaves_does_not_change_the_training(tiny, dataset, arch):
+    """watch may compute gradients with backward(), and leave the model in eval mode."""
     def watch(model, optimizer, step):
         assert model.wte.weight.grad is None
         model.eval()
         model(*batch, loss_only=True)[1].backward()
-        model.train()
 
     batch = Tokens(dataset, "val", 16).batch(range(4), CPU)
     ends = []

@@ -1304,10 +1304,9 @@ def train(config, watch=None, say=print_line):
     With eval_only the list has one record, that of the validation.
 
     During training, watch(model, optimizer, step) is called at each validation. If it returns a
-    dict of numbers, the record gets its entries. watch may run the model and compute gradients, but
-    must leave the model in training mode. It has to run PowerNorm in eval mode, because in training
-    mode a forward pass changes PowerNorm's running means. With several ranks, every rank must pass
-    the same watch.
+    dict of numbers, the record gets its entries. watch may run the model and compute gradients. But
+    it has to run PowerNorm in eval mode (model.eval()), because in training mode a forward pass
+    changes PowerNorm's running means. With several ranks, every rank must pass the same watch.
 
     say(line) shows the progress; say=None is quiet, except for warnings and while a missing dataset
     is made. Raises ConfigError, DataError or Diverged. If a signal tells a running loop to stop,
@@ -1488,7 +1487,9 @@ def run(config, watch, say):
                 check_val_loss(record["val_loss"], initial_loss, step, config)
                 if watch:
                     extra = watch(model, optimizer, step) or {}
-                    # The gradients that it may have left must not reach the next step.
+                    # It may have switched the model to eval mode, and its gradients must not reach
+                    # the next step.
+                    model.train()
                     clear_gradients(optimizer, process)
                     record = extra | record  # for equal names, the record's value stays
 
