@@ -1374,11 +1374,11 @@ def run(config, watch, say):
     # noticed. Read it now, because their file may be edited while the run lasts.
     code_at_start = block_code(model)
 
-    # On several machines the command is given on each of them, and each may read a disk of its own.
-    # If something differs, ranks may wait for each other forever, or train with different learning
-    # rates. (`resuming` is compared, too: with resume=auto one rank may find the checkpoint that a
-    # run saves at step 0, while another finds none. Both begin at step 0, but only one of them is
-    # resuming.)
+    # Agreement. On several machines the command is given on each of them, and each may read a disk
+    # of its own. If something differs, ranks may wait for each other forever, or train with
+    # different learning rates. (`resuming` is compared, too: with resume=auto one rank may find the
+    # checkpoint that a run saves at step 0, while another finds none. Both begin at step 0, but
+    # only one of them is resuming.)
     process.check_agreement(config, resuming=resuming, step=first_step,
                             dataset=dataset.fingerprint, code=code_at_start)
     folder = Path(config.out_dir)
@@ -1411,7 +1411,8 @@ def run(config, watch, say):
             seconds = cut_log(folder, first_step)
         else:
             open_folder(folder, say)
-    process.barrier()  # If this fails on the main process, the other ranks end here, too.
+    # The other ranks wait until this is done. If it fails, they end here, too.
+    process.barrier()
 
     # Say what will be trained.
     n_parameters = sum(p.numel() for p in model.parameters())
