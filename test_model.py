@@ -1983,9 +1983,13 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
         resume_with(9, fingerprint="rebuilt")
     with refused:                                  # the same tokens, but other ones to validate on
         resume_with(9, fingerprint="new", val_tokens=meta["val_tokens"] - 1)
+    state = torch.load(old / "ckpt.pt")            # the oldest checkpoints name no dataset
+    del state["dataset"], state["dataset_sizes"]
+    torch.save(state, old / "ckpt.pt")
+    assert resume_with(9, fingerprint="rebuilt") == 9
     (data / "tiny_train_000002.bin").unlink()
     with pytest.raises(DataError, match="data: a shard is missing"):
-        resume_with(9, fingerprint="new")
+        resume_with(10, fingerprint="new")
 
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
