@@ -24,7 +24,7 @@ checkpoint, the command line.
 #    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), sum_bucket()
 #    (for PowerNorm on several GPUs), read_checkpoint(), with_checkpoint() (the options of a resumed
 #    run), open_folder(), draw_curve() and noted_signals().
-# Read the functions that are not named here where they are called.
+# Read every other function where it is called.
 import ast
 import contextlib
 import copy
@@ -1315,7 +1315,7 @@ def train(config, watch=None, say=print_line):
     All threads of a process share torch's random numbers. So run one training at a time in a
     process. Otherwise the seed does not fix initial weights and dropout.
     """
-    # torchrun sets RANK. (The group of processes may not exist yet.)
+    # torchrun sets RANK. (torch.distributed may not know it yet.)
     main_process = os.environ.get("RANK", "0") == "0"
     if say is None or not main_process:
         # say=None is quiet, and of several ranks only rank 0 speaks.
@@ -1347,8 +1347,8 @@ def evaluate_only(config, say):
 
 def run(config, watch, say):
     """Set up a run and train. `watch`, `say` and the result are explained at train()."""
-    # Remember whether this run is resumed: with resume=auto the answer would become yes as soon as
-    # the run has saved its first ckpt.pt.
+    # Is this run resumed? Ask only once: with resume=auto the property looks for ckpt.pt in
+    # out_dir, so it becomes true as soon as this run has saved one.
     resuming = config.uses_own_checkpoint
 
     # Checkpoint. It is None if the run starts with random weights. read_start() also adds the
@@ -1398,8 +1398,8 @@ def run(config, watch, say):
 
     # Several ranks. All start with equal weights, because they have the same seed or the same
     # checkpoint. ddp_model is a wrapper around `model` that sums the gradients over the ranks.
-    # With one rank it is `model` itself. Only the optimizer step uses ddp_model, because nothing
-    # else sums gradients over the ranks.
+    # (It does not average them, for the reason in sum_bucket.) With one rank it is `model` itself.
+    # Only the optimizer step uses ddp_model, because nothing else sums gradients over the ranks.
     ddp_model = distribute(model, process)
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
@@ -1411,7 +1411,7 @@ def run(config, watch, say):
             seconds = cut_log(folder, first_step)
         else:
             open_folder(folder, say)
-    # The other ranks wait until this is done. If it fails, they end here, too.
+    # The other ranks wait until this is done. If it fails, torchrun ends them while they wait.
     process.barrier()
 
     # Say what will be trained.
@@ -1425,8 +1425,8 @@ def run(config, watch, say):
     if will_compile:
         say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
             "to two minutes on a GPU, and less if torch still has its code from an earlier run.")
-    # In the default run, which takes about three minutes, the number of parameters times the
-    # number of tokens is about 4e12.
+    # The work grows with the number of parameters times the number of tokens. 3e15 is some 750
+    # times that of the default run, which takes about three minutes.
     if process.device.type == "cpu" and n_parameters * new_tokens > 3e15:
         say("This run is meant for GPUs. On a CPU the first validation or step may take many "
             "minutes, and the run days or longer.")
@@ -1451,7 +1451,8 @@ def run(config, watch, say):
             saving = finished or step % config.checkpoint_interval == 0
             recording = evaluating or saving or step % config.log_interval == 0
             if resuming and step == first_step:
-                # The run was saved at this step. Only the optimizer step, below, is due.
+                # What was due at this step was done before the run was saved. Only the optimizer
+                # step, below, is due.
                 evaluating = saving = recording = False
             # For a record, read what the latest step has measured. Read it after the first step as
             # well: that step may include compiling, and its time must not count in the speed of the
@@ -1488,8 +1489,8 @@ def run(config, watch, say):
                 check_val_loss(record["val_loss"], initial_loss, step, config)
                 if watch:
                     extra = watch(model, optimizer, step) or {}
-                    # It may have switched the model to eval mode, and its gradients must not reach
-                    # the next step.
+                    # watch may have switched the model to eval mode and left gradients, which must
+                    # not reach the next step.
                     model.train()
                     clear_gradients(optimizer, process)
                     record = extra | record  # for equal names, the record's value stays
@@ -1560,7 +1561,7 @@ def main(argv):
     train(config)
     # Print a sample, except under torchrun, where every rank would print one.
     if "RANK" not in os.environ:
-        # The run is complete without this sample. It may fail, because a tokenizer needs a
+        # The run is complete without a sample. The sample may fail, because a tokenizer needs a
         # download, or because an arch of your own does not work with the KV cache.
         try:
             device = find_device(config.device)
