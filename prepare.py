@@ -680,8 +680,8 @@ def load_progress(folder, settings, paths=()):
             with explain_errors(f"{path}: not written by prepare.py"):
                 saved = read_json(path)
                 earlier = dict(saved["options"])
-            # The file is prepare.py's. Without training shards, a new dataset replaces the one that
-            # it is about.
+            # prepare.py has written this file, so it may be replaced. Without training shards, a
+            # new dataset begins.
             if not has_shards:
                 continue
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
@@ -750,7 +750,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
     # disable=None shows the bar only if stderr is a terminal.
     bar = tqdm(unit=" tokens", unit_scale=True, disable=None)
 
-    while progress["tokens"] < n_train:  # it counts training tokens only
+    # progress["tokens"] counts the training tokens only.
+    while progress["tokens"] < n_train:
         # Plan the next shard. The first one is for validation.
         is_val = progress["shards"] == 0
         n_left = n_train - progress["tokens"]

@@ -1932,15 +1932,20 @@ def test_the_log_has_the_time_of_the_steps_alone(tiny, monkeypatch):
 
     monkeypatch.setattr(train_py, "time", SimpleNamespace(perf_counter=lambda: now))
     durations = dict(evaluate=lambda model: 50, save_checkpoint=lambda path: 60,
-                     optimizer_step=lambda step: 98 if step == 0 else 2)  # step 0 compiles, too
+                     optimizer_step=lambda step: 198 if step == 0 else 2)  # step 0 compiles, too
     for name, seconds in durations.items():
         monkeypatch.setattr(train_py, name, lasts(seconds, getattr(train_py, name)))
     config = tiny(log_interval=2, eval_interval=3, checkpoint_interval=4)
-    train(config, say=None)
+    lines = []
+    train(config, say=lines.append)
     log = train(resumed(config, max_steps=9), say=None)
-    assert dict(column(log, "seconds")) == {0: 0, 2: 100, 3: 102, 4: 104, 6: 108, 8: 112, 9: 114}
+    assert dict(column(log, "seconds")) == {0: 0, 2: 200, 3: 202, 4: 204, 6: 208, 8: 212, 9: 214}
     speeds = {speed for _, speed in column(log, "tokens_per_s")}
     assert speeds == {config.total_batch_size / 2}
+    # After a first step of over three minutes the time left is said at once, and only once.
+    train(tiny(log_interval=1, max_steps=2, out_dir=f"{config.out_dir}.2"), say=lines.append)
+    assert sum("step 1/6   loss" in line for line in lines) == 1
+    assert sum("step 1/2   loss" in line for line in lines) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -2270,7 +2275,8 @@ def test_ranks_that_differ_are_refused_but_paths_may_differ(tiny, trained, monke
     assert differing(False, resuming=True) == "resuming"
     other_machine = dict(data="/mnt/tiny", out_dir="/mnt/run", init_from="/mnt/first",
                          resume="auto", device="auto")
-    assert differing(True, **other_machine) is differing(False, **other_machine) is None
+    for eval_only in (True, False):
+        assert differing(eval_only, **other_machine) is None
 
 
 @pytest.mark.parametrize("environment, says", [

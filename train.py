@@ -1404,7 +1404,8 @@ def run(config, watch, say):
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
-    # logged after its checkpoint, before it was killed, and counts its training time on from there.
+    # logged after its checkpoint, before it was killed. It adds to the training time in the last
+    # record that stays.
     seconds = 0.0  # the time of all optimizer steps, without evaluating, logging and saving
     if main_process:
         if resuming:
