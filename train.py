@@ -20,9 +20,9 @@ checkpoint, the command line.
 #    and evaluate(). For several GPUs, Process.gather() and distribute(), too.
 # 3. What the set-up uses: TrainConfig's options (those of the model are in GPTConfig in model.py),
 #    SIZES, RECIPES, read_start(), resolve(), make_model(), make_optimizer() and compile_model().
-# 4. Later, what makes the program robust, but is not about training: the environment variables
-#    below, TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), sum_bucket()
-#    (for PowerNorm on several GPUs), read_checkpoint(), with_checkpoint() (the options of a resumed
+# 4. Later, what a first reading can do without: the environment variables below,
+#    TrainConfig.__init__(), set_up_process(), open_dataset(), block_code(), sum_bucket() (for
+#    PowerNorm on several GPUs), read_checkpoint(), with_checkpoint() (the options of a resumed
 #    run), open_folder(), draw_curve() and noted_signals().
 # Read every other function where it is called.
 import ast
@@ -876,9 +876,9 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
         must_match |= {"seed", "total_batch_size", "size", "init_from"} & saved.keys()
         # Besides the options of the model, inherit those that were set, and three that the recipe
         # may have given, because it may have been edited since. The others, such as the intervals,
-        # are derived again, since a longer run has other ones. (of_model stands last. Its arch is
-        # only a name, but in older checkpoints the arch that was set may name a file, and loading a
-        # checkpoint must never run a file.)
+        # are derived again, since a longer run has other ones. (of_model stands last, because its
+        # arch is only a name: read_checkpoint() has cut off the file. In older checkpoints the arch
+        # that was set may still name a file, and loading a checkpoint must never run a file.)
         from_recipe = {name: saved[name]
                        for name in ("learning_rate", "weight_decay", "warmup_ratio")}
         inherited = {**from_recipe, **checkpoint["options"], **of_model}
@@ -904,20 +904,17 @@ def with_checkpoint(config, checkpoint, own_checkpoint=False):
     completed.check_model()
 
     if own_checkpoint:
-        # inherited["warmup_ratio"] is what the earlier commands asked for, because a resumed run
-        # has it among its options, and so has its next checkpoint. keep_warmup_steps() may have
-        # reduced the one in `saved`. In a run that was never resumed, the two agree.
-        keep_warmup_steps(completed, saved, asked_before=inherited["warmup_ratio"])
+        keep_warmup_steps(completed, checkpoint)
     return completed
 
 
-def keep_warmup_steps(config, saved, asked_before):
-    """Give a resumed run as many warmup steps as its checkpoint's options `saved` have.
+def keep_warmup_steps(config, checkpoint):
+    """Give a resumed run as many warmup steps as its checkpoint's config has.
 
     With the same warmup_ratio, a larger max_steps would give more of them, and the run would be in
     its warmup again. So config.warmup_ratio is reduced, and with it that of the next checkpoint;
-    config.options still has the ratio that was asked for. If the command asks for another ratio
-    than the commands before it, it gets what it asks for. Suppose the recipe has 0.2:
+    config.options still has the ratio that was asked for, by a command or else by the recipe. If
+    this command asks for another one, it gets it. Suppose the recipe has 0.2:
                                                             asked for   warmup steps   warmup_ratio
         --max_steps=1000                                          0.2            200            0.2
         --resume=true --max_steps=2000                            0.2            200            0.1
@@ -926,18 +923,24 @@ def keep_warmup_steps(config, saved, asked_before):
     The cosine after the warmup does become that of the longer run, so the learning rate rises when
     the run is resumed.
     """
+    saved = checkpoint["config"]
+    # A resumed run has the ratio that was asked for among its options, because it inherits it. The
+    # one in `saved` may have been reduced here. If the options lack it, the run was never resumed,
+    # and the one in `saved` is the recipe's.
+    asked_before = checkpoint["options"].get("warmup_ratio", saved["warmup_ratio"])
     asked_now = config.warmup_ratio
     if asked_now == asked_before:
         warmup_steps = round(saved["warmup_ratio"] * saved["max_steps"])
+        # A run that is now shorter than its warmup has a warmup in all of its steps.
         config.warmup_ratio = min(1.0, warmup_steps / config.max_steps)
 
 
 def read_start(config):
     """Return (config, checkpoint): the checkpoint that a run starts from, if it starts from one.
 
-    If the run in out_dir is resumed or evaluated, this is its own checkpoint. (A run that began
-    with init_from has newer weights there.) With init_from, it is the one that init_from names.
-    Otherwise it is None. The config is completed by the checkpoint's options. Raises DataError.
+    If the run in out_dir is resumed or evaluated, this is its own checkpoint, even if the run began
+    with init_from, because its weights are newer. Otherwise it is the one that init_from names, or
+    None without init_from. The config is completed by the checkpoint's options. Raises DataError.
     """
     if config.uses_own_checkpoint:
         is_there = Path(config.out_dir, "ckpt.pt").exists()
@@ -1347,8 +1350,8 @@ def evaluate_only(config, say):
 
 def run(config, watch, say):
     """Set up a run and train. `watch`, `say` and the result are explained at train()."""
-    # Is this run resumed? Ask only once: with resume=auto the property looks for ckpt.pt in
-    # out_dir, so it becomes true as soon as this run has saved one.
+    # Is this run resumed? Ask now: with resume=auto the property looks for ckpt.pt in out_dir, so
+    # it becomes true as soon as this run has saved one.
     resuming = config.uses_own_checkpoint
 
     # Checkpoint. It is None if the run starts with random weights. read_start() also adds the
@@ -1405,14 +1408,16 @@ def run(config, watch, say):
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
     # logged after its checkpoint, before it was killed. It adds to the training time in the last
-    # record that stays.
+    # record that stays. (If a signal stopped it between two records, the time of the steps after
+    # the first of them is lost.)
     seconds = 0.0  # the time of all optimizer steps, without evaluating, logging and saving
     if main_process:
         if resuming:
             seconds = cut_log(folder, first_step)
         else:
             open_folder(folder, say)
-    # The other ranks wait until this is done. If it fails, torchrun ends them while they wait.
+    # The other ranks wait until this is done. If it fails, torchrun sends them SIGTERM, which ends
+    # them here. (The loop, below, would only take note of it.)
     process.barrier()
 
     # Say what will be trained.
@@ -1426,7 +1431,7 @@ def run(config, watch, say):
     if will_compile:
         say("The model is compiled at the beginning, which takes about 20 seconds on a CPU and one "
             "to two minutes on a GPU, and less if torch still has its code from an earlier run.")
-    # The work grows with the number of parameters times the number of tokens. 3e15 is some 750
+    # The work grows with the number of parameters times the number of tokens. 3e15 is some 800
     # times that of the default run, which takes about three minutes.
     if process.device.type == "cpu" and n_parameters * new_tokens > 3e15:
         say("This run is meant for GPUs. On a CPU the first validation or step may take many "
@@ -1475,7 +1480,8 @@ def run(config, watch, say):
                 record["tokens_per_s"] = n_tokens / elapsed
                 record |= utilization(model, record["tokens_per_s"], process)
                 # If the first step shows that the run will take very long, tell the time left now.
-                # (Compiling alone takes less than these 180 seconds.)
+                # (Compiling alone takes less than these 180 seconds. If a record is due, its
+                # progress line tells the time left, below.)
                 if after_first_step and elapsed > 180 and not recording:
                     say(progress_line(record, config))
             record["seconds"] = seconds
