@@ -543,6 +543,12 @@ def through_all(rates, losses, rate):
     return math.exp(-b / (2 * a)), c - b * b / (4 * a)
 
 
+def through_all_or_nan(rates, losses, rate):
+    if not losses.isfinite().all():
+        return math.nan, math.nan
+    return through_all(rates, losses, rate)
+
+
 def three_lowest(rates, losses, rate):
     """Fit the parabola to the three lowest losses; nan where `rate` is nan."""
     if math.isnan(rate):
@@ -568,6 +574,9 @@ RATE = Exercise(
         partial(best_rate, to=same, back=same),
     "You fit the parabola to all points. Take only the lowest one and its two neighbors.":
         through_all,
+    "You fit the parabola to all points, and one that diverged makes it NaN. Take only the lowest "
+    "one and its two neighbors.":
+        through_all_or_nan,
     "You leave out runs that diverged. Next to the best learning rate, such a run means that the "
     "search is not finished.":
         partial(best_rate, finite=True),

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from answers import near
-from grader import Exercise
+from grader import AUTOGRAD, Exercise
 from pieces import never, randn
 
 
@@ -527,7 +527,7 @@ def ds_times_the_other(q, k, v, p, y, g):
 GRADIENTS = ("dq", "dk", "dv")
 ATTENTION = Exercise(
     reference=attention_backward, inputs=attention_inputs, parts=GRADIENTS, tolerance=1e-4,
-    misconceptions={
+    without=AUTOGRAD, misconceptions={
     "Your sum over the keys adds up dP. It should add up dP weighted with P.":
         partial(attention_backward, score_gradient=plain_sum),
     "You sum over the queries. A softmax connects the keys of one query: sum over the last axis.":

@@ -407,7 +407,8 @@ MIXERS = [
     ("a leak of the last channel, two tokens ahead, in the first sequence only",
      leak_in(0, -1, by=2),
      "You accept a leak of a token's last channel to the token two places earlier that happens in "
-     "the first sequence only. Do you look at all earlier places?"),
+     "the first sequence only. Do you change all channels, and look at all earlier "
+     "places?"),
     ("a faint leak, in the first sequence only", leak_in(0, 0, size=0.001),
      "You accept a faint leak, a thousandth of one channel of the next token, that happens in the "
      "first sequence only."),

@@ -315,6 +315,16 @@ def test_the_lesson_has_exercises_hints_solutions_and_outputs_in_order(name):
     assert not long, "lines of at most 120 characters"
 
 
+@every_lesson
+def test_an_exercise_refuses_autograd_if_its_text_says_so(name):
+    """No other exercise mentions autograd, so that this test needs no list of phrases."""
+    for cell in LESSONS[name].cells:
+        if heading := re.search(r"\*\*Exercise (\d+\.\d+)", cell.source):
+            number = heading[1]
+            refused = set(grader.AUTOGRAD) <= set(EXERCISES[number].without)
+            assert ("autograd" in cell.source) == refused, number
+
+
 def test_readme_and_diagram_name_every_lesson():
     """Each notebook is on the README's map and on the diagram's."""
     text = (HERE / "README.md").read_text()
