@@ -789,6 +789,8 @@ FOLD = Exercise(reference=fold, inputs=fold_inputs, parts=("the matrix", "the bi
         partial(fold, factor=torch.sqrt),
     "You divide by the square. The norm divides by its root.":
         partial(fold, factor=torch.reciprocal),
+    "You add eps to the root of psi2. Add it to psi2 itself, under the root.":
+        lambda weight, psi2, eps, w, right: (w * (weight / (psi2.sqrt() + eps)), right[1]),
     "You lost c, the linear map's own bias.":
         lambda c, right: (right[0], right[1] - c),
     "You lost the norm's bias. It passes through the matrix and adds to c.":

@@ -445,6 +445,10 @@ def stream_of_each_layer(h, branches, lambdas):
     return torch.stack([stream(h, branches[:layer], lambdas[:layer]) for layer in layers])
 
 
+def h0_and_stream_of_each_layer(h, branches, lambdas):
+    return torch.cat((h[None], stream_of_each_layer(h, branches, lambdas)))
+
+
 STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
     "You scale the branch: that is LayerScale (9.1). ResScale's lambda multiplies the residual "
     "stream instead.":
@@ -467,6 +471,9 @@ STREAM = Exercise(reference=stream, inputs=stream_inputs, misconceptions={
         last_lambda_alone,
     "You return the stream after every layer. The task asks only for the one after the last layer.":
         stream_of_each_layer,
+    "You return h0 and the stream after every layer. The task asks only for the one after the last "
+    "layer.":
+        h0_and_stream_of_each_layer,
     "Your result is h0 plus all branches: the lambdas have no effect.":
         lambda h, branches: h + branches.sum(0),
 })

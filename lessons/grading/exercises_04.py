@@ -684,6 +684,12 @@ def context_before_the_first(model, tokens, context, last):
     return late_loss(model, tokens, min(context + last - 1, longest), last)
 
 
+def logits_of_the_last_position(model, tokens, context, last):
+    def of(x, y):
+        return model(x)[0].expand(-1, y.shape[1], -1), None
+    return late_loss(of, tokens, context, last)
+
+
 CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
     "You keep the start of each row, so each context length has other targets. Keep its end.":
         start_of_window,
@@ -698,6 +704,8 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
         lambda tokens, last, right: right * len(tokens) * last,
     "You use the last row only. Do you flatten rows and positions before you keep the last ones?":
         lambda model, tokens, context, last: late_loss(model, tokens[-1:], context, last),
+    "You use only the logits of the last position. Do you call model(x) without y?":
+        logits_of_the_last_position,
     "You use the first row only.":
         lambda model, tokens, context, last: late_loss(model, tokens[:1], context, last),
     "In yours each target has a window of its own. Here all targets of a row share one window: the "
