@@ -244,7 +244,8 @@ def run_script(main):
     # a character. Neither should stop the script.
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
-    sys.stdout.reconfigure(errors="replace")
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # a notebook's stdout lacks this method
     script = Path(sys.argv[0]).name
     try:
         main(sys.argv[1:])
@@ -522,7 +523,8 @@ def read_rows(file, suffix):
     # The datasets library is not used, because it reads the text "2024-01-01" in JSON as a date.
     if suffix == ".jsonl":
         for line in file:
-            yield json.loads(line)["text"] if line.strip() else ""
+            # json.loads() would also decode what is not quite UTF-8.
+            yield json.loads(line.decode("utf-8-sig"))["text"] if line.strip() else ""
     else:
         from pyarrow.parquet import ParquetFile
         for batch in ParquetFile(file).iter_batches(1000, columns=["text"]):

@@ -794,6 +794,11 @@ def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
     run_script(lambda words: (print("é 日"), sys.stderr.write("nowhere")))
     assert narrow.buffer.getvalue() == b"\xe9 ?\n"
 
+    of_a_notebook = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", of_a_notebook)
+    run_script(lambda words: print("日"))
+    assert of_a_notebook.getvalue() == "日\n"
+
     reading, writing = os.pipe()
     os.close(reading)
     monkeypatch.setattr(sys, "stdout", open(writing, "w"))
@@ -903,8 +908,9 @@ JAPANESE = "A" + "日本語" * 2000
     ("a.txt", b"\xef\xbb\xbf" + b"text\n" * 90, "text\n" * 90),
     ("a.txt", b"\xef\xbb\xbfab", "ab"),
     ("a.jsonl", json.dumps({"text": JAPANESE}).encode(), JAPANESE),
+    ("a.jsonl", json.dumps({"text": JAPANESE}).encode("utf-8-sig"), JAPANESE),
     ("a.jsonl", json.dumps({"text": " " * 1_000_001}).encode(), " " * 1_000_001)],
-    ids=["long line", "mark", "short with mark", "long row", "spaces"])
+    ids=["long line", "mark", "short with mark", "long row", "row with mark", "spaces"])
 def test_tokens_give_back_every_byte(tmp_path, small_gpt2, name, content, expected):
     (tmp_path / name).write_bytes(content)
     for tokenizer in ("bytes", "gpt2"):
@@ -924,6 +930,7 @@ def test_tokens_give_back_every_byte(tmp_path, small_gpt2, name, content, expect
     ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl, row 3: expected a string `text`"),
     ("a.jsonl", gzip.compress(b"text" * 99, mtime=0), "a.jsonl: not UTF-8 text.*gunzip"),
     ("a.jsonl", b'{"text": 5}\n', "a.jsonl, row 1: expected .*'int'"),
+    ("a.jsonl", b'{"text": "\xed\xa0\xbd\xed\xb8\x80"}\n', "a.jsonl, row 1: .*UnicodeDecodeError"),
     ("a.jsonl", b'{"text": "1"}\n', "a.jsonl: nothing is left to train on"),
     ("a.parquet", b"PAR1 no", "a.parquet, row 1: expected a string `text`")])
 def test_bad_sources_are_one_line(tmp_path, name, content, says):
@@ -2269,7 +2276,9 @@ def test_ranks_that_differ_are_refused_but_paths_may_differ(tiny, trained, monke
                             ".*; several machines need a shared folder for --out_dir and --data$",
                             str(error))[1]
 
-    for name, value in dict(seed=5, step=99, dataset="other").items():
+    both = {train_py.sum_of_bits(read_checkpoint(folder)) for folder in trained}
+    assert len(both) == 2
+    for name, value in dict(seed=5, step=99, weights=1, dataset="other").items():
         assert differing(True, **{name: value}) == differing(False, **{name: value}) == name
     assert differing(False, code="class Other", max_steps=9) == "max_steps, code"
     assert differing(False, resuming=True) == "resuming"

@@ -775,7 +775,7 @@ def read_checkpoint(source):
         with explain_errors(f"{source}: no such checkpoint"):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
-    with explain_errors(f"{path}: not a whole checkpoint; is it cut off?"):
+    with explain_errors(f"{path}: not a whole checkpoint; is it cut off, or another program's?"):
         # With mmap=True a tensor is read from the file only when it is used.
         checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
@@ -794,6 +794,16 @@ def read_checkpoint(source):
         # checkpoint must never run a file.
         saved["arch"] = saved["arch"].split(":")[-1]
     return checkpoint
+
+
+def sum_of_bits(checkpoint):
+    """Return a number that differs if the weights of two checkpoints differ. None has 0.
+
+    It adds up the bits of all weights as whole numbers. Unlike a sum of floats, this sum does not
+    depend on the order, so every machine gets the same.
+    """
+    weights = checkpoint["model"].values() if checkpoint else []
+    return sum(int(weight.float().view(torch.int32).sum()) for weight in weights)
 
 
 def save_checkpoint(path, model, code, optimizer, step, config, dataset):
@@ -1341,7 +1351,8 @@ def evaluate_only(config, say):
     check_dataset(config, checkpoint, dataset)
     config = resolve(config, dataset.vocab_size, process.world_size)
     model = make_model(config, process.device, checkpoint)
-    process.check_agreement(config, step=checkpoint["step"], dataset=dataset.fingerprint)
+    process.check_agreement(config, step=checkpoint["step"], weights=sum_of_bits(checkpoint),
+                            dataset=dataset.fingerprint)
     # Use as many tokens as the last validation of a run with these options.
     record = evaluate(model, dataset, config, process, config.final_eval_tokens)
     say(json.dumps(record))
@@ -1383,7 +1394,8 @@ def run(config, watch, say):
     # checkpoint that a run saves at step 0, while another finds none. Both begin at step 0, but
     # only one of them is resuming.)
     process.check_agreement(config, resuming=resuming, step=first_step,
-                            dataset=dataset.fingerprint, code=code_at_start)
+                            weights=sum_of_bits(checkpoint), dataset=dataset.fingerprint,
+                            code=code_at_start)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
