@@ -512,7 +512,7 @@ def find_files(source, seed):
     if n_skipped:
         print(f"{source}: {n_skipped} files skipped that are not {', '.join(SUFFIXES)}")
     check(by_hash, f"--source={source}: no text in it; in a folder, only {', '.join(SUFFIXES)} "
-          "files are read, but a glob may name others")
+          "files are read, but a glob may name others (unpack compressed files first)")
     paths = sorted(by_hash.values())
     random.Random(seed).shuffle(paths)
     return paths
