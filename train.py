@@ -1419,9 +1419,9 @@ def run(config, watch, say):
 
     # Folder and log. A new run moves an earlier one in its folder away. It does so only now: if the
     # set-up above fails, the earlier run stays where it is. A resumed run drops the records that it
-    # logged after its checkpoint, before it was killed. It adds to the training time in the last
-    # record that stays. (If a signal stopped it between two records, the time of the steps after
-    # the first of them is lost.)
+    # logged after its checkpoint, before it was killed. Its training time goes on from the time in
+    # the last record that stays. (If a signal stopped it at a later step than that record's, the
+    # time of the steps between the two is lost.)
     seconds = 0.0  # the time of all optimizer steps, without evaluating, logging and saving
     if main_process:
         if resuming:
