@@ -1390,9 +1390,9 @@ def run(config, watch, say):
 
     # Agreement. On several machines the command is given on each of them, and each may read a disk
     # of its own. If something differs, ranks may wait for each other forever, or train with
-    # different learning rates. (`resuming` is compared, too: with resume=auto one rank may find the
-    # checkpoint that a run saves at step 0, while another finds none. Both begin at step 0, but
-    # only one of them is resuming.)
+    # different learning rates. (`resuming` is compared, too: with init_from and resume=auto one
+    # rank may find the checkpoint that a run saves at step 0, while another finds none. Both begin
+    # at step 0 with the weights of init_from, but only one of them is resuming.)
     process.check_agreement(config, resuming=resuming, step=first_step,
                             weights=sum_of_bits(checkpoint), dataset=dataset.fingerprint,
                             code=code_at_start)
