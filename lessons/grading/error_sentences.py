@@ -121,8 +121,9 @@ def wrong_kind(words, line):
     if "'function' and" in words or "and 'function'" in words:
         return "A function stands there without its arguments: norm(x) calls it, norm does not."
     if "NoneType" in words:
-        return ("Something in that line is None. Methods that change a list, such as append and "
-                "sort, return None, and so does a function without a `return`.")
+        return ("Something in that line is None. Is it an argument that is None for this input? "
+                "Methods that change a list, such as append and sort, return None, too, and so "
+                "does a function without a `return`.")
     if "could not infer output dtype" in words:
         return ("mean() works on numbers with fractions. Booleans and whole numbers need .double() "
                 "or .float() before it.")

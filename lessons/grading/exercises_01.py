@@ -31,11 +31,11 @@ def centered(x):
     return x - x.mean(-1, keepdim=True)
 
 
-def standardize(x, eps, correction=0):
+def standardize(x, eps, correction=0, eps_at="inside"):
     """Return (x - mean) / sqrt(variance + eps) along the last axis, and that root."""
     n = x.shape[-1]
     variance = centered(x).square().sum(-1, keepdim=True) / (n - correction)
-    root = root_of(variance, eps)
+    root = root_of(variance, eps, eps_at)
     return centered(x) / root, root
 
 
@@ -408,8 +408,8 @@ def by_variance(x, eps):
     return centered(x) / root ** 2, root ** 2
 
 
-def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, y_over_root=True,
-             over_root=True, product=torch.outer, identity=torch.eye):
+def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, mean_over_n=True, y_over_n=True,
+             y_over_root=True, over_root=True, product=torch.outer, identity=torch.eye):
     """mean_part and y_part multiply what comes from the mean and from the root."""
     n = len(x)
     y, root = norm(x, eps)
@@ -418,7 +418,8 @@ def jacobian(x, eps, *, norm=standardize, mean_part=1, y_part=1, y_over_n=True, 
         from_root = from_root * root ** 2
     if y_over_n:
         from_root = from_root / n
-    J = identity(n, dtype=x.dtype) - mean_part / n - y_part * from_root
+    from_mean = mean_part / n if mean_over_n else mean_part
+    J = identity(n, dtype=x.dtype) - from_mean - y_part * from_root
     if over_root:
         J = J / root
     return J
@@ -453,6 +454,8 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, product=torch.mul),
     "s is the root of a mean over n entries: its derivative carries a 1/n.":
         partial(jacobian, y_over_n=False),
+    "The mean is a sum divided by n: its derivative is 1/n, and not 1.":
+        partial(jacobian, mean_over_n=False),
     "Your last term is s^2 times too large. Do you have x - mean in it where y = (x - mean)/s "
     "belongs, or is a division by s^2 missing?":
         partial(jacobian, y_over_root=False),
@@ -460,6 +463,9 @@ JACOBIAN = Exercise(reference=jacobian, inputs=jacobian_inputs, misconceptions={
         partial(jacobian, over_root=False),
     "Your s uses the sample variance, torch.var's default. LayerNorm divides by n.":
         partial(jacobian, norm=partial(standardize, correction=1)),
+    "Your s is torch's std plus eps. That is the root of the sample variance; LayerNorm divides by "
+    "n, and adds eps to the variance, under the root.":
+        partial(jacobian, norm=partial(standardize, correction=1, eps_at="behind")),
     "Your s is the variance plus eps. LayerNorm divides by the root of that.":
         partial(jacobian, norm=by_variance),
     "That is RMSNorm's Jacobian. LayerNorm subtracts the mean first.":
@@ -493,10 +499,10 @@ def backward_inputs(generator):
     yield "rows of one element", *case(numbers)
 
 
-def layer_norm_backward(g, x, weight, eps, *, correction=0, use_weight=True, mean_part=1,
+def layer_norm_backward(g, x, weight, eps, *, norm=standardize, use_weight=True, mean_part=1,
                         root_part=1, row=torch.mean):
     """mean_part and root_part multiply what passes through the mean and through the root."""
-    y, root = standardize(x, eps, correction)
+    y, root = norm(x, eps)
     u = g
     if use_weight:
         u = g * weight
@@ -538,7 +544,10 @@ BACKWARD = Exercise(reference=layer_norm_backward, inputs=backward_inputs,
     "The gain multiplies y, not x - mean, so its gradient is a sum of g * y.":
         lambda dx, g, x, dbias: (dx, (g * centered(x)).sum(0), dbias),
     "Your s comes from the sample variance, torch.var's default. LayerNorm divides by n.":
-        partial(layer_norm_backward, correction=1),
+        partial(layer_norm_backward, norm=partial(standardize, correction=1)),
+    "Your s is torch's std plus eps. That is the root of the sample variance; LayerNorm divides by "
+    "n, and adds eps to the variance, under the root.":
+        partial(layer_norm_backward, norm=partial(standardize, correction=1, eps_at="behind")),
     "dx has two means over the row. You take sums: a 1/n is missing in both.":
         partial(layer_norm_backward, row=torch.sum),
     "dweight: you sum g * weight * y. The output is linear in the gain, so the gain's gradient "
@@ -776,6 +785,8 @@ FOR_RMS = Exercise(reference=for_rms, inputs=weight_inputs, misconceptions={
     "You leave the gains in the norms. They have moved into the matrices, and the new norms have "
     "none: what is a gain that changes nothing?":
         partial(for_rms, norms=False),
+    "For a norm you return one number. It has d gains: return a tensor of the shape of weight.":
+        lambda name, right: torch.tensor(1.0) if "norm" in name else right,
     "The gain multiplies what the matrix reads. You divide by it.":
         partial(for_rms, reader=lambda weight, gain: weight / gain),
     "The matrices behind a norm have lost its gain: the new norms do not multiply by it any more.":

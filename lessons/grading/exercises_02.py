@@ -395,6 +395,10 @@ def one_channel(token):
     return token + torch.eye(token.shape[-1])[0]
 
 
+def some_number_stays(norm, x):
+    return ~reach(norm, x, over=torch.amin)
+
+
 def derivative(norm, x):
     jacobian = torch.autograd.functional.jacobian(norm, x)              # (B, T, d, B, T, d)
     return jacobian.abs().amax((0, 2, 3, 5)) > 1e-9
@@ -431,8 +435,9 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
     "You return False everywhere, but a token's own output must change with it. Do you compare the "
     "outputs before and after the change, is it large enough, and do you change a copy of x?":
         lambda right: torch.zeros_like(right),
-    "You return True everywhere, but some of these norms look at each token by itself. Is it "
-    "outputs that you compare?":
+    "You return True everywhere, but some of these norms look at each token by itself. Do you "
+    "change one token only (x[:, t]; x[:, :, t] is a channel of all tokens), and is it outputs "
+    "that you compare?":
         lambda right: torch.ones_like(right),
     "You miss each change that reaches a single number. Do you ask for `all` in place of `any`, or "
     "change or compare only some of the channels?":
@@ -451,6 +456,12 @@ REACH = Exercise(reference=reach, inputs=reach_inputs, about=REACH_ABOUT, miscon
         partial(reach, with_x=True),
     "You change a token of one sequence and look at another one. Change and look at all of them.":
         partial(reach, sequences=0, looked_at=slice(-1, None)),
+    "All rows of your matrix are its last row. [[False] * T] * T is one list T times, so that a "
+    "change of one row changes all: make T lists, or torch.zeros(T, T).":
+        lambda right: right[-1:].expand(len(right), -1),
+    "Your entry is True where at least one number of the outputs stays the same. True should stand "
+    "for a change of at least one number: which comparison do you need?":
+        some_number_stays,
 })
 
 
@@ -585,7 +596,8 @@ def nu_inputs(generator):
     yield "2 x 3 tokens, 4 channels", nu, x, g, psi2, 1e-5, 0.9
     yield "nu of 0, as at the start", torch.zeros(4), x, g, psi2, 1e-5, 0.9
     yield "no gradient, large x", nu, 10 * x, 0 * g, psi2, 1e-5, 0.9
-    yield "decay 0.5", nu, x, g, psi2, 1e-5, 0.5
+    # Here a sum divided by T is right. So this mistake differs from a step twice as large.
+    yield "one sequence, decay 0.5", nu, x[:1], g[:1], psi2, 1e-5, 0.5
     yield "a small psi2, where eps counts", nu, x, g, 0.1 * psi2, 0.1, 0.9
 
 
@@ -632,6 +644,9 @@ NEXT_NU = Exercise(reference=next_nu, inputs=nu_inputs, misconceptions={
     "Your step is twice as large as it should be: what becomes of the 1/2 in the loss when you "
     "differentiate?":
         lambda nu, right: 2 * right - nu,
+    "You divide a sum over all tokens by T, the length of a sequence (or you add up the means of "
+    "the sequences). A mean over the tokens of the batch divides by their number, B T.":
+        lambda nu, x, right: nu + len(x) * (right - nu),
     "You take one step for each token. Take one step for the batch, with means over all its "
     "tokens.":
         one_step_for_each_token,
@@ -724,6 +739,9 @@ GROUPS = Exercise(reference=group_scale, inputs=group_inputs, parts=("the scaled
     "1 would be the bound if each group got the length 1. It should get the root mean square 1, "
     "and then a single entry can be larger.":
         lambda right: (right[0], 1.0),
+    "There is a finite bound: however large x is, it is divided by the root mean square of its own "
+    "group. How large can one entry be if the squares of its group have the mean 1?":
+        lambda right: (right[0], math.inf),
     "The bound depends on how many entries a group has, not on how many groups there are.":
         lambda groups, right: (right[0], math.sqrt(groups)),
     "You divide the whole token by one number. Each group has its own root mean square.":
@@ -878,8 +896,9 @@ PROPERTIES = {
         "you subtract from g (its sign, its size, its powers of psi, and its mean: of which "
         "product, over which axes, and does every token count in it?).":
             lambda y, x, eps: eps > 1e-3 or near(over_tokens(x * y), 0),
-        "Your x dx sums to 0 over a channel's tokens, as it should. Count the powers of psi: xhat "
-        "is divided by it once, and dx once more. Does g stand in your mean, too?":
+        "Your x dx sums to 0 over a channel's tokens, as it should. Are both means over the tokens "
+        "of all sequences, and is no mean subtracted from x? Count the powers of psi: xhat is "
+        "divided by it once, and dx once more. Does g stand in your mean, too?":
             lambda y, right, eps: eps > 1e-3 or near(y, right),
         "With a tiny eps yours is right, or nearly so. Is eps under the root wherever you divide "
         "by psi? Do you divide by the mean of xhat^2, which is not quite 1?":

@@ -163,6 +163,10 @@ def quick_gelu(u):
     return u * torch.sigmoid(1.702 * u)
 
 
+def sample_deviation_plus_eps(a):
+    return (a - a.mean(-1, keepdim=True)) / (a.std(-1, keepdim=True) + 1e-5)
+
+
 def eps_behind_root(a):
     deviation = a.std(-1, keepdim=True, correction=0)
     return (a - a.mean(-1, keepdim=True)) / (deviation + 1e-5)
@@ -387,7 +391,8 @@ GRADIENTS = Exercise(reference=ffn_gradients, inputs=gradient_inputs,
         lambda xhat, g, dgamma, dxhat: (g.T @ xhat, dgamma, dxhat),
     "dgamma: your result does not depend on g, the gradient that backpropagation passes in.":
         lambda dw_down, xhat, dxhat: (dw_down, xhat.sum(0), dxhat),
-    "dgamma: the output is linear in gamma, so its derivative does not contain gamma.":
+    "dgamma: the output is linear in gamma, so its derivative does not contain gamma. Does yours, "
+    "or has a line such as dxhat *= gamma changed in place what you use for it?":
         lambda dw_down, gamma, dgamma, dxhat: (dw_down, gamma * dgamma, dxhat),
     "dgamma: that is the gradient of a shift. gamma multiplies xhat, and your result does not "
     "contain xhat.":
@@ -918,6 +923,12 @@ BLOCK = Exercise(reference=block, inputs=block_inputs, tolerance=5e-3, trains=("
         partial(block_with, norm=eps_behind_root),
     "Almost: the variance of a LayerNorm divides by the number of channels, not by one less.":
         partial(block_with, norm=partial(standard, correction=1)),
+    "Your LayerNorms divide by torch's std plus eps. That is the root of the sample variance; take "
+    "correction=0. And eps belongs to the variance, inside the root.":
+        partial(block_with, norm=sample_deviation_plus_eps),
+    "You take mean and variance of your LayerNorms along axis 1, which counts the tokens. Every "
+    "token has its own, along the last axis.":
+        partial(block_with, norm=partial(standard, dim=1)),
     "Where the matrices are small, your LayerNorms are off as if eps were larger than 1e-5.":
         partial(block_with, norm=partial(standard, eps=1e-4)),
     "The eps of your LayerNorms is smaller than 1e-5. It matters where the matrices are small.":
@@ -1065,8 +1076,9 @@ PROPERTIES = {
         "it, and how often?":
             never},
     "3.11": {
-        "With w_o of zeros, where attention should add nothing, yours is wrong: check norm2, the "
-        "FFN branch, resid_scale and both sums, and whether a norm acts on a sum.":
+        "With w_o of zeros, where attention should add nothing, yours is wrong: check the formula "
+        "of your LayerNorm, norm2, the FFN branch, resid_scale and both sums, and whether a norm "
+        "acts on a sum.":
             lambda y, right, p: p["w_o"].any() or near(y, right, 5e-3),
         "With w_down of zeros, where the FFN branch should add nothing, yours is wrong: check "
         "norm1, HeadScale, how the heads are joined, w_o, norm_attn, resid_scale and both sums.":

@@ -934,9 +934,9 @@ def approximated(pairs):
     if len(nearly) < 3 or len(nearly) < 2 * len(far_off) or len(nearly) < len(exactly):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
-    return [f"Nearly right with most inputs{but}: is there an eps where none should be, or do you "
-            "approximate, for example a derivative by a quotient of differences, or a mean by "
-            "random numbers?"]
+    return [f"Nearly right with most inputs{but}: is there an eps of another size, in another "
+            "place or where none should be, or do you approximate, for example a derivative by a "
+            "quotient of differences, or a mean by random numbers?"]
 
 
 def relative_gap(a, b):
