@@ -541,6 +541,9 @@ UPDATES = Exercise(
     "Your master is rounded to bfloat16 and then normalized once more. Return the float32 master, "
     "and round only the copy.":
         lambda copy: (unit_rows(copy.float()), copy),
+    # Before the next one, whose copy is the same: this sentence is true of that copy, too.
+    "You normalize once, at the end. Every step has to start on the sphere.":
+        one_norm_at_the_end,
     "Your master keeps the length that each step gives it, and the next step starts from there. "
     "It is not enough to normalize the copy.":
         partial(sphere_steps, after=same, view=unit_rows),
@@ -550,8 +553,6 @@ UPDATES = Exercise(
     "After the last step your rows are off the sphere. Do you normalize before each step instead "
     "of after it, or return w from before its norm?":
         partial(sphere_steps, before=unit_rows, after=same),
-    "You normalize once, at the end. Every step has to start on the sphere.":
-        one_norm_at_the_end,
     "Your master is bfloat16. Keep the master and its arithmetic in float32, and make the copy at "
     "the end.":
         bfloat16_master,
@@ -787,11 +788,11 @@ BOTH = ("alpha_a", "alpha_m")                       # attention's step and the M
 
 def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=True,
                parallel=False, second_from="after", halves_exchanged=False, gate_width=1,
-               silu_of_u=False, without=None, **of_attention):
+               silu_of_u=False, scales=("s_u", "s_v"), without=None, **of_attention):
     """normed: the steps whose branch is normed; retracted: those that end in a norm; second_from:
     where the MLP's step starts, "after" attention's or at "h"; gate_width: of the vector whose
-    width's root is the gate's factor, in units of d (None: no factor); without: a scale that does
-    not enter; of_attention: keywords of attention."""
+    width's root is the gate's factor, in units of d (None: no factor); scales: of u and of the
+    gate; without: a scale that does not enter; of_attention: keywords of attention."""
     if without:
         p = {**p, without: torch.ones_like(p[without])}
 
@@ -813,8 +814,8 @@ def ngpt_block(h, p, n_head, cos, sin, *, normed=BOTH, retracted=BOTH, absolute=
     u, z = (read @ p["w_up"].T).chunk(2, dim=-1)
     if halves_exchanged:
         u, z = z, u
-    u = u * p["s_u"]
-    z = z * p["s_v"]
+    u = u * p[scales[0]]
+    z = z * p[scales[1]]
     if gate_width:
         z = z * math.sqrt(gate_width * h.shape[-1])
     if silu_of_u:
@@ -871,6 +872,11 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
         partial(ngpt_block, retracted=("alpha_m",)),
     "rope comes first. You apply it to what was normalized and scaled already.":
         partial(ngpt_block, prepared=rope_last),
+    # This stands before the next two: pairs are tried in this order, and some pairs agree.
+    "Your gate's argument is still a cosine: see eq. 21.":
+        partial(ngpt_block, gate_width=None),
+    "s_u and s_v are exchanged: s_u belongs to u (eq. 20) and s_v to the gate (eq. 21).":
+        partial(ngpt_block, scales=("s_v", "s_u")),
     "u and the gate are exchanged: the first 4d rows of w_up are u's.":
         partial(ngpt_block, halves_exchanged=True),
     "s_u does not enter (eq. 20).":
@@ -882,8 +888,6 @@ BLOCK = Exercise(reference=ngpt_block, inputs=ngpt_inputs, tolerance=1e-4, misco
         partial(ngpt_block, power=0.0),
     "With a negative alpha your step walks away from the proposal. Take the absolute value.":
         partial(ngpt_block, absolute=False),
-    "Your gate's argument is still a cosine: see eq. 21.":
-        partial(ngpt_block, gate_width=None),
     "The factor of your gate is sqrt(4d). It should be sqrt(d), where d is the number of h's "
     "channels (eq. 21).":
         partial(ngpt_block, gate_width=4),
@@ -1206,8 +1210,8 @@ PROPERTIES = {
             lambda y, a, b: y.shape == (len(a), len(b)),
         "A cosine lies between -1 and 1. Some of yours do not.":
             lambda y: y.abs().max() < 1.001,
-        "Even with one row each, what you return is not the cosine. Is each length the root of a "
-        "sum of squares, with nothing added?":
+        "Even with one row each, what you return is not the cosine. Do you divide by the lengths "
+        "of the two rows, and is each length the root of a sum of squares, with nothing added?":
             lambda y, right, a: len(a) != 1 or near(y, right),
         "A row of zeros has no direction. The exercise asks for 0 there.":
             lambda y, a: a[-1].any() or near(y[-1], 0),

@@ -590,7 +590,7 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
         partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
     "g counts twice in your scores, as if both q and k had it. Multiply q only, and once.":
         partial(angpt_block, scale=lambda g, d_k: g * g),
-    "The gate's argument is twice what it should be. Is nu_uz, the one constant that matters "
+    "In the gate's argument a factor of 1/2 is missing. Is nu_uz, the one constant that matters "
     "(5.7), inside of SiLU, and is the root that of d, the channels of h?":
         partial(angpt_block, nu_uz=1.0),
     "In the gate's argument sqrt(d) is missing: is it inside of SiLU?":
@@ -647,6 +647,14 @@ def short_rows_stay(y, W):
     return near(y[is_short], W[is_short])
 
 
+def off_by_more_than_float32(y, right, printed, layers):
+    """Return True if y is right, or further off than float32 makes a count."""
+    if near(y[0], right[0], 1e-5) and near(y[1], right[1], 1e-5):
+        return True
+    gap = max((ours - theirs).abs() for ours, theirs in zip(y, right))
+    return gap > 2 ** -22 * printed.max() / layers.min()
+
+
 def root_of_equal(y, A):
     """Return True if y is right in the rows of A whose weights are 0 or all the same."""
     count = (A > 0).sum(-1)
@@ -697,8 +705,8 @@ PROPERTIES = {
         "Half the way between two vectors at right angles the length is sqrt(1/2). Yours does not "
         "bring it to 1.":
             lambda y, alpha: not near(alpha, 0.5) or near(y * 0.5 ** 0.5, 1),
-        "Yours is right half the way and at both ends, but not in between. Which two squares add "
-        "up to the square of the length?":
+        "Half the way and at both ends yours is right or nearly so, but not everywhere. Which two "
+        "squares add up to the square of the length? Do you add a small number, or round?":
             never},
     "5.4": {
         "Return a length for the start, and one after each step.":
@@ -770,6 +778,9 @@ PROPERTIES = {
         "With one model, the middle of the interval times the number of layers is what was printed "
         "minus what was counted. Yours is not.":
             lambda y, right, layers: len(layers) > 1 or near(y[0] + y[1], sum(right), 1e-6),
+        "Yours is nearly right. Is something float32? That keeps about seven digits, too few for "
+        "such counts: stay in float64, as the arguments are.":
+            off_by_more_than_float32,
         "With one model yours is right. With several, each has an interval of its own, from its "
         "own digit, its own layers and a difference that may be negative: which e lie in all of "
         "them? (Where none does, return lowest and highest all the same.)":

@@ -192,6 +192,9 @@ def general_sentences(function, found, expected, exercise):
         wrong = [label for label, parts in pairs.items()
                  if not all(close(a, b, exercise.tolerance) for a, b in parts)]
         sentences = [exercise.about[label] for label in wrong[:1] if label in exercise.about]
+        if any(((a != 0) & (a != 1)).any() for parts in pairs.values() for a, _ in parts):
+            sentences = ["Return True or False, not the size of something: compare it with a small "
+                         "number."]
         error = next(iter(errors.values()))
         return sentences + error_sentences(error, used_names(code_of(function)))
     if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
@@ -230,7 +233,7 @@ def value_sentences(function, found, expected, pairs, exercise, broken):
     # An argument that is never used is cause enough. A lack of a property would follow from it.
     if unused := unused_arguments(function, exercise):
         return unused + over_all
-    rest = over_all or approximated(pairs) or broken or not_a_number(pairs)
+    rest = over_all or approximated(pairs, exercise) or broken or not_a_number(pairs)
     rest = rest or relations(pairs, count, exercise, over_one_input)
     return rest or nearly_right(pairs)
 
@@ -909,7 +912,7 @@ def numbers_in(inputs, names):
     return found
 
 
-def approximated(pairs):
+def approximated(pairs, exercise):
     """Recognize an approximation.
 
     It is nearly right with most inputs and exactly right with few, and it errs to both sides. A
@@ -932,6 +935,9 @@ def approximated(pairs):
         else:
             far_off.append(label)
     if len(nearly) < 3 or len(nearly) < 2 * len(far_off) or len(nearly) < len(exactly):
+        return []
+    # If all that is nearly right is within the tolerance, the mistake is in what is far off.
+    if all(close(a, b, exercise.tolerance) for label in nearly for a, b in pairs[label]):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
     return [f"Nearly right with most inputs{but}: is there an eps of another size, in another "

@@ -1626,6 +1626,22 @@ def equal_partners(gain, pairs):
     return [bool(gain[i] == gain[i + pairs]) for i in range(pairs)]
 
 
+def largest_difference(gain, pairs):
+    """Return a size instead of True or False. Without pairs there is an error."""
+    return (gain[:pairs] - gain[pairs : 2 * pairs]).abs().max()
+
+
+def slerp_of_acute_angles(a, b, alpha):
+    """A needless abs is the mistake; the numbers near 0 do no harm."""
+    theta = (a * b).sum(-1, keepdim=True).abs().clamp(max=0.99999).arccos()
+    return (((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b) / (theta.sin() + 1e-6)
+
+
+def counted_in_float32(printed, digit, counted, layers):
+    p, g, c, n = torch.stack((printed, digit, counted, layers)).float()
+    return ((p - g / 2 - c) / n).max(), ((p + g / 2 - c) / n).min()
+
+
 def slerp_of_unequal(a, b, alpha):
     theta = (a * b).sum(-1, keepdim=True).clamp(-1, 1).arccos()
     arc = ((1 - alpha) * theta).sin() * a + (alpha * theta).sin() * b
@@ -1739,11 +1755,13 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ("4.3", slerp_guarded, "where b = a", "division by sin"),
         ("4.3", lambda *given: slerp_guarded(*given).nan_to_num(), "where b = a", "0 for every"),
         ("4.13", equal_partners, ".all() over yours gives it", "One number"),
+        ("4.13", largest_difference, "not the size of something", "There are gains"),
         ("2.7", published_with_unsigned_gain, "only with gains below 0", "With nu = 0"),
         ("3.6", stream_of_unsigned_lambdas, "only with lambdas below 0", "With two layers"),
         ("8.2", slope_of_unsigned_alpha, "only with an alpha below 0", "right at x = 0"),
         ("4.9", conditions_without_lost_directions, "nearly lost a direction", "With one head"),
         ("4.3", slerp_of_unequal, "theta is 0 there", "Limit the cosine first"),
+        ("4.3", slerp_of_acute_angles, "lie on the sphere", "Nearly right"),
         ("4.3", slerp_of_large_angles, "except where the angle is small", "The angle from a"),
         ("4.8", master_twice, "Make it bfloat16", "Nearly right"),
         ("4.8", first_gradient_skipped, "Does the loop use every", "first step"),
@@ -1848,6 +1866,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
             "upside down",
         ),
         ("5.1", zeros_become_ones, "A row of zeros in X", "over which axis"),
+        ("5.10", counted_in_float32, "Is something float32?", "which e lie in all"),
         ("5.3", nu_of_the_first_channel, "its own nu", "squares add up"),
         ("5.4", squares_with_a_cross_term, "as if h and y had the same direction", "You added"),
         ("5.5", gate_of_random_numbers, "Do you take the root?", "upside down"),
