@@ -98,6 +98,18 @@ def least_squares(x, y):
     return slope, y.mean() - slope * x.mean()
 
 
+def nan_beyond(target, tokens, losses):
+    if losses[-1] <= target <= losses[0]:
+        return tokens_for(target, tokens, losses)
+    return math.nan
+
+
+def inf_below_all(target, tokens, losses):
+    if target < losses[-1]:
+        return math.inf
+    return tokens_for(target, tokens, losses)
+
+
 def last_two_above_all(target, tokens, losses):
     if target > losses[0]:
         return tokens_for(target, tokens[-2:], losses[-2:])
@@ -127,6 +139,12 @@ REACH = Exercise(reference=tokens_for, inputs=reach_inputs, misconceptions={
     "Right between the runs. Beyond them yours stays at the nearest run's tokens, as np.interp "
     "does; the line continues.":
         np_interp,
+    "Right between the runs. Beyond them you return NaN, as scipy's interp1d does with "
+    "bounds_error=False. The line continues there.":
+        nan_beyond,
+    "Right but for a loss below those of all runs, where you return infinity. There, take the line "
+    "through the last two runs.":
+        inf_below_all,
     "np.interp needs its points in ascending order, and losses fall.":
         lambda target, tokens, losses: np_interp(target, tokens.flip(0), losses.flip(0)),
     "You draw one line from the first run to the last and skip those between.":
@@ -467,7 +485,8 @@ SHARE = Exercise(
 
 def rate_inputs(generator):
     rates = numbers(5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
-    yield "five learning rates", rates, numbers(1.50, 1.43, 1.40, 1.41, 1.47)
+    # If the lowest loss were 1.40 in all inputs, it would look like the right loss, rounded.
+    yield "five learning rates", rates, numbers(1.50, 1.43, 1.403, 1.41, 1.47)
     uneven = numbers(1e-3, 2e-3, 1e-2)
     yield "three learning rates, unevenly spaced", uneven, numbers(1.42, 1.40, 1.60)
     yield "the lowest loss at the highest learning rate", rates[:3], numbers(1.50, 1.43, 1.40)

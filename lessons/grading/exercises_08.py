@@ -348,16 +348,23 @@ def ahead(x):
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
-def leak_in(sequence, channel, size=0.1, tokens=slice(None), by=1):
+def leak_in(sequence, channel, size=0.1, by=1):
     """Return a function in which tokens of a sequence see a channel of the token `by` ahead."""
     def mix(x):
         seen = x
         for _ in range(by):
             seen = ahead(seen)
         y = x.clone()
-        y[sequence, tokens, channel] += size * seen[sequence, tokens, channel]
+        y[sequence, :, channel] += size * seen[sequence, :, channel]
         return y
     return mix
+
+
+def lowered_by_a_change(x, start):
+    """Lower one output if the last sequence's second token does not start with `start`."""
+    y = x.clone()
+    y[-1, 0, 0] -= 0.1 * (x[-1, 1:2, 0] - start).abs().sum()       # nothing if T is 1
+    return y
 
 
 def first_to_next_sequence(x):
@@ -401,9 +408,10 @@ MIXERS = [
     ("a tenth of the next token's LayerNorm", ahead_through_layer_norm,
      "You accept a leak from the next token that passes through a LayerNorm. A LayerNorm does not "
      "see a longer token, nor a number added to all channels, and its outputs sum to 0."),
-    ("a leak, in the last sequence only", leak_in(-1, 0, tokens=0),
+    ("a leak, in the last sequence only", lowered_by_a_change,
      "You accept a leak of the second token's first channel into the first token that happens in "
-     "the last sequence only."),
+     "the last sequence only and can only lower an output. Do you change every token of every "
+     "sequence, and take the absolute value of the difference?"),
     ("a leak of the last channel, two tokens ahead, in the first sequence only",
      leak_in(0, -1, by=2),
      "You accept a leak of a token's last channel to the token two places earlier that happens in "
@@ -432,7 +440,10 @@ MIXERS = [
 
 def mixer_inputs(generator):
     for label, mixer, _ in MIXERS:
-        yield label, mixer, randn(generator, 3, 5, 4)
+        x = randn(generator, 3, 5, 4)
+        if mixer is lowered_by_a_change:
+            mixer = partial(mixer, start=x[-1, 1, 0].item())
+        yield label, mixer, x
 
 
 def moved(f, x, b, t):
