@@ -797,7 +797,7 @@ def read_checkpoint(source):
 
 
 def sum_of_bits(checkpoint):
-    """Return a number that differs if the weights of two checkpoints differ. None has 0.
+    """Return a number that almost surely tells different weights apart. Without a checkpoint: 0.
 
     It adds up the bits of all weights as whole numbers. Unlike a sum of floats, this sum does not
     depend on the order, so every machine gets the same.

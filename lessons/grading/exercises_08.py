@@ -348,22 +348,24 @@ def ahead(x):
     return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
 
 
-def leak_in(sequence, channel, size=0.1, by=1):
-    """Return a function in which tokens of a sequence see a channel of the token `by` ahead."""
-    def mix(x):
-        seen = x
-        for _ in range(by):
-            seen = ahead(seen)
-        y = x.clone()
-        y[sequence, :, channel] += size * seen[sequence, :, channel]
-        return y
-    return mix
+def faint_leak(x):
+    """Add a thousandth of the next token's first channel, in the first sequence only."""
+    y = x.clone()
+    y[0, :, 0] += 0.001 * ahead(x)[0, :, 0]
+    return y
 
 
 def lowered_by_a_change(x, start):
-    """Lower one output if the last sequence's second token does not start with `start`."""
+    """Lower an output if the last sequence's second token differs from `start` in channel 0."""
     y = x.clone()
-    y[-1, 0, 0] -= 0.1 * (x[-1, 1:2, 0] - start).abs().sum()       # nothing if T is 1
+    y[-1, 0, 0] -= 0.1 * (x - start[:, :x.shape[1]])[-1, 1:2, 0].abs().sum()    # nothing if T is 1
+    return y
+
+
+def raised_by_a_change(x, start):
+    """Raise outputs two tokens before one whose last channel differs from `start`."""
+    y = x.clone()
+    y[0, :-2, -1] += 0.1 * (x - start[:, :x.shape[1]])[0, 2:, -1].abs()
     return y
 
 
@@ -413,11 +415,11 @@ MIXERS = [
      "the last sequence only and can only lower an output. Do you change every token of every "
      "sequence, and take the absolute value of the difference?"),
     ("a leak of the last channel, two tokens ahead, in the first sequence only",
-     leak_in(0, -1, by=2),
+     raised_by_a_change,
      "You accept a leak of a token's last channel to the token two places earlier that happens in "
-     "the first sequence only. Do you change all channels, and look at all earlier "
-     "places?"),
-    ("a faint leak, in the first sequence only", leak_in(0, 0, size=0.001),
+     "the first sequence only and can only raise an output. Do you change all channels, look at "
+     "all earlier places, and take the absolute value of the difference?"),
+    ("a faint leak, in the first sequence only", faint_leak,
      "You accept a faint leak, a thousandth of one channel of the next token, that happens in the "
      "first sequence only."),
     ("a mean over the sequences, position by position", lambda x: x - x.mean(0),
@@ -441,8 +443,8 @@ MIXERS = [
 def mixer_inputs(generator):
     for label, mixer, _ in MIXERS:
         x = randn(generator, 3, 5, 4)
-        if mixer is lowered_by_a_change:
-            mixer = partial(mixer, start=x[-1, 1, 0].item())
+        if mixer in (lowered_by_a_change, raised_by_a_change):
+            mixer = partial(mixer, start=x.clone())
         yield label, mixer, x
 
 

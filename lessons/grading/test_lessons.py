@@ -1135,6 +1135,26 @@ def of_longer_tokens(f, x):
     return True
 
 
+def causal_test(copied_once=False, flipped=False, absolute=True, change=torch.rand, sign=1):
+    """An answer to 8.7 with a fault, or, by default, none."""
+
+    def is_causal(f, x):
+        y, other = f(x), x.clone()
+        for b in range(x.shape[0]):
+            for t in range(x.shape[1]):
+                if not copied_once:
+                    other = x.clone()
+                other[b, t] = -other[b, t] if flipped else other[b, t] + change(x.shape[-1])
+                difference = sign * (f(other) - y)
+                moved = (difference.abs() if absolute else difference).amax(-1) > 1e-6
+                moved[b, t:] = False
+                if moved.any():
+                    return False
+        return True
+
+    return is_causal
+
+
 @pytest.mark.parametrize(
     "number, answer",
     [
@@ -1169,6 +1189,8 @@ def of_longer_tokens(f, x):
         ("6.3", of_common_budgets),
         ("6.7", of_the_mean_at_any_rate),
         ("8.7", of_first_sequence),
+        ("8.7", causal_test(absolute=False, change=torch.randn)),
+        ("8.7", causal_test(absolute=False, change=torch.randn, sign=-1)),
         ("8.7", of_the_next_position_only),
         *(
             ("8.8", one_split(sizes))
@@ -1480,26 +1502,6 @@ def width_of_the_first_input(*given):
 
 def one_norm1(activation, qk_norm):
     return [True, *EXERCISES["3.4"].reference(activation, qk_norm)[1:]]
-
-
-def causal_test(copied_once=False, flipped=False, absolute=True):
-    """An answer to 8.7 with a fault, or, by default, none."""
-
-    def is_causal(f, x):
-        y, other = f(x), x.clone()
-        for b in range(x.shape[0]):
-            for t in range(x.shape[1]):
-                if not copied_once:
-                    other = x.clone()
-                other[b, t] = -other[b, t] if flipped else other[b, t] + torch.rand(x.shape[-1])
-                difference = f(other) - y
-                moved = (difference.abs() if absolute else difference).amax(-1) > 1e-6
-                moved[b, t:] = False
-                if moved.any():
-                    return False
-        return True
-
-    return is_causal
 
 
 def first_way_only(full, step, x):
