@@ -68,14 +68,15 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
 
 
-# This maps names that users of nanoGPT and others are likely to type to our options, where these
-# have names that are not similar.
+# This maps names that users of nanoGPT and others are likely to type to ours, where these are not
+# similar.
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "epochs": "max_steps",
     "eval_iters": "eval_tokens",
     "gradient_accumulation_steps": "total_batch_size",
     "start": "prompt",
+    "gpt+": "rmsnorm",
 }
 
 

@@ -1399,6 +1399,7 @@ def test_sizes_and_their_parameters_are_angpt_table_f1(arch, printed):
 --total_batch_size=100  = 4 x 16 x 1
 --max_steps=x  invalid int value: 'x'
 --max_step=3  did you mean max_steps?
+--arch=GPT+  did you mean rmsnorm?; GPT+ is --arch=rmsnorm --qk_norm=true
 --lr=1  did you mean learning_rate?
 --flash=1  --flash=1: no such option (--help lists them)
 --gradient_accumulation_steps 4  did you mean total_batch_size?
