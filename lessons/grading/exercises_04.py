@@ -150,6 +150,7 @@ def slerp_inputs(generator):
     a = directions(generator, 40, 3)
     yield "small angles", a, unit_rows(a + 0.05 * directions(generator, 40, 3)), 0.3
     yield "angles below 0.01", a, unit_rows(a + 0.009 * directions(generator, 40, 3)), 0.5
+    yield "angles up to 0.3", a, unit_rows(a + 0.3 * directions(generator, 40, 3)), 0.5
 
 
 def slerp(a, b, alpha):

@@ -211,6 +211,8 @@ SCALING = Exercise(reference=scaled_step, inputs=scaling_inputs, trains=("h",), 
         lambda h, norm, branch, layer: scaled_step(h, norm, branch, layer + 1),
     "Layers count from 1 here, so that layer - 1 is 0 in the first one.":
         lambda h, norm, branch, layer: scaled_step(h, norm, branch, layer - 1),
+    "You apply the norm twice in front of the branch. If it has a gain, that differs from once.":
+        lambda h, norm, branch, layer: scaled_step(h, lambda x: norm(norm(x)), branch, layer),
     "The residual is h itself, whatever the branch is given.":
         lambda h, norm, layer, right: right - h + norm(h) / math.sqrt(layer),
     "The residual is missing.":
@@ -349,9 +351,9 @@ def ahead(x):
 
 
 def faint_leak(x):
-    """Add a thousandth of the next token's first channel, in the first sequence only."""
+    """Change outputs by less than 0.001 with the next token's channel 0, in sequence 0 only."""
     y = x.clone()
-    y[0, :, 0] += 0.001 * ahead(x)[0, :, 0]
+    y[0, :, 0] += 0.0005 * ahead(x)[0, :, 0].tanh()
     return y
 
 
@@ -370,9 +372,9 @@ def raised_by_a_change(x, start):
 
 
 def first_to_next_sequence(x):
-    """Add a tenth of each sequence's first token to all tokens of the next sequence."""
+    """Add a tenth of each sequence's first token to all later tokens of the next sequence."""
     y = x.clone()
-    y[1:] += 0.1 * x[:-1, :1]
+    y[1:, 1:] += 0.1 * x[:-1, :1]
     return y
 
 
@@ -420,14 +422,15 @@ MIXERS = [
      "the first sequence only and can only raise an output. Do you change all channels, look at "
      "all earlier places, and take the absolute value of the difference?"),
     ("a faint leak, in the first sequence only", faint_leak,
-     "You accept a faint leak, a thousandth of one channel of the next token, that happens in the "
-     "first sequence only."),
+     "You accept a faint leak of the next token's first channel that happens in the first sequence "
+     "only and changes outputs by less than 0.001."),
     ("a mean over the sequences, position by position", lambda x: x - x.mean(0),
      "You accept a mean over the sequences of the batch. If one sequence alone gets other values, "
      "the others change at the same position, up or down. If sequences only change places, the "
      "mean stays the same."),
     ("the neighbor's first token", first_to_next_sequence,
-     "You accept a leak from the first token of each sequence into the next sequence."),
+     "You accept a leak from the first token of each sequence into the later tokens of the next "
+     "sequence."),
     ("the last token of the sequence behind", last_to_earlier_sequence,
      "You accept a leak from the last token of each sequence into the sequence before it."),
     ("the neighbor's last token", lambda x: x + 0.1 * x.roll(1, 0)[:, -1:],
