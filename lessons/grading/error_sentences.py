@@ -31,7 +31,8 @@ ONE_CONDITION = ("`if`, `while`, `and`, `or` and `not` need a single True or Fal
                  "tensor has many. Use torch.where to decide for each entry on its own; .all() or "
                  ".any() make one answer of many; `x is not None` asks whether there is a tensor.")
 PRODUCT = ("A product of matrices (n, k) and (k, m) needs the same k in both: does one of them "
-           "have to be transposed, or is one transposed that should not be?")
+           "have to be transposed, is one transposed that should not be, or did you merge or sum "
+           "other axes than you meant?")
 
 
 def error_sentences(error, names):

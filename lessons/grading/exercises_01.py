@@ -136,6 +136,8 @@ LAYER_NORM = Exercise(reference=layer_norm, inputs=norm_inputs, misconceptions={
         partial(layer_norm, axis=None),
     "You divide by the variance, or by its root twice. LayerNorm divides by its root once.":
         partial(layer_norm, power=1.0),
+    "You multiply by the root, as a division by rsqrt does. LayerNorm divides by it.":
+        partial(layer_norm, power=-0.5),
     "In x - mean / root only the mean is divided: / comes before -, so x - mean needs brackets.":
         lambda x, eps: x - x.mean(-1, keepdim=True) / (
             centered(x).square().mean(-1, keepdim=True) + eps).sqrt(),
@@ -230,6 +232,8 @@ RMS_NORM = Exercise(reference=rms_norm, inputs=norm_inputs, misconceptions={
         partial(rms_norm, axis=None),
     "You divide by the mean square, or by its root twice. RMSNorm divides by its root once.":
         partial(rms_norm, power=1.0),
+    "You multiply by the root, as a division by rsqrt does. RMSNorm divides by it.":
+        partial(rms_norm, power=-0.5),
     "You take the larger of the mean square and eps. eps is always added to the mean square, "
     "however large the mean square is.":
         partial(rms_norm, eps_at="least"),
@@ -943,7 +947,7 @@ PROPERTIES = {
             never},
     "1.7": {
         "At least once only your diagonal is wrong. Does every term act there, too?":
-            lambda y, x, right: is_tiny(x) or len(x) == 1 or equals(y, right)
+            lambda y, x, right: is_tiny(x) or len(x) <= 2 or equals(y, right)
             or not equals(without_diagonal(y), without_diagonal(right)),
         "Adding a constant to x changes nothing, so each row of J sums to 0. Yours do not. Is the "
         "term from the mean wrong (its factor, sign or 1/s), or do the rows of the last term not "
@@ -982,7 +986,7 @@ PROPERTIES = {
         "weight, the mean, the factor and the sign. Is every term divided by the row's s as often?":
             lambda y, x, eps: not is_wide(x, eps) or near((y[0] * centered(x)).mean(-1), 0, 0.01),
         "dx: its rows have the right direction but the wrong length: how often do you divide by s, "
-        "and is s LayerNorm's root?":
+        "is s LayerNorm's root, and if you divide by a number, is it that of the channels?":
             lambda y, right: near(y[0], right[0]) or not only_stretched(y[0], right[0]),
         "dx: is g multiplied by weight, and only once, before the two row means are taken? Is the "
         "second a mean over n, not divided by the sum of y^2? Is eps under the root wherever s or "

@@ -253,6 +253,8 @@ ADDED = Exercise(reference=added, inputs=size_inputs, tolerance=1e-9, misconcept
         lambda layers, d, heads: added(layers, d, heads, False),
     "You always count the shift. Without bias a LayerNorm has only its gain.":
         lambda layers, d, heads: added(layers, d, heads, True),
+    "You count the shift without bias and leave it out with bias: the two cases are exchanged.":
+        lambda layers, d, heads, bias: added(layers, d, heads, not bias),
     "With bias yours is right. Without bias you return one number per layer: how much of your sum "
     "belongs to the `else`? Put the choice in brackets.":
         lambda layers, d, heads, bias: added(layers, d, heads, True) if bias else layers,

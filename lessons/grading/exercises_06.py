@@ -63,6 +63,7 @@ def reach_inputs(generator):
     yield "below all of them", 1.3, tokens, losses
     yield "above all of them", 2.4, tokens, losses
     yield "two runs", 3.0, numbers(5e9, 7e10), numbers(3.2, 2.8)
+    yield "below both of two runs", 2.6, numbers(5e9, 7e10), numbers(3.2, 2.8)
     yield "a curve that flattens", 2.5, numbers(1e6, 1e7, 1e8), numbers(4.0, 2.0, 1.9)
 
 
@@ -784,6 +785,12 @@ def covariance_by_k(c, losses):
     return (y.mean() - slope * x.mean()).exp(), -slope
 
 
+def through_origin(c, losses):
+    x, y = c.log(), losses.log()
+    slope = (x * y).sum() / (x * x).sum()
+    return (y.mean() - slope * x.mean()).exp(), -slope
+
+
 LAW = Exercise(
     reference=power_law, inputs=law_inputs,
     parts=("A", "a"),
@@ -797,6 +804,9 @@ LAW = Exercise(
     "Your covariance divides by K and your variance by K - 1, as .var() does. Use one of them for "
     "both.":
         covariance_by_k,
+    "Your slope is that of a line through C = 1 and L = 1. Before you multiply and sum, subtract "
+    "from each logarithm its mean.":
+        through_origin,
     "Your line goes through the first and the last run, and those between do not count. (In a mean "
     "of the slopes between neighbors they may cancel.)":
         lambda c, losses: power_law(c[[0, -1]], losses[[0, -1]]),
@@ -1233,10 +1243,12 @@ PROPERTIES = {
         "its own row?":
             never},
     "6.8": {
-        "Losses fall with C, so a is positive in L = A C^-a. Yours is not.":
+        "Losses fall with C, so a is positive in L = A C^-a. Yours is not. Is it only the sign? If "
+        "you divide two sums, do both contain differences from the means?":
             lambda y: y[1] > 0,
         "Even without noise, your exponent is wrong. There log L over log C has the slope -a "
-        "everywhere. If you divide two sums, are both sums or both means, over the same runs?":
+        "everywhere. If you divide two sums, are both sums or both means, over the same runs, and "
+        "do both contain differences from the means?":
             lambda y, c: not without_noise(c) or near(y[1], 0.2, 1e-5),
         "A is the law's loss at C = 1. Even without noise, yours is another number.":
             lambda y, c: not without_noise(c) or near(y[0], 20.0, 1e-5),
