@@ -524,7 +524,8 @@ def read_rows(file, suffix):
     # The datasets library is not used, because it reads the text "2024-01-01" in JSON as a date.
     if suffix == ".jsonl":
         for line in file:
-            # json.loads() would also decode what is not quite UTF-8.
+            # Decode the line first: given bytes, json.loads() would let through halves of
+            # characters, which UTF-8 does not allow.
             yield json.loads(line.decode("utf-8-sig"))["text"] if line.strip() else ""
     else:
         from pyarrow.parquet import ParquetFile
