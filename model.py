@@ -11,9 +11,10 @@ Six ways to normalize a GPT, each written like the equations in its paper.
 
 f is the MLP's activation, unit(x) = x / ||x||, a = |alpha| is learned for each channel, and
 nu(a) = (1 - 2a + 2a^2)^(-1/2).
-The table leaves out learned scales, and three more things. ngpt and angpt normalize q and k as
-well, and so do the others with qk_norm; rmsnorm with qk_norm is called GPT+. NormFormer also scales
-each head. And after every optimizer step ngpt normalizes its weights, and angpt bounds their norms.
+The table leaves out learned scales, constant factors, and three more things. ngpt and angpt
+normalize q and k as well, and so do the others with qk_norm; rmsnorm with qk_norm is called GPT+.
+NormFormer also scales each head. And after every optimizer step ngpt normalizes its weights, and
+angpt bounds their norms.
 
 The shapes in the comments at the ends of lines use these letters: B sequences of T tokens each,
 d = n_embd channels, H = n_head heads of d_k = d/H channels each, and V tokens in the vocabulary.
@@ -130,10 +131,11 @@ def attend(q, k, v, scale, cache=None, dropout=0.0):
     The keys and values of a cache come before k and v. There are three ways to the same result: the
     formula itself, flash_attn's kernel, and torch's own.
     """
+    # The kernels below take only a number as their scale, and ours may be a learned tensor.
     # Under autocast nGPT's s_qk, a float32 vector, has made q and k float32. Return to v's dtype.
     q = (scale * q).type_as(v)
     k = k.type_as(v)
-    if cache:
+    if cache is not None:
         k, v = cache.extend(k, v)
     # The T queries are the last of S positions.
     T, S = q.shape[2], k.shape[2]
@@ -241,14 +243,18 @@ class PowerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(n))
         self.bias = nn.Parameter(torch.zeros(n)) if config.bias else 0.0
         self.register_buffer("psi2", torch.ones(n))
-        # nu is a running mean for the backward pass. If psi2 were the mean of x^2 over this batch,
-        # the gradient of x would contain the mean of g xhat over the batch, where g is the gradient
-        # of xhat = x / sqrt(psi2 + eps). PowerNorm uses nu, a running mean of g xhat, instead.
+        # nu is for the backward pass. Let psi = sqrt(psi2 + eps), xhat = x / psi, and g = dL/dxhat.
+        # If psi2 were the mean of x^2 over this batch, the chain rule would give
+        #     dL/dx = (g - mean(g xhat) xhat) / psi.
+        # PowerNorm puts the running value nu in the place of mean(g xhat). update_() moves nu by a
+        # tenth of mean(g xhat) - nu mean(xhat^2), which is the mean of (g - nu xhat) xhat. Where
+        # xhat^2 has the mean 1, this makes nu a running mean of g xhat.
         # nu is not a parameter. It requires a gradient only because PowerScale's backward pass
         # returns what update_() needs in the place of nu's gradient.
         self.register_buffer("nu", torch.zeros(n, requires_grad=True))
         self.register_buffer("steps", torch.tensor(0.0))
-        # These add up the moments of an optimizer step's micro-batches, and count them.
+        # These add up the moments of an optimizer step's micro-batches, and count them. (All n
+        # entries of micro_steps are equal.)
         for name in ("moment", "micro_steps"):
             self.register_buffer(name, torch.zeros(n), persistent=False)
 
@@ -280,6 +286,7 @@ class PowerNorm(nn.Module):
 
         The second terms are means over all tokens of the step, on all ranks.
         """
+        # There is no gradient yet when GPT.init_weights calls this.
         if self.nu.grad is not None:
             self.psi2.lerp_(self.moment / self.micro_steps, self.rate)
             self.nu.add_(mean_over_ranks(self.nu.grad) / self.micro_steps, alpha=self.rate)
@@ -324,6 +331,8 @@ def mean_over_ranks(x):
 WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the residual stream
 
 # If you write a block of your own:
+# - Its forward should hand `cache` to attend(), as the blocks below do. Otherwise it trains well,
+#   but each token that it generates is computed without the earlier ones.
 # - The weights of linear maps and embeddings are drawn in GPT.init_weights. Your other parameters
 #   keep the values that you give them.
 # - An option of your own is a new field of GPTConfig. A block that does not have it should list it
@@ -339,8 +348,8 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 class Block(nn.Module):
     """The linear maps that all blocks have, and the class attributes that GPT and train.py read."""
 
-    # The name of the recipe in train.py that fits this block. (The file of a block of your own may
-    # add a recipe to train.RECIPES.)
+    # The name of the recipe in train.py that fits this block. None stands for rmsnorm's. (The file
+    # of a block of your own may add a recipe to train.RECIPES.)
     family = None
     # The norm layer. GPT puts one after the last block, and PreNormBlock two into each block.
     Norm = nn.Identity
@@ -351,6 +360,7 @@ class Block(nn.Module):
     # with this block's `scale`.
     sphere = False
     # If sphere is True, the columns of these matrices are constrained, and the rows of all others.
+    # (The weight of an nn.Linear has one row for each output.)
     columns = ()
 
     def __init__(self, config):
@@ -436,7 +446,7 @@ class NormFormerBlock(PreNormBlock):
         q = self.norm_qk(rope(q, cos, sin))
         k = self.norm_qk(rope(k, cos, sin))
         y = attend(q, k, v, self.g, cache, self.dropout * self.training)  # h_i
-        y = self.head_scale.view(-1, 1, 1) * y                            # HeadScaleMHA
+        y = self.head_scale.view(-1, 1, 1) * y                            # gamma_i h_i
         h = h + self.norm_attn(self.drop(self.w_o(joined(y))))            # NormScaledMHA
         h_m = self.f(self.w_up(self.norm2(h)))
         h_m = self.drop(self.w_down(self.norm_ffn(h_m)))                  # NormFFN
@@ -501,7 +511,8 @@ class ANGPTBlock(Block):
         self.nu_p = (d_k / d) ** 0.5
         self.nu_uz = 0.5                                      # sqrt(d / 4d)
         self.nu_d = 2.0                                       # sqrt(4d / d)
-        # 1 / sqrt(E[SiLU(t)^2]) for a normal t with variance 1/4 (section 4.2; 4.3 prints 3.74)
+        # 1 / sqrt(E[SiLU(t)^2]), computed as in section 4.2, for a normal t with variance 1/4, as z
+        # has it below. (Section 4.3 prints 3.74.)
         self.nu_acf = 3.72035
         # The paper gives neither the shape of g nor its initial value, so both are our choice.
         self.g = nn.Parameter(torch.tensor(d_k ** 0.5))
@@ -594,7 +605,7 @@ class GPT(nn.Module):
                 # constrain_ shrinks only what is longer than 1, so draw long vectors.
                 p.normal_(std=100.0 if self.sphere else std)
             else:
-                p.zero_()
+                p.zero_()  # a bias
         for layer, block in enumerate(self.blocks, 1):
             block.start_(layer)
         self.project_()
@@ -671,6 +682,7 @@ class GPT(nn.Module):
         h = self.norm_f(h)
         if targets is None:
             return self.logits(h[:, -1:]), None
+        # mean_loss computes logits of its own, so train.py sets loss_only.
         logits = None if loss_only else self.logits(h)
         return logits, self.mean_loss(h, targets)
 

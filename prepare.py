@@ -65,11 +65,11 @@ def explain_errors(message):
         raise
     except Exception as error:
         words = " ".join(str(error).split())
-        raise DataError(f"{message} ({type(error).__name__}: {words:.200})") from error
+        raise DataError(f"{message} ({type(error).__name__}: {words[:200]})") from error
 
 
-# This maps names that users of nanoGPT and others are likely to type to ours, where these are not
-# similar.
+# This maps names that users of nanoGPT and others are likely to type to ours. The most similar of
+# our names would be another one, or none would be similar.
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "epochs": "max_steps",
@@ -128,7 +128,9 @@ def clean_option(field, value):
     if words:
         word = str(value).lower()
         check_choice(field.name, word, words)
-        return word == "true" if kind is bool else word
+        if kind is bool:
+            return word == "true"
+        return word
     if kind is float and type(value) is int:
         value = float(value)
     # A shell does not expand the ~ in --out_dir=~/runs, so expand it here. The prompt is left
@@ -263,7 +265,7 @@ def run_script(main):
         print(f"{script}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except RuntimeError as error:
-        # torch says this of a GPU and of the main memory, respectively.
+        # These are torch's words for a GPU and for the main memory.
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise
         print(f"{script}: out of memory; in train.py, a smaller --batch_size or "
@@ -291,7 +293,8 @@ def atomic_write(path):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
     finally:
-        # After a success this file is gone already. After an error, that error is the one to tell.
+        # After a success this file is gone already. After an error, a second one in removing the
+        # file must not hide the first.
         with contextlib.suppress(OSError):
             temporary.unlink()
 
@@ -311,7 +314,8 @@ def lock_folder(folder, message, wait=False):
     try:
         return lock.acquire(blocking=False)
     except Timeout:
-        check(wait, f"{folder}: {message}")
+        if not wait:
+            raise DataError(f"{folder}: {message}") from None
         print(f"{folder}: {message}", file=sys.stderr)
         return lock.acquire()
     except OSError as error:
@@ -526,7 +530,10 @@ def read_rows(file, suffix):
         for line in file:
             # Decode the line first: given bytes, json.loads() would let through halves of
             # characters, which UTF-8 does not allow.
-            yield json.loads(line.decode("utf-8-sig"))["text"] if line.strip() else ""
+            if line.strip():
+                yield json.loads(line.decode("utf-8-sig"))["text"]
+            else:
+                yield ""
     else:
         from pyarrow.parquet import ParquetFile
         for batch in ParquetFile(file).iter_batches(1000, columns=["text"]):
@@ -556,10 +563,10 @@ def open_documents(path):
                 # They become question marks.
                 yield io.BytesIO(text.encode(errors="replace"))
                 row += 1
-        except Exception:
+        except Exception as error:
             # The message names the row, which is known only now.
             with explain_errors(f"{path}, row {row}: expected a string `text` in every row"):
-                raise
+                raise error
 
 
 def cut(document, longest, path):
@@ -569,6 +576,7 @@ def cut(document, longest, path):
     No character is cut. A byte-order mark is dropped. Raises DataError if the document is not
     UTF-8.
     """
+    # If a chunk ends within a character, the decoder keeps the first bytes for the next chunk.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     half = max(1, longest // 2)
     try:
@@ -588,8 +596,8 @@ def read_files(paths, total):
     Raises DataError if a file is not text.
 
     The validation shard takes whole chunks until it has 5% of the total bytes (write_shards). No
-    chunk has more than about 5% of them, so the shard ends below 10%. A document that is larger
-    than that is cut into chunks of at most 0.5%, and the shard ends close to 5%.
+    chunk has more than about 5% of them, so the shard ends below 10%. A document with more than 5%
+    is cut into chunks of at most 0.5%, and the shard ends close to 5%.
     """
     number = 0
     for path in paths:
@@ -680,14 +688,13 @@ def load_progress(folder, settings, paths=()):
     # another place. So progress.json has a hash of their names in order.
     hash_of_names = hashlib.sha256(repr(paths).encode()).hexdigest()
     for path in (folder / "meta.json", folder / PROGRESS):
-        if path.exists():
-            with explain_errors(f"{path}: not written by prepare.py"):
-                saved = read_json(path)
-                earlier = dict(saved["options"])
-            # prepare.py has written this file, so it may be replaced. Without training shards, a
-            # new dataset begins.
-            if not has_shards:
-                continue
+        if not path.exists():
+            continue
+        # A file of another program must not be replaced, so read it even if a new dataset begins.
+        with explain_errors(f"{path}: not written by prepare.py"):
+            saved = read_json(path)
+            earlier = dict(saved["options"])
+        if has_shards:
             other = [f"{name}={earlier.get(name)}, now {value}" for name, value in settings.items()
                      if earlier.get(name) != value]
             # meta.json does not have the hash.
@@ -707,6 +714,7 @@ def load_progress(folder, settings, paths=()):
     # Begin a new dataset. If the shards of an earlier one were deleted, its meta.json is still here
     # and would call the new one complete.
     (folder / "meta.json").unlink(missing_ok=True)
+    # `place` is where to go on reading the sources. None is the beginning.
     progress = {"options": settings, "names": hash_of_names, "shards": 0, "tokens": 0,
                 "place": None, "left_over": ""}
     write_json(folder / PROGRESS, progress)
@@ -738,8 +746,8 @@ def write_shards(folder, options, tokenizer, paths, progress):
     val_bytes = math.inf
     if paths:
         # A first pass counts the bytes, and finds text that is not UTF-8 before any shard is
-        # written. The total, which limits the chunks, is not known yet. To add them up, any number
-        # will do.
+        # written. The total, which limits the chunks, is not known yet. Any large number will do
+        # here, because the sum does not depend on where the documents are cut.
         total = sum(len(chunk) for chunk, _, _ in read_files(paths, sys.maxsize))
         # Skip the chunks that have been read.
         chunks = itertools.islice(read_files(paths, total), progress["place"], None)
@@ -827,7 +835,7 @@ def prepare(source="stdlib", **options):
               "folder removes the texts, too")
     settings = dataset_settings(options, paths)
     with lock_folder(folder, "another prepare.py is at work here; waiting for it", wait=True):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)  # lock_folder has made its parent
         progress = load_progress(folder, settings, paths)
         if progress:
             if options.source in PRETOKENIZED:

@@ -27,7 +27,7 @@ class SampleConfig:
     """Options of sample.py."""
     # Model
     out_dir: str = "out/angpt"    # folder of a run, or several with commas between them
-    init_from: str | None = None  # instead of out_dir: a .pt file, gpt2, or a folder with its files
+    init_from: str | None = None  # instead of out_dir: a .pt file, gpt2, or a folder of GPT-2 files
     arch: str | None = None       # FILE.py:NAME, if your own file defines the run's arch
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto: cuda if there is one, else cpu
 
@@ -46,8 +46,8 @@ class SampleConfig:
         if 0 < self.temperature < 1e-3:
             raise ConfigError(f"temperature={self.temperature}: expected 0, or at least 0.001")
         if self.seed + self.num_samples > 2 ** 63:
-            raise ConfigError(f"seed={self.seed}: expected less than 2**63; the seed of the last "
-                              "sample, seed + num_samples - 1, has to be, too")
+            raise ConfigError(f"seed={self.seed}: expected less than 2**63, also for the seed of "
+                              "the last sample, seed + num_samples - 1")
 
 
 # ---- Sampling ------------------------------------------------------------------------------------
@@ -86,9 +86,11 @@ def main(argv):
     """Print samples of every run."""
     config = SampleConfig(**parse_options(argv, __doc__, SampleConfig))
     device = find_device(config.device)
-    folders = [config.init_from or config.out_dir]
-    # A comma separates folders, unless out_dir as a whole is the name of one that exists.
-    if not config.init_from and not Path(config.out_dir).exists():
+    if config.init_from:
+        folders = [config.init_from]
+    elif Path(config.out_dir).exists():
+        folders = [config.out_dir]  # its name may contain a comma
+    else:
         folders = [os.path.expanduser(folder.strip()) for folder in config.out_dir.split(",")]
     for folder in folders:
         model, tokenizer, checkpoint = load_model(folder, device, config.arch)
