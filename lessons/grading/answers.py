@@ -163,13 +163,15 @@ class NothingReturned(TypeError):
 
 def tensor(x):
     """Return a number, a tensor, an array, or a list of these with one shape as a tensor."""
-    if isinstance(x, complex):
+    # Tensors and arrays of complex numbers have a dtype that says so.
+    if isinstance(x, complex) or "complex" in str(getattr(x, "dtype", "")):
         raise TypeError("the function returned a complex number: did you take the root of a "
                         "negative number?")
     if x is None:
         raise NothingReturned("the function returned None")
     if isinstance(x, torch.Tensor):
-        return x.detach()
+        # It may be sparse, or lie on a GPU.
+        return x.detach().to_dense().cpu()
     try:
         if isinstance(x, (tuple, list)):
             return torch.stack([tensor(y) for y in x])

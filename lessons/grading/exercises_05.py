@@ -514,6 +514,8 @@ def angpt_inputs(generator):
         return h, p, n_head, *rope_tables(length, d // n_head)
 
     yield from block_inputs(case)
+    h, p, *others = case(2, 4, 3)
+    yield "a negative g", h, {**p, "g": -p["g"]}, *others
 
 
 def angpt_attention(h, p, n_head, cos, sin, *, scale=lambda g, d_k: g, hidden_from=1,
@@ -590,6 +592,8 @@ BLOCK = Exercise(reference=angpt_block, inputs=angpt_inputs, tolerance=1e-4, mis
         partial(angpt_block, scale=lambda g, d_k: g / d_k ** 0.5),
     "g counts twice in your scores, as if both q and k had it. Multiply q only, and once.":
         partial(angpt_block, scale=lambda g, d_k: g * g),
+    "You take the absolute value of g, too. Only the two alphas lose their sign.":
+        partial(angpt_block, scale=lambda g, d_k: abs(g)),
     "In the gate's argument a factor of 1/2 is missing. Is nu_uz, the one constant that matters "
     "(5.7), inside of SiLU, and is the root that of d, the channels of h?":
         partial(angpt_block, nu_uz=1.0),

@@ -1080,15 +1080,20 @@ def luck_inputs(generator):
     yield "one seed", *case(16, 16, 1, 0.004)
     yield "more runs of one, eight seeds", *case(20, 12, 8, 0.002)
     yield "far apart", *case(16, 16, 3, 0.3)
+    # All runs of an architecture have the same loss, and no difference is left between the two.
+    pairs = torch.tensor([[0, 1], [2, 3], [1, 1]])
+    a, b = torch.full((4,), 1.25).double(), torch.full((4,), 1.5).double()
+    yield "no scatter and no difference", a, b, pairs, pairs, 0.0
 
 
-def wrong_winner(a, b, mine, theirs, true, *, centre=torch.mean, of=torch.mean, apart=1):
+def wrong_winner(a, b, mine, theirs, true, *, centre=torch.mean, of=torch.mean, apart=1,
+                 wins_if=torch.lt):
     """Return the share of comparisons that b wins. apart: how many times `true` b is worse."""
     a = a - centre(a)
     b = b - centre(b) + apart * true
     wins = []
     for own, other in zip(mine, theirs):
-        wins.append(of(b[other]) < of(a[own]))
+        wins.append(wins_if(of(b[other]), of(a[own])))
     return numbers(*wins).mean()
 
 
@@ -1122,7 +1127,9 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
         lambda right: 0 * right,
     "You give the share that the better architecture wins. The exercise asks for that of the "
     "other.":
-        lambda right: 1 - right,
+        partial(wrong_winner, wins_if=torch.gt),
+    "You count ties, too. Where both means are equal, b's is not lower: compare with <.":
+        partial(wrong_winner, wins_if=torch.le),
     "In yours, b is better by `true`. Its losses should be higher.":
         partial(wrong_winner, apart=-1),
     "In yours, both are equally good. b should be worse by `true`.":

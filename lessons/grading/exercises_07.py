@@ -414,6 +414,9 @@ PAIRS = Exercise(
         lambda a, b: median_and_range(b / a, low=0.25, high=0.75),
     "You sorted both first, so the times that you divide are not from the same round any more.":
         lambda a, b: median_and_range(b.sort().values / a.sort().values),
+    "You divide each time of b by the times of a in all rounds. Divide it by that of its own round "
+    "only.":
+        lambda a, b: median_and_range((b[:, None] / a).flatten()),
 })
 
 

@@ -411,7 +411,8 @@ MIXERS = [
      "You accept a norm over all tokens of a sequence, later ones included."),
     ("a tenth of the next token's LayerNorm", ahead_through_layer_norm,
      "You accept a leak from the next token that passes through a LayerNorm. A LayerNorm does not "
-     "see a longer token, nor a number added to all channels, and its outputs sum to 0."),
+     "see a longer token, nor a number added to all channels, and its outputs sum to 0. It makes "
+     "NaN of infinity, and NaN > 1e-6 is False."),
     ("a leak, in the last sequence only", lowered_by_a_change,
      "You accept a leak of the second token's first channel into the first token that happens in "
      "the last sequence only and can only lower an output. Do you change every token of every "

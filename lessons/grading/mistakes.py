@@ -15,7 +15,8 @@ from itertools import combinations, permutations
 import torch
 
 from answers import (
-    NothingReturned, aligned, arguments, close, code_of, copy, gap, near, own_answers, same, values)
+    NothingReturned, aligned, arguments, close, code_of, copy, gap, half_mismatch, near,
+    own_answers, same, values)
 from error_sentences import REDUCTIONS, error_sentences, values_and_indices
 from explain import listed, part_names, rows_too_many
 
@@ -197,7 +198,10 @@ def general_sentences(function, found, expected, exercise):
                          "number."]
         error = next(iter(errors.values()))
         return sentences + error_sentences(error, used_names(code_of(function)))
-    if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
+    tolerance = exercise.tolerance
+    if in_half_precision(found, expected, exercise):
+        tolerance = max(tolerance, 4e-3)            # the rounding of bfloat16
+    if all(close(a, b, tolerance) for parts in pairs.values() for a, b in parts):
         for error in errors.values():
             return error_sentences(error, used_names(code_of(function)))
         return dtypes_exchanged(found, expected, exercise) or [
@@ -209,6 +213,17 @@ def general_sentences(function, found, expected, exercise):
         sentence = f"With {label} there is an error: {type(error).__name__}: {message}"
         sentences = [*sentences, sentence]
     return sentences
+
+
+def in_half_precision(found, expected, exercise):
+    """Return True if some value is float16 or bfloat16 and should not be."""
+    for label, theirs in expected.items():
+        if isinstance(found[label], Exception):
+            continue
+        ours, theirs = aligned(found[label], theirs, exercise.parts)
+        if any(half_mismatch(a, b) for a, b in zip(ours, theirs)):
+            return True
+    return False
 
 
 def value_sentences(function, found, expected, pairs, exercise, broken):

@@ -609,6 +609,7 @@ M = torch.tensor([[1.0, 2.0, -3.0], [0.5, 4.0, 2.0]], dtype=torch.float64)
         lambda x: [row.tolist() for row in x],
         lambda x: map(list, x.numpy()),
         lambda x: np.array(x.tolist(), dtype=object).astype(np.float32),
+        lambda x: x.to_sparse(),
     ],
 )
 def test_a_right_answer_passes_in_an_unusual_form(monkeypatch, capsys, answer):
@@ -1937,6 +1938,24 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         ("7.8", largest_power_below, "not a whole number", "can still be divided by 2"),
         ("7.10", f_u_and_c_forgotten, "c belongs in w_down", "You moved f_u"),
         ("7.9", trimmed_mean_first, "your 10% and 90% are right", "the outer two"),
+        (
+            "7.9",
+            lambda a, b: (b[:, None] / a).flatten().quantile(torch.tensor([0.5, 0.1, 0.9])),
+            "the times of a in all rounds",
+            "your 10% and 90% are right",
+        ),
+        (
+            "8.1",
+            lambda x, alpha, gamma: (gamma * torch.tanh(alpha * x)).half(),
+            "their dtype is not",
+            "an eps of another size",
+        ),
+        (
+            "8.5",
+            lambda layers: torch.tensor(EXERCISES["8.5"].reference(layers) + 3j),
+            "a complex number",
+            "pass",
+        ),
         ("7.11", mean_of_dp_without_weights, "the first query sees one key", "never uses y"),
         ("7.11", scaled_twice, "1/sqrt(q.shape[-1]) times", "Check dS first"),
         ("7.12", project_reads_twice_and_never_writes, "what does it write?", "reads each weight"),
