@@ -192,6 +192,10 @@ def values(returned):
         returned = list(returned)
     if not isinstance(returned, (tuple, list)):
         return (tensor(returned),)
+    nothing = [x is None for x in returned]
+    if any(nothing) and not all(nothing):
+        place = nothing.index(True) + 1
+        raise TypeError(f"the function returned {len(returned)} values, and value {place} is None")
     found = [tensor(x) for x in returned]
     if found and all(x.dim() == 0 for x in found):
         return [torch.stack(found)]

@@ -60,6 +60,9 @@ def returned_nothing(error):
 def returned_no_number(words):
     """Recognize what a function returned by its beginning, as answers.tensor prints it."""
     start = "the function returned "
+    if words.startswith(start) and words.endswith(" is None"):
+        return ("One of the values that your function returns is None. Return what the task asks "
+                "for, and nothing else.")
     if words.startswith(f"{start}<function"):
         return ("Your function returns a function. Return the values themselves: norm(x) calls a "
                 "function, norm without parentheses does not.")

@@ -181,6 +181,9 @@ LARGEST = Exercise(reference=largest, inputs=count_inputs, tolerance=1e-4, misco
     "Do you use the sample variance, or a mean of squares without the mean subtracted? With "
     "LayerNorm's variance, the squares of the outputs add up to n.":
         lambda n: (n - 1) / math.sqrt(n),
+    "Do you divide by the root of the sample variance, torch.std's default? LayerNorm's variance "
+    "divides by n. (With n = 1 the sample variance is 0/0.)":
+        lambda n: (n - 1) / math.sqrt(n) if n > 1 else math.nan,
     "Variance 1 does not mean that no entry is above 1: one entry can be far out if the others are "
     "close together.":
         lambda: 1,
@@ -248,6 +251,11 @@ def normed(mean, variance):
     return mean / math.sqrt(square), variance / square
 
 
+def rms_drift_inputs(generator):
+    yield from drift_inputs(generator)
+    yield "a block of values near 0.001", 1, 0.001, 1.2, 0.0, 1e-6
+
+
 def rms_drift(blocks, shift, scale, mean, variance, *, norm=normed):
     for _ in range(blocks):
         mean, variance = norm(mean + shift, variance * scale)
@@ -295,7 +303,7 @@ def norm_at_the_end(blocks, shift, scale, mean, variance):
     return normed(mean, variance)
 
 
-RMS_DRIFT = Exercise(reference=rms_drift, inputs=drift_inputs, parts=("mean", "variance"),
+RMS_DRIFT = Exercise(reference=rms_drift, inputs=rms_drift_inputs, parts=("mean", "variance"),
                      misconceptions={
     "RMSNorm does not set the variance to 1. It divides the values by r, and so their variance by "
     "r^2.":
@@ -913,7 +921,11 @@ PROPERTIES = {
         "into the mean by whose root you divide, and how many are they?":
             lambda y, x, eps: not is_wide(x, eps) or near(y.square().mean(-1), 1, 0.02),
         EPS_IN_ANOTHER_PLACE:
-            lambda y, x, eps, right: is_wide(x, eps) or equals(y, right)},
+            lambda y, x, eps, right: is_wide(x, eps) or equals(y, right),
+        "Only in float32, with entries far from 0, yours is not precise. x / root - mean / root is "
+        "right on paper, but it subtracts two large numbers that have been rounded: subtract the "
+        "mean from x first, and divide then.":
+            lambda y, x, right: x.dtype != torch.float32 or near(y, right, 1e-5)},
     "1.3": {
         NOTHING_LEFT:
             lambda y, n: n == 1 or not near(y * y, n, 1e-6),
@@ -938,7 +950,11 @@ PROPERTIES = {
         "given.":
             start_without_blocks,
         "The output of RMSNorm has mean square 1. In yours mean^2 + variance is not 1.":
-            lambda y, blocks: blocks == 0 or near(y[0] ** 2 + y[1], 1),
+            lambda y, blocks, variance: blocks == 0 or variance < 1e-3
+            or near(y[0] ** 2 + y[1], 1),
+        "Only where the values are small, mean^2 + variance is not 1 in yours. Do you add an eps, "
+        "or treat small values as a special case? In this exercise eps is 0.":
+            lambda y, variance: variance >= 1e-3 or near(y[0] ** 2 + y[1], 1),
         "One block is wrong already, though mean^2 + variance is right. Does the loop run once, "
         "and are mean and variance before the norm those of 1.1?":
             lambda y, blocks, right: blocks != 1 or near(y[0], right[0]) and near(y[1], right[1]),
@@ -1005,8 +1021,8 @@ PROPERTIES = {
         "The result of Post-LN comes out of a norm, so applying the norm once more changes "
         "nothing. In yours it does.":
             lambda y, norm: near(norm(y[1]), y[1]),
-        "Pre-LN: subtract h from yours. The rest should be the branch of a normalized h, and is "
-        "not.":
+        "Pre-LN: subtract h from yours. The rest should be what the branch gives for h as the "
+        "given norm normalizes it, and is not.":
             lambda y, h, branch, norm: near(y[0] - h, branch(norm(h))),
         "Post-LN: your result comes out of a norm, as it should. What is normalized there, and "
         "what is the branch given?":

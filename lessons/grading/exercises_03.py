@@ -657,6 +657,9 @@ EMBEDDING = Exercise(reference=stream_share, inputs=embedding_inputs, tolerance=
         partial(stream_share, ffn=lambda layers, d: 0.0),
     "Your embedding always has GPT-2's standard deviation, 0.02. It should be the argument.":
         lambda layers, d: stream_share(0.02, layers, d),
+    "Your embedding is sqrt(d) times as large as it should be: do you multiply it by sqrt(d)? The "
+    "argument is already the standard deviation with which it enters h.":
+        lambda s, layers, d: stream_share(s * math.sqrt(d), layers, d),
     "The embedding itself is part of h: its variance, s^2, is missing in your sum, or another "
     "number stands for it.":
         without_embedding,

@@ -674,6 +674,16 @@ def own_input(model, tokens, context, last):
     return late_loss(lambda x, y: model(y, y), tokens, context, last)
 
 
+def input_as_target(model, tokens, context, last):
+    return late_loss(model, tokens, context, last, of=lambda logits, y: log_loss(
+        logits, tokens[:, -context - 1:-1]))
+
+
+def shifted_twice(model, tokens, context, last):
+    return late_loss(model, tokens, context, last, of=lambda logits, y: log_loss(
+        logits[:, :-1], y[:, 1:]))
+
+
 def window_for_each(model, tokens, context, last):
     found = []
     for end in range(tokens.shape[1] - last + 1, tokens.shape[1] + 1):
@@ -697,6 +707,11 @@ CONTEXT = Exercise(reference=late_loss, inputs=context_inputs, misconceptions={
         start_of_window,
     "The target of a token is the next token. You ask the model to predict its own input.":
         own_input,
+    "Your targets are the inputs themselves. The target of a token is the next token.":
+        input_as_target,
+    "You shift twice. The targets are one place later than the inputs already, so the logits of "
+    "position t belong to target t.":
+        shifted_twice,
     "You always give the model the whole row. Give it only `context` tokens.":
         lambda model, tokens, last: late_loss(model, tokens, tokens.shape[1] - 1, last),
     "Your loss is the one with only context - 1 tokens before the last token. `context` inputs and "
@@ -1318,8 +1333,9 @@ PROPERTIES = {
         "Even after a single step your master is elsewhere. Is your step lr times the gradient as "
         "it is given, and what is normalized after it?":
             lambda y, right, gradients: len(gradients) != 1 or near(y[0], right[0], 0.01),
-        "Your master is nearly right. Is something rounded to bfloat16 on the way to it, or is a "
-        "small number added somewhere? Round only the copy.":
+        "Your master is nearly right. Is something rounded to bfloat16 on the way to it (round "
+        "only the copy), is a small number added somewhere, or is there a weight decay in your "
+        "step?":
             lambda y, right: near(y[0], right[0], 1e-4) or not near(y[0], right[0], 0.01),
         "A single large step of yours is right. With many, does each step take the next gradient, "
         "start where the previous one ended, and use the same lr?":

@@ -18,7 +18,7 @@ from answers import (
     NothingReturned, aligned, arguments, close, code_of, copy, gap, half_mismatch, near,
     own_answers, same, values)
 from error_sentences import REDUCTIONS, error_sentences, values_and_indices
-from explain import listed, part_names, rows_too_many
+from explain import another_shape, listed, part_names, rows_too_many
 
 
 # ---- Known mistakes ------------------------------------------------------------------------------
@@ -198,14 +198,15 @@ def general_sentences(function, found, expected, exercise):
                          "number."]
         error = next(iter(errors.values()))
         return sentences + error_sentences(error, used_names(code_of(function)))
-    tolerance = exercise.tolerance
-    if in_half_precision(found, expected, exercise):
-        tolerance = max(tolerance, 4e-3)            # the rounding of bfloat16
-    if all(close(a, b, tolerance) for parts in pairs.values() for a, b in parts):
+    if all(close(a, b, exercise.tolerance) for parts in pairs.values() for a, b in parts):
         for error in errors.values():
             return error_sentences(error, used_names(code_of(function)))
         return dtypes_exchanged(found, expected, exercise) or [
             "The numbers are right, their dtype is not."]
+    rounded_to = None if errors else dtype_of_rounding(found, expected, exercise)
+    if rounded_to:
+        return [f"The numbers are right, apart from being rounded to {rounded_to}: do not return "
+                "them in this dtype."]
     sentences = value_sentences(function, found, expected, pairs, exercise, broken)
     if errors:
         label, error = next(iter(errors.items()))
@@ -213,17 +214,6 @@ def general_sentences(function, found, expected, exercise):
         sentence = f"With {label} there is an error: {type(error).__name__}: {message}"
         sentences = [*sentences, sentence]
     return sentences
-
-
-def in_half_precision(found, expected, exercise):
-    """Return True if some value is float16 or bfloat16 and should not be."""
-    for label, theirs in expected.items():
-        if isinstance(found[label], Exception):
-            continue
-        ours, theirs = aligned(found[label], theirs, exercise.parts)
-        if any(half_mismatch(a, b) for a, b in zip(ours, theirs)):
-            return True
-    return False
 
 
 def value_sentences(function, found, expected, pairs, exercise, broken):
@@ -270,6 +260,10 @@ def relations(pairs, count, exercise, describe):
 def shape_sentences(function, found, expected, label, exercise, broken):
     """Return sentences for an answer whose shapes differ, first with the input `label`."""
     ours, theirs = aligned(found[label], expected[label], exercise.parts)
+    if another_shape(ours, theirs):
+        # The student has just read that the numbers are right. A property that they lack in this
+        # shape would say that they are wrong.
+        broken = []
     return (shapes_exchanged(ours, theirs, exercise)
             or flattened(ours, theirs, exercise)
             or transposed(ours, theirs, exercise)
@@ -670,6 +664,20 @@ def dtypes_exchanged(found, expected, exercise):
     return [f"{listed(part_names(exercise, 2))} are exchanged, as their dtypes show."]
 
 
+def dtype_of_rounding(found, expected, exercise):
+    """Return the 16-bit dtype of an answer that is right apart from its rounding, or None."""
+    dtype = None
+    for label, theirs in expected.items():
+        for a, b in zip(*aligned(found[label], theirs, exercise.parts)):
+            tolerance = exercise.tolerance
+            if half_mismatch(a, b):
+                dtype = a.dtype
+                tolerance = 0.01
+            if not close(a, b, tolerance):
+                return None
+    return dtype
+
+
 def only_not_finite(pairs, exercise):
     """Return a sentence for an answer that is right wherever it is a number."""
     labels = []
@@ -956,8 +964,9 @@ def approximated(pairs, exercise):
         return []
     but = f", but not with {far_off[0]}" if far_off else ""
     return [f"Nearly right with most inputs{but}: is there an eps of another size, in another "
-            "place or where none should be, or do you approximate, for example a derivative by a "
-            "quotient of differences, or a mean by random numbers?"]
+            "place or where none should be, do you calculate in bfloat16 or float16, or do you "
+            "approximate, for example a derivative by a quotient of differences, or a mean by "
+            "random numbers?"]
 
 
 def relative_gap(a, b):

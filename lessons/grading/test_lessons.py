@@ -1947,7 +1947,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
         (
             "8.1",
             lambda x, alpha, gamma: (gamma * torch.tanh(alpha * x)).half(),
-            "their dtype is not",
+            "apart from being rounded to torch.float16",
             "an eps of another size",
         ),
         (
