@@ -62,10 +62,23 @@ def save_in_few_colors():
     FigureCanvasAgg.print_png = print_png
 
 
+def changed_programs():
+    """Return the names of those programs of this repository that differ from the last commit."""
+    command = ["git", "diff", "--name-only", "HEAD", "--", "model.py", "train.py", "prepare.py"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        # git is not installed.
+        return []
+    # Outside of a git repository git prints only an error.
+    return found.stdout.splitlines()
+
+
 def begin():
     """Go to this repository's folder and return it.
 
-    Also make its modules importable and install the packages that are missing.
+    Also make its modules importable, install the packages that are missing, and name the programs
+    that somebody has changed.
     """
     os.chdir(ROOT)
     sys.path[:0] = map(str, FOLDERS)
@@ -73,9 +86,13 @@ def begin():
     import lessons
     # Older notebooks say `import lessons.variants`: variants.py was in lessons/ then.
     lessons.__path__ = [str(ROOT / "lessons"), str(ROOT / "lessons/extras")]
-    needed = missing((ROOT / "requirements.txt").read_text())
+    needed = missing((ROOT / "requirements.txt").read_text(encoding="utf-8"))
     if needed:
         install(needed)
+    # A forgotten change of model.py would change what a lesson shows.
+    for name in changed_programs():
+        print(f"{name} has been changed since the last commit, and this lesson uses your version. "
+              f"(`git checkout {name}` discards your changes. Then restart the kernel.)")
     # A notebook keeps its pictures in its file.
     if "ipykernel" in sys.modules:
         save_in_few_colors()

@@ -276,7 +276,10 @@ def main():
     if not options.student and not options.notebooks:
         parser.error("no notebooks given: type their paths, or --student=DIR")
     if options.student:
-        write_student_copies(options.student, options.repository)
+        try:
+            write_student_copies(options.student, options.repository)
+        except FileExistsError as error:
+            parser.error(f"{error.filename} exists already; choose another folder")
     if options.notebooks:
         grade_all(options)
 

@@ -133,7 +133,8 @@ def find(number):
             raise
         raise KeyError(f"no exercise {number!r}: there is no lesson {lesson}") from None
     if number not in exercises:
-        raise KeyError(f"no exercise {number!r}; there are {', '.join(exercises)}")
+        raise KeyError(f"no exercise {number!r}; there are {', '.join(exercises)} (if the notebook "
+                       "is newer than this repository: `git pull`, then restart the kernel)")
     return exercises[number]
 
 
