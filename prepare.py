@@ -464,7 +464,8 @@ class PrepareConfig:
 CHUNK_BYTES = 900_000
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 NOT_TEXT = ("{}: not UTF-8 text at byte {:,}; unpack it if it is compressed (gunzip, unzip, "
-            "unzstd), else convert it (for example iconv -f UTF-16 -t UTF-8, or -f LATIN1)")
+            "unzstd), else convert it (for example iconv -f UTF-16 -t UTF-8, or -f LATIN1); files "
+            "of tokens, such as .bin, cannot be a source")
 
 
 def find_files(source, seed):

@@ -1578,13 +1578,15 @@ def test_each_step_of_each_rank_draws_its_own_dropout(tiny):
 
 # ---- Runs
 
+@pytest.mark.filterwarnings("error:Converting a tensor with requires_grad")
 def test_a_run_learns_and_leaves_checkpoint_log_and_picture_and_watch_joins_the_log(tiny):
     def watch(model, optimizer, step):
         seen.append(step)
         assert optimizer.param_groups[0]["params"][0] is model.wte.weight
         assert (out / "loss.png").exists() == (step > 20)        # there is none of step 0
         # Our names stay. At step 0 there is no loss of ours yet.
-        return {"twice": 2 * torch.tensor(step), "step": 99, "loss": 7.0}
+        twice = torch.tensor(2.0 * step, requires_grad=True)
+        return {"twice": twice, "step": 99, "loss": 7.0}
 
     lines, seen = [], []
     config = tiny(arch="rmsnorm", max_steps=60, learning_rate=1e-2, eval_interval=20,
@@ -1996,6 +1998,10 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
         resume_with(9, fingerprint="rebuilt")
     with refused:                                  # the same tokens, but other ones to validate on
         resume_with(9, fingerprint="new", val_tokens=meta["val_tokens"] - 1)
+    added = shutil.copy(data / "tiny_train_000001.bin", data / "tiny_train_000009.bin")
+    with refused:
+        resume_with(9, fingerprint="new")
+    added.unlink()
     state = torch.load(old / "ckpt.pt")            # the oldest checkpoints name no dataset
     del state["dataset"], state["dataset_sizes"]
     torch.save(state, old / "ckpt.pt")

@@ -514,7 +514,8 @@ def open_dataset(config, process):
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
         split = Tokens(config.data, name, config.block_size)
-        # A shard that the user has added is used as well, so more tokens than counted are fine.
+        # A shard that the user has added is used as well, so more tokens than counted are fine
+        # (but not if it is added while a run is stopped, as the sizes tell).
         check(split.n_tokens >= meta[f"{name}_tokens"], f"{config.data}: a shard is missing, since "
               f"the {name} shards have fewer tokens than meta.json counts; remove the folder and "
               "run prepare.py again")
@@ -522,6 +523,10 @@ def open_dataset(config, process):
               f"--block_size={config.block_size}; set a smaller --block_size, or prepare more text "
               "or larger shards")
         setattr(dataset, name, split)
+    n_added = (dataset.train.n_tokens + dataset.val.n_tokens
+               - dataset.train_tokens - dataset.val_tokens)
+    if n_added:
+        dataset.sizes += f", and {n_added} that were added"
     return dataset
 
 
@@ -1038,8 +1043,14 @@ def cut_log(folder, step):
 
 
 def append_log(folder, record):
-    # Tensors in a record become floats. They may come from train()'s argument `watch`.
-    line = json.dumps(record, default=float) + "\n"
+    def to_float(number):
+        # The numbers that train()'s argument `watch` returns may be tensors. float() would warn of
+        # one that requires a gradient.
+        if isinstance(number, torch.Tensor):
+            number = number.detach()
+        return float(number)
+
+    line = json.dumps(record, default=to_float) + "\n"
     path = folder / "log.jsonl"
     with explain_errors(f"{path}: cannot be written; is the disk full?"), open(path, "a") as file:
         file.write(line)
