@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -787,6 +788,27 @@ def test_out_of_memory_is_one_line_and_a_bug_is_not(capsys, torch_says, error):
     assert capsys.readouterr().err.count("\n") == (error is SystemExit)
 
 
+def test_a_file_that_cannot_be_read_is_one_line(capsys, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        run_script(lambda words: open(tmp_path / "none"))
+    assert re.fullmatch(r".*: .*No such file.*none'\n", capsys.readouterr().err)
+
+
+def test_ctrl_c_ends_a_script_by_the_signal(monkeypatch):
+    def stop(words):
+        raise KeyboardInterrupt
+
+    handlers = []
+    monkeypatch.setattr(signal, "raise_signal",
+                        lambda number: handlers.append(signal.getsignal(number)))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        run_script(stop)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.SIG_DFL]
+
+
 def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
     narrow = io.TextIOWrapper(io.BytesIO(), "cp1252")
     monkeypatch.setattr(sys, "stdout", narrow)
@@ -815,6 +837,26 @@ def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prep.FileLock, "acquire", refuse)
     with prep.lock_folder(tmp_path / "a", "taken"):
         assert "a: not locked ([Errno 37] No locks available)" in capsys.readouterr().err
+
+
+def test_a_link_to_a_locked_folder_is_locked(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with prep.lock_folder(tmp_path / "a", ""):
+        with pytest.raises(DataError, match="a: taken"):
+            prep.lock_folder(tmp_path / "link", "taken")
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    def renamed(*paths):
+        done.append("renamed")
+        replace(*paths)
+
+    done, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_size))
+    monkeypatch.setattr(os, "replace", renamed)
+    with prep.atomic_write(tmp_path / "a") as file:
+        file.write(b"text")
+    assert done == [4, "renamed"]
 
 
 # ---- Tokens and shards
@@ -865,6 +907,7 @@ def test_a_dataset_is_not_guessed(tmp_path, monkeypatch):
     prepare("mine.txt")
     with pytest.raises(DataError, match=r"did you mean data/mine\?"):
         read_meta("mine")
+    assert prep.PrepareConfig("*.txt").name == "text"
 
 
 @pytest.mark.parametrize("source, name, expected", [
@@ -909,8 +952,9 @@ JAPANESE = "A" + "日本語" * 2000
     ("a.txt", b"\xef\xbb\xbfab", "ab"),
     ("a.jsonl", json.dumps({"text": JAPANESE}).encode(), JAPANESE),
     ("a.jsonl", json.dumps({"text": JAPANESE}).encode("utf-8-sig"), JAPANESE),
-    ("a.jsonl", json.dumps({"text": " " * 1_000_001}).encode(), " " * 1_000_001)],
-    ids=["long line", "mark", "short with mark", "long row", "row with mark", "spaces"])
+    ("a.jsonl", json.dumps({"text": " " * 1_000_001}).encode(), " " * 1_000_001),
+    ("a.jsonl", json.dumps({"text": "a\ud800b" * 90}).encode(), "a?b" * 90)],
+    ids=["long line", "mark", "short with mark", "long row", "row with mark", "spaces", "half"])
 def test_tokens_give_back_every_byte(tmp_path, small_gpt2, name, content, expected):
     (tmp_path / name).write_bytes(content)
     for tokenizer in ("bytes", "gpt2"):
@@ -981,6 +1025,16 @@ def test_as_many_tokens_as_asked_for_and_none_lost(texts, small_gpt2, tokenizer)
     assert np.array_equal(made(3001)[0], every[:3001])
 
 
+def test_no_more_than_ten_million_tokens_are_held_out(tmp_path, monkeypatch):
+    chunk = np.zeros(11_000_000, np.uint16), 1, None
+    sizes = []
+    monkeypatch.setattr(prep, "encode_chunks", lambda *_: iter([chunk]))
+    monkeypatch.setattr(prep, "write_shard", lambda path, tokens: sizes.append(len(tokens)))
+    progress = dict(shards=0, tokens=0, place=None, left_over="")
+    prep.write_shards(tmp_path, prep.PrepareConfig("fineweb"), None, [], progress)
+    assert sizes == [10_000_000, 1_000_000]
+
+
 # The validation shard of x_train_y is not taken for a training shard.
 @pytest.mark.parametrize("name", ["a", "x_train_y"])
 def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(name, tmp_path, capsys):
@@ -991,6 +1045,8 @@ def test_a_small_dataset_is_noted_and_a_smaller_share_obeyed(name, tmp_path, cap
     val, train = read_dataset(prepare(**options, val_tokens=2))
     assert val + train == [b"7", b" bytes"]
     assert f"data/{name}: too few to train with --block_size=256" in capsys.readouterr().out
+    folder = prepare(**options, name="few", tokens=3)
+    assert read_meta(folder)["val_tokens"] == 1    # a twentieth of 3 would be none
 
 
 def test_an_unfinished_dataset_needs_its_file_names_and_its_shards(tmp_path, monkeypatch):
@@ -1015,6 +1071,7 @@ def test_an_unfinished_dataset_needs_its_file_names_and_its_shards(tmp_path, mon
         prepare(**options)
     (d / "z.txt").rename(d / "a.txt")
     folder = tmp_path / "data/d"
+    shutil.copytree(folder, tmp_path / "copied/d")
     for name in ("val_000000", "train_000001"):
         shard = folder / f"d_{name}.bin"
         other = shard.with_name("other_000000.bin")    # not one of the dataset's
@@ -1024,14 +1081,43 @@ def test_an_unfinished_dataset_needs_its_file_names_and_its_shards(tmp_path, mon
         other.rename(shard)
     # Without any training shards it is made again, and so is a complete one.
     whole = prepare(**options | {"data_dir": f"{tmp_path}/whole"})
+    assert files_of(prepare(**options | {"data_dir": f"{tmp_path}/copied"})) == files_of(whole)
     for _ in ("unfinished", "complete"):
         for path in folder.glob("*_train_*.bin"):
             path.unlink()
         assert files_of(prepare(**options)) == files_of(whole)
     for path in folder.glob("*.bin"):
         path.unlink()
-    prepare(**options, val_tokens=100)             # now with other settings
+    monkeypatch.setattr(prep, "write_shard", write_three)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(**options, val_tokens=100)         # now with other settings
+    monkeypatch.undo()
+    assert not (folder / "meta.json").exists()     # it would be the earlier dataset's
+    prepare(**options, val_tokens=100)
     assert read_meta(folder)["val_tokens"] == 100
+
+
+def test_a_dataset_that_was_stopped_before_its_meta_json_resumes(texts, monkeypatch):
+    def stop(path, value, write=prep.write_json):
+        if path.name == "meta.json":
+            raise KeyboardInterrupt
+        write(path, value)
+
+    monkeypatch.setattr(prep, "write_json", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_rows(texts)
+    monkeypatch.undo()
+    assert text_of(prepare_rows(texts)) == b"".join(TEXT_BYTES)
+
+
+def test_a_text_that_is_edited_to_the_same_size_is_noticed(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(99 * name)
+    options = dict(source=f"{tmp_path}/*.txt", data_dir=f"{tmp_path}/data", name="d")
+    prepare(**options)
+    os.utime(tmp_path / "b.txt", (2e9, 2e9))
+    with pytest.raises(DataError, match="the newest of 2033-05-18 03:33:20 UTC; go back"):
+        prepare(**options)
 
 
 def test_a_dataset_in_the_folder_of_its_source_is_noted(tmp_path, capsys):
@@ -1091,7 +1177,7 @@ def fineweb(texts, monkeypatch):
     from datasets import load_dataset
 
     def stream(repo, **options):
-        assert (repo, options["name"]) == ("HuggingFaceFW/fineweb", "sample-10BT")
+        assert (repo, options["name"]) == ("HuggingFaceFW/fineweb", "sample-100BT")
         return load_dataset("parquet", data_files=f"{texts}/a.parquet", **options).map(read)
 
     def read(row):
@@ -1107,7 +1193,8 @@ def fineweb(texts, monkeypatch):
 
 def test_fineweb_resumes_from_the_last_whole_shard(tmp_path, small_gpt2, fineweb, monkeypatch):
     monkeypatch.setattr(prep, "CHUNK_BYTES", 80)   # most rows are several chunks
-    options = dict(source="fineweb", data_dir=str(tmp_path), val_tokens=900, shard_tokens=400)
+    options = dict(source="fineweb", subset="sample-100BT", data_dir=str(tmp_path), val_tokens=900,
+                   shard_tokens=400)
     whole = prepare(**options, name="whole")
     assert text_of(whole) == b"".join(TEXT_BYTES)
     begins = []
@@ -1347,6 +1434,10 @@ def test_intervals_are_a_tenth_of_a_run_and_the_last_validation_is_longer():
     assert (c.eval_interval, c.checkpoint_interval) == (10, 10)
     assert (c.eval_tokens, c.final_eval_tokens) == (512, 512)
     assert resolve(TrainConfig(arch="powernorm", max_steps=100)).pn_warmup == 20
+    assert resolve(TrainConfig(arch="powernorm", pn_warmup=0)).pn_warmup == 0
+    config = TrainConfig(max_steps=100)
+    assert resolve(config).eval_tokens == 4096
+    assert config.eval_tokens is None              # another dataset may complete it, too
 
 
 @pytest.mark.parametrize("arch, printed", [
@@ -1381,12 +1472,18 @@ def test_sizes_and_their_parameters_are_angpt_table_f1(arch, printed):
 --eval_tokens=0  at least 1
 --eval_interval=0  at least 1
 --checkpoint_interval=0  at least 1
+--log_interval=0  at least 1
+--batch_size=0  at least 1
+--total_batch_size=0  at least 1
+--final_eval_tokens=0  at least 1
 --learning_rate=-1  at least 0
 --learning_rate=nan  at least 0
 --learning_rate=inf  at least 0
 --dropout=1.5  from 0 to 1
 --rope_fraction=-1  at least 0
 --min_lr_ratio=2  from 0 to 1
+--warmup_ratio=2  from 0 to 1
+--beta1=1  less than 1
 --beta2=1  less than 1
 --resid_scale  resid_scale=True: expected False with arch=angpt
 --arch=angpt --bias  bias=True: expected False with arch=angpt
@@ -1413,6 +1510,7 @@ config/x.py  there are no configuration files
 --out_dir={folder}  holds other files (mine.txt)
 --out_dir={folder}  give this run its own folder, such as --out_dir={folder}/mine
 --out_dir=/proc/x  /proc
+--out_dir=/  /: choose a folder inside it
 --data=nowhere  data=nowhere: no complete dataset
 --data={file}  data={file}: no complete dataset; python prepare.py --source={file} makes one
 --data={data}/meta.json  meta.json: expected the dataset's folder, {data}
@@ -1428,6 +1526,7 @@ config/x.py  there are no configuration files
 --out_dir={run} --resume --size=32m  made with size=laptop, now size=32m
 --out_dir={run} --resume --n_layer=3  made with n_layer=2, now n_layer=3
 --out_dir={run} --resume --seed=3  made with seed=1337, now seed=3
+--out_dir={run} --resume --total_batch_size=64  made with total_batch_size=128, now
 --out_dir={run} --resume --init_from=there  made with init_from=None, now init_from=there; repeat
 --out_dir={run} --resume --arch=angpt  made with arch=layernorm, now arch=angpt
 """.strip().splitlines()])
@@ -1495,8 +1594,12 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     data = train_py.open_dataset(tiny(), Process(CPU))
     torch.manual_seed(0)
     model = GPT(resolve(tiny())).double()
-    shapes = set()
-    model.wte.register_forward_pre_hook(lambda module, given: shapes.add(given[0].shape))
+    passes = set()
+
+    def look(module, given):
+        passes.add((given[0].shape, module.training, torch.is_grad_enabled()))
+
+    model.wte.register_forward_pre_hook(look)
 
     def measured(batch_size, eval_tokens):
         config = tiny(batch_size=batch_size)
@@ -1508,13 +1611,17 @@ def test_validation_is_the_mean_over_windows_spread_evenly_whatever_the_batch(ti
     bits = float(nats.sum()) / math.log(2)
     n_bytes = int((y != 256).sum())                # an end of text has none
     for batch_size in (1, 3, 10):
-        shapes.clear()
+        passes.clear()
         result = measured(batch_size, 160)
-        assert shapes == {(batch_size, 16)}        # another one would be compiled, too
+        # Another shape would be compiled, too. Neither dropout nor gradients are wanted.
+        assert passes == {((batch_size, 16), False, False)}
         assert result["val_loss"] == pytest.approx(nats.mean().item())
         assert result["val_bpb"] == pytest.approx(bits / n_bytes)
     error = float(nats.mean(1).std()) / 10 ** 0.5
     assert measured(1, 160)["val_error"] == pytest.approx(error)
+    means = [float(part.mean()) for part in nats.split(3)]       # of 3, 3, 3 and 1 windows
+    variance = np.cov(means, fweights=[3, 3, 3, 1], ddof=0)
+    assert measured(3, 160)["val_error"] == pytest.approx((variance / 3) ** 0.5)
     assert result["val_error"] is None             # of one micro-batch
     assert measured(3, 9)["val_loss"] > 1          # one window at least
     assert measured(3, 992) == measured(3, 9999)   # all there are
@@ -1669,6 +1776,8 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     rounded = train(config)
     assert column(exact, "loss")[-1] != column(rounded, "loss")[-1]
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
+    with Process(CPU, torch.bfloat16).autocast():
+        assert not torch.is_autocast_cache_enabled()
     train(resumed(config, max_steps=3))    # auto may be float32
     assert checkpoint(config)["config"]["dtype"] == "bfloat16"
 
@@ -1823,15 +1932,26 @@ def test_a_resumed_run_keeps_the_recipe_it_began_with(monkeypatch):
     assert resumed_from(first, learning_rate=0.1).learning_rate == 0.1
 
 
+def test_what_loaded_weights_do_not_fix_may_be_set_again():
+    first = resolve(TrainConfig(arch="powernorm", out_dir="moved"))
+    free = dict(dropout=0.5, embed_std=0.5)
+    assert asdict(resumed_from(first, **free)).items() >= free.items()
+    assert resumed_from(first).out_dir == "out/angpt"            # where its checkpoint is now
+    free |= dict(block_size=64, pn_warmup=3)
+    config = TrainConfig(init_from="run", **free)
+    tuned = train_py.with_checkpoint(config, {"config": asdict(first)})
+    assert asdict(tuned).items() >= free.items()
+
+
 def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, monkeypatch):
     def barrier(process):
         run = Path(tiny().out_dir)
-        seen.append((read_log(run)[-1:], (run / "ckpt.pt").exists()))
+        seen.append((run.exists(), read_log(run)[-1:], (run / "ckpt.pt").exists()))
 
     seen = []
     monkeypatch.setattr(train_py.Process, "barrier", barrier)
     log = train(tiny())
-    assert seen[-1] == (log[-1:], True)
+    assert seen == [(False, [], False), (True, [], False), (True, log[-1:], True)]
 
 
 @pytest.mark.parametrize("factor, saved_step", [(1.0, 5), (math.nan, 3)])
@@ -1851,9 +1971,17 @@ def test_a_signal_between_records_is_noticed_and_a_nan_is_not_saved(
 
 
 def test_the_default_dataset_is_made_if_it_is_missing(tiny, dataset, tmp_path, monkeypatch):
+    def make(*_):
+        shutil.copytree(dataset, "data/stdlib")
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_py, "prepare", lambda: shutil.copytree(dataset, "data/stdlib"))
+    monkeypatch.setattr(train_py, "prepare", make)
     assert train(tiny(data="data/stdlib", max_steps=1))[-1]["step"] == 1
+    shutil.rmtree("data/stdlib")
+    monkeypatch.setattr(train_py, "prepare", None)
+    monkeypatch.setattr(Process, "barrier", make)  # rank 0 makes it while the others wait
+    rank_1 = Process(CPU, rank=1, world_size=2)
+    assert train_py.open_dataset(tiny(data="data/stdlib"), rank_1).val.windows == 62
 
 
 def test_sighup_stays_ignored_under_nohup():
@@ -1874,6 +2002,7 @@ def test_sighup_stays_ignored_under_nohup():
 def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run(
         tmp_path, own, early, learning_rate):
     saved = asdict(TrainConfig(learning_rate=0.1)) | {"arch": "none.py:ngpt", "gone": 1}
+    del saved["size"], saved["init_from"]          # some early ones do not have them
     whole = dict(config=saved, model={}, step=0, tokenizer="bytes", **early)
     torch.save(whole, tmp_path / "ckpt.pt")
     state = read_checkpoint(tmp_path)
@@ -1887,6 +2016,7 @@ def test_an_early_checkpoint_s_gone_options_are_left_out_and_its_file_is_not_run
 def test_a_resumed_run_keeps_its_options_and_takes_those_that_are_set(tiny, command):
     config = tiny(arch="ngpt", dropout=0.1, grad_clip=0.3, beta1=0.8, learning_rate=0.1)
     train(config)
+    assert checkpoint(config)["options"] == config.options       # what was set, and no more
     same = checkpoint(config)["config"] | dict(resume="true")
     train(resumed(config, max_steps=7))
     assert checkpoint(config)["config"] == same | dict(max_steps=7)
@@ -1906,6 +2036,7 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     path = tmp_path / "run" / "log.jsonl"
     path.parent.mkdir()
     (path.parent / "ckpt.pt.tmp").touch()          # a run was killed while it saved
+    (path.parent / ".DS_Store").touch()
     log = train(tiny(resume="auto"))
     whole = path.read_bytes()
     before_last = whole.rsplit(b"\n", 2)[0]
@@ -1918,6 +2049,34 @@ def test_auto_resumes_where_a_checkpoint_is_and_reads_a_log_as_far_as_it_is_whol
     path.write_bytes(whole)
     again = train(tiny(resume="auto", max_steps=7))
     assert [record["step"] for record in again] == list(range(8))
+
+
+def test_a_second_signal_under_torchrun_is_only_noted(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(KeyboardInterrupt), train_py.noted_signals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert signals == [signal.SIGINT, signal.SIGINT]
+
+
+def test_a_signal_to_any_of_several_ranks_stops_all_within_ten_steps(tiny, monkeypatch):
+    def gather(process, value):
+        if value == []:                            # the other rank has noted a signal in step 4
+            return [[], [signal.SIGTERM] if 4 in steps else []]
+        return [value, value]
+
+    def note(tokens, step, *rest, batches=train_py.batches):
+        steps.append(step)
+        return batches(tokens, step, *rest)
+
+    steps = []
+    monkeypatch.setattr(train_py, "set_up_process", lambda config: Process(CPU, world_size=2))
+    monkeypatch.setattr(train_py, "distribute", lambda model, process: model)
+    monkeypatch.setattr(train_py, "batches", note)
+    monkeypatch.setattr(Process, "gather", gather)
+    with pytest.raises(SystemExit):
+        train(tiny(log_interval=99, eval_interval=99, checkpoint_interval=99, max_steps=19))
+    assert checkpoint(tiny())["step"] == 10
 
 
 def test_a_second_signal_ends_a_run_although_the_shell_ignored_it():
@@ -1958,6 +2117,41 @@ def test_the_log_has_the_time_of_the_steps_alone(tiny, monkeypatch):
     assert sum("step 1/2   loss" in line for line in lines) == 1
 
 
+def test_the_time_goes_on_from_the_last_record_that_has_it(tmp_path):
+    for record in (dict(step=1, seconds=2.0), dict(step=2), dict(step=3, seconds=4.0)):
+        train_py.append_log(tmp_path, record)
+    assert train_py.cut_log(tmp_path, 2) == 2.0
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2]
+
+
+def test_the_picture_has_both_losses_after_step_0(tmp_path, monkeypatch):
+    pictures = []
+    monkeypatch.setattr(train_py.Figure, "savefig", lambda self, path: pictures.append(self))
+    for step in range(3):
+        record = dict(step=step, tokens=step, loss=5 - step, val_loss=8 - step)
+        train_py.append_log(tmp_path, record)
+    train_py.draw_losses(tmp_path)
+    lines = {line.get_label(): list(line.get_ydata()) for line in pictures[0].axes[0].lines}
+    assert (lines["training"], lines["validation"]) == ([4, 3], [7, 6])
+
+
+def test_utilization_and_the_time_left(monkeypatch):
+    model = tiny_gpt("layernorm")                  # two blocks of width 16, for 12 positions
+    linear = sum(p.numel() for name, p in model.named_parameters()
+                 if p.dim() == 2 and name != "wte.weight")
+    # Forward and backward take three times the 2 x 2 operations per channel and position.
+    flops = 6 * linear + 3 * 2 * 2 * 2 * 16 * (12 / 2)
+    gpus = SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=torch.bfloat16, world_size=4)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    mfu = pytest.approx(flops * 1e9 / 4 / 989e12)
+    assert train_py.utilization(model, 1e9, gpus) == {"mfu": mfu}
+    assert train_py.utilization(model, 1e9, Process(CPU)) == {}
+
+    record = dict(step=5, loss=2, tokens_per_s=100, mfu=0.4)
+    line = train_py.progress_line(record, SimpleNamespace(max_steps=9, total_batch_size=250))
+    assert line == "step 5/9   loss 2.000   100 tokens/s   40.0% MFU   0:00:10 left"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
     train(tiny())
@@ -1978,6 +2172,13 @@ def test_a_run_goes_on_without_its_picture(tiny, monkeypatch):
     lines = []
     assert train(tiny(), say=lines.append)[-1]["step"] == 6
     assert sum("run/loss.png: cannot be drawn (latex could" in line for line in lines) == 2
+
+
+def test_a_line_is_printed_on_a_console_without_its_characters(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    train_py.print_line("val loss 1 ± 2")
+    assert narrow.buffer.getvalue() == b"val loss 1 ? 2\n"
 
 
 def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path):
@@ -2009,6 +2210,15 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
     (data / "tiny_train_000002.bin").unlink()
     with pytest.raises(DataError, match="data: a shard is missing"):
         resume_with(10, fingerprint="new")
+
+
+def test_eval_only_needs_the_tokenizer_of_the_weights(tiny, trained, dataset, tmp_path):
+    data = shutil.copytree(dataset, tmp_path / "data")
+    other = dict(tokenizer="gpt2", token_bytes=bytes(257).hex())
+    write_json(data / "meta.json", read_meta(data) | other)
+    config = tiny(init_from=str(trained[0]), data=str(data), eval_only=True)
+    with pytest.raises(DataError, match="with tokenizer=bytes, but .*/data has tokenizer=gpt2$"):
+        train(config)
 
 
 def test_a_folder_has_one_run_at_a_time_and_a_killed_one_resumes(tiny, command, tmp_path):
@@ -2077,11 +2287,14 @@ def test_a_size_must_be_that_of_the_weights_whatever_their_run_called_it():
 def test_eval_only_prints_the_loss_and_leaves_all_as_it_is(old, dataset, tmp_path, command):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for place in ("out_dir", "init_from"):
-        options = [f"--{place}={old}", f"--data={dataset}", "--eval_tokens=128", "--dtype=float32"]
+        options = [f"--{place}={old}", f"--data={dataset}", "--eval_tokens=16",
+                   "--final_eval_tokens=128", "--dtype=float32"]
         # Any batch size will do, since no step of total_batch_size is taken.
         found = json.loads(command("--eval_only", *options, "--batch_size=3")[1])
         assert found["val_loss"] == pytest.approx(read_log(old)[-1]["val_loss"])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with patch("builtins.print", side_effect=OSError), pytest.raises(OSError):
+        train_py.main(["--eval_only", *options])   # a result that is not printed is an error
 
 
 def test_a_block_may_change_its_initial_weights_by_start_(monkeypatch):
@@ -2125,6 +2338,7 @@ ARCHS["mine"] = Mine
     changed = said(working.replace("slope = 1", "slope = 2"), 8)
     assert "The code of mine's block has changed" in changed
     path.write_text("a typo, saved while the run continues")
+    train_py.class_code.cache_clear()              # as in another process
     load_model(config.out_dir)
     del ARCHS["mine"]                              # as in another process
     with pytest.raises(DataError, match="defined in a file of the user's; set --arch=FILE.py:mine"):
@@ -2133,6 +2347,24 @@ ARCHS["mine"] = Mine
     model, _, _ = load_model(config.out_dir, arch=arch)
     assert type(model.blocks[0]).__name__ == "Mine"
     assert type(model.norm_f) is type(model.blocks[0].norm1)
+
+
+@pytest.mark.parametrize("before, now, warns", [
+    ("a", "b", True), ("a", None, False), (None, "b", False)])
+def test_code_that_is_not_known_has_not_changed(tiny, monkeypatch, capsys, before, now, warns):
+    config = resolve(tiny())
+    state = {"model": GPT(config).state_dict(), "block_code": before}
+    monkeypatch.setattr(train_py, "block_code", lambda model: now)
+    train_py.make_model(config, CPU, state)
+    assert ("has changed" in capsys.readouterr().err) == warns
+
+
+@pytest.mark.parametrize("module", ["__main__", "gone"])
+def test_a_block_that_was_typed_in_has_no_code(module):
+    typed = type("Mine", (ARCHS["rmsnorm"],), {"__module__": module})
+    model = tiny_gpt("rmsnorm")
+    model.blocks[0].__class__ = typed
+    assert train_py.block_code(model) is None
 
 
 def test_the_file_of_an_arch_can_import_the_train_py_that_runs(tmp_path):
@@ -2187,6 +2419,22 @@ def test_a_compiler_that_does_not_work_is_done_without_or_said(tiny, monkeypatch
         compiled("true")
 
 
+@pytest.mark.parametrize("compile, max_steps, compiles", [
+    ("true", 1, True), ("auto", 10 ** 7, True), ("auto", 10 ** 4, False),
+    ("false", 10 ** 7, False)])
+def test_the_blocks_and_the_loss_are_compiled(tiny, monkeypatch, compile, max_steps, compiles):
+    def compiled(function):
+        names.append(function.__name__)
+        return function
+
+    names = []
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda block: names.append("block"))
+    config = resolve(tiny(compile=compile, max_steps=max_steps))
+    assert train_py.compile_model(GPT(config), config, Process(CPU)) == compiles
+    assert names == ["square", "block", "block", "summed_loss"] * compiles
+
+
 # ---- Files and commands
 
 @pytest.mark.parametrize("how", ["cut", "other"])
@@ -2201,6 +2449,17 @@ def test_damaged_files_are_one_line(tiny, old, dataset, tmp_path, name, how):
     config = TrainConfig(out_dir=str(old), resume=True, data=str(data), max_steps=7)
     with pytest.raises(DataError, match=f"^.*{name}.*$"):
         train(config)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    class Code:
+        def __reduce__(self):
+            return os.mkdir, (f"{tmp_path}/harm",)
+
+    torch.save({"model": Code()}, tmp_path / "ckpt.pt")
+    with pytest.raises(DataError, match="ckpt.pt: not a whole checkpoint"):
+        read_checkpoint(tmp_path)
+    assert not (tmp_path / "harm").exists()
 
 
 def test_a_stopped_command_says_how_to_resume(tiny, old, command, monkeypatch):
@@ -2306,11 +2565,27 @@ def test_a_process_without_the_others_is_refused(tiny, monkeypatch, environment,
         train_py.set_up_process(tiny())
 
 
+def test_a_second_run_of_several_processes_has_their_group(tiny, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert train_py.set_up_process(tiny()).world_size == 2
+
+
+def test_torchrun_is_given_the_exit_code(monkeypatch):
+    codes = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--arch=ngtp"])
+    monkeypatch.setattr(os, "_exit", codes.append)
+    runpy.run_path(train_py.__file__, run_name="__main__")
+    assert codes == [2]
+
+
 # ==================================================================================================
 # sample.py
 
 def test_sample_streams_what_the_model_writes(trained, monkeypatch):
     model, tokenizer, _ = load_model(trained[1])
+    assert not model.training
     def text(prompt="1+1é", **options):
         return "".join(sampler.stream(model, tokenizer, prompt, max_new_tokens=20, **options))
     start = torch.tensor([[256, *"1+1é".encode()]])
@@ -2336,7 +2611,7 @@ def test_sample_writes_of_several_runs_and_seeds(trained, tmp_path, capsys):
     last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")
     assert both.endswith("seed 1338\n" + last)
     folder = shutil.copytree(trained[0], tmp_path / "lr=1,wd=0")  # one folder, with a comma
-    assert say(f"--out_dir={folder}", "--prompt=ab").startswith("ab")
+    assert say(f"--out_dir={folder}", "--prompt=~/b").startswith("~/b")   # text, not a path
 
 
 # ==================================================================================================
@@ -2468,6 +2743,11 @@ prepare --source=x --name=a/b  name=a/b: expected a name
 prepare --source=x --name=/x  name=/x: expected a name
 prepare --source=x --name=..  name=..: expected a name
 prepare --source=x --name=.  name=.: expected a name
+prepare --tokens=0  tokens=0: expected at least 1
+prepare --val_tokens=0  val_tokens=0: expected at least 1
+prepare --shard_tokens=0  shard_tokens=0: expected at least 1
+prepare --source=x --tokenizer=cl100k_base  tokenizer=cl100k_base: expected one of bytes, gpt2
+prepare --source=fineweb10B-gpt2 --tokenizer=bytes  tokenizer=bytes: expected one of gpt2
 sample --temperature=1e-40  temperature=1e-40: expected 0, or at least 0.001
 sample --temperature=nan  temperature=nan: expected at least 0
 sample --seed=99999999999999999999  seed=99999999999999999999: expected less than
