@@ -480,11 +480,24 @@ def test_cached_generation_equals_recomputation_past_a_full_window(arch, options
         window = torch.cat((window, token[:, None]), 1)
 
 
+@pytest.mark.parametrize("pos", ["rope", "learned"])
+def test_more_tokens_than_the_context_are_refused(pos):
+    model = tiny_gpt("angpt", pos=pos)
+    caches = [Cache() for _ in model.blocks]
+    model(IDX, caches=caches)
+    for idx, given in ((some_tokens(1, 13), None), (IDX[:, :1], caches)):
+        with pytest.raises(ValueError, match="^got 13 tokens, but block_size is 12$"):
+            model(idx, caches=given)
+
+
 @eval_and_train
 def test_generation_is_in_eval_mode_and_restores_the_mode(training):
     model = roughened(tiny_gpt("powernorm", dropout=0.5))
     before = copy.deepcopy(model.state_dict())
+    gradients = []                                 # they would keep every activation in memory
+    model.lm_head.register_forward_pre_hook(lambda *_: gradients.append(torch.is_grad_enabled()))
     want = generated(model, IDX[:, :5], 6, temperature=0)
+    assert gradients == 6 * [False]
     model.train(training)
     assert torch.equal(generated(model, IDX[:, :5], 6, temperature=0), want)
     stream = model.generate(IDX[:, :5], 6)
@@ -1413,6 +1426,12 @@ def test_options_that_are_set_win_over_the_recipe_and_the_recipe_over_the_size()
     assert TrainConfig(n_layer=4, size="1b").n_layer == 4  # a default that is set is set
 
 
+@pytest.mark.parametrize("arch", [*PRE_NORM, *SPHERE])
+def test_each_arch_has_the_recipe_of_its_name(arch):
+    config = TrainConfig(arch=arch)                # at this width the learning rate is the recipe's
+    assert {name: getattr(config, name) for name in RECIPES[arch]} == RECIPES[arch]
+
+
 @pytest.mark.parametrize("size, world_size, options, batch_size", [
     ("laptop", 2, {}, 4),
     ("32m", 32, {}, 8),
@@ -1466,6 +1485,7 @@ def test_sizes_and_their_parameters_are_angpt_table_f1(arch, printed):
 --mlp=relu  invalid choice: 'relu'
 --resume=y  invalid choice: 'y'
 --n_layer=0  at least 1
+--n_head=0  n_head=0: expected at least 1
 --n_embd=0  at least 1
 --block_size=0  at least 1
 --max_steps=0  at least 1
@@ -1486,6 +1506,12 @@ def test_sizes_and_their_parameters_are_angpt_table_f1(arch, printed):
 --beta1=1  less than 1
 --beta2=1  less than 1
 --resid_scale  resid_scale=True: expected False with arch=angpt
+--arch=rmsnorm --resid_scale  resid_scale=True: expected False with arch=rmsnorm
+--arch=powernorm --resid_scale  resid_scale=True: expected False with arch=powernorm
+--arch=ngpt --resid_scale  resid_scale=True: expected False with arch=ngpt
+--arch=ngpt --bias  bias=True: expected False with arch=ngpt
+--arch=angpt --tie  tie=True: expected False with arch=angpt
+--arch=angpt --mlp=gelu  mlp=gelu: expected swiglu with arch=angpt
 --arch=angpt --bias  bias=True: expected False with arch=angpt
 --arch=ngpt --mlp=gelu  mlp=gelu: expected swiglu with arch=ngpt
 --arch=ngpt --tie  tie=True: expected False with arch=ngpt
@@ -2594,22 +2620,49 @@ def test_sample_streams_what_the_model_writes(trained, monkeypatch):
     assert text(temperature=0) == written.decode(errors="replace")
     assert text(seed=1) != text(seed=2)
     assert text("a\udce9b", temperature=0) == text("a?b", temperature=0)     # not UTF-8
-    padding, end = 299, 256
+    padding, end = 257, 256                        # the first number that stands for no text
     wrote = [65, 0xC3, 0xA9, padding, 0xFF, 0xE6, 0x97, 0xA5, 66, 0xC3, end, 67]
     monkeypatch.setattr(model, "generate", lambda *_: map(torch.tensor, wrote))
     assert text() == "Aé\ufffd日B\ufffd"
 
 
-def test_sample_writes_of_several_runs_and_seeds(trained, tmp_path, capsys):
+def test_sample_shows_each_token_at_once(trained, monkeypatch):
+    def generate(*_):
+        for letter in b"bc":
+            seen.append(shown.getvalue())
+            yield torch.tensor(letter)
+        seen.append(shown.getvalue())
+
+    model, tokenizer, _ = load_model(trained[1])
+    monkeypatch.setattr(model, "generate", generate)
+    seen = []
+    shown = io.BytesIO()
+    terminal = io.TextIOWrapper(shown, newline="")
+    with contextlib.redirect_stdout(terminal):
+        sampler.write(model, tokenizer, "a")
+    terminal.flush()
+    assert seen == [b"a", b"ab", b"abc"]
+    assert shown.getvalue() == b"abc\n"
+
+
+def test_sample_writes_of_several_runs_and_seeds(trained, tmp_path, monkeypatch, capsys):
     def say(*words):
         sampler.main(["--max_new_tokens=20", "--device=cpu", *words])
         return capsys.readouterr().out
 
-    both = say(f"--out_dir={trained[0]}, {trained[1]}", "--prompt=3+4=é", "--num_samples=2")
+    monkeypatch.setenv("HOME", str(trained[1].parent))  # a shell leaves a ~ after a comma
+    both = say(f"--out_dir={trained[0]}, ~/ngpt", "--prompt=3+4=é", "--num_samples=2")
     heads = re.findall(r"--- (.*), step 6, seed (\d+)\n", both)
     assert heads == [(str(folder), seed) for folder in trained for seed in ("1337", "1338")]
     last = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--seed=1338")
     assert both.endswith("seed 1338\n" + last)
+    assert len(last) <= len("3+4=é") + 20 + 1      # at most one character per token, and a newline
+    two = say(f"--out_dir={trained[1]}", "--prompt=3+4=é", "--num_samples=2")
+    assert both.endswith(two) and two.startswith("---")
+    greedy = say(f"--out_dir={trained[1]}", "--temperature=0")
+    assert greedy == say(f"--init_from={trained[1]}", "--top_k=1") != say(f"--out_dir={trained[1]}")
+    with pytest.raises(DataError, match="now arch=angpt"):
+        say(f"--out_dir={trained[1]}", "--arch=angpt")
     folder = shutil.copytree(trained[0], tmp_path / "lr=1,wd=0")  # one folder, with a comma
     assert say(f"--out_dir={folder}", "--prompt=~/b").startswith("~/b")   # text, not a path
 
@@ -2623,15 +2676,83 @@ def benchmark(name, *folders, **options):
 
 @pytest.mark.parametrize("name, options, columns", [
     ("speed", {}, {"ms/step", "tokens/s"}),
-    ("sample", dict(new_tokens=5), {"tokens/s"})])
+    ("sample", dict(new_tokens=5, dtype="bfloat16"), {"tokens/s"})])
 def test_measurements_are_printed_and_written(name, options, columns, tmp_path, capsys):
+    options = TINY_RUN | options
+    folder = tmp_path / "new" / "bench"            # like out/bench, before any run
     with torch._dynamo.config.patch(specialize_float=False, recompile_limit=8):  # speed sets them
-        benchmark(name, **TINY_RUN, **options, archs="rmsnorm,ngpt", rounds=2, out_dir=tmp_path)
-    results = json.loads((tmp_path / f"{name}.json").read_text())["results"]
-    first, second = results["ngpt"]
+        benchmark(name, **options, archs="rmsnorm,ngpt", rounds=2, out_dir=folder)
+    written = json.loads((folder / f"{name}.json").read_text())
+    assert written["options"].items() >= options.items()
+    assert written["device"].endswith("torch." + options["dtype"])
+    first, second = written["results"]["ngpt"]
     assert first.keys() == second.keys() == columns
     assert min(first.values()) > 0
     assert re.search(r"\nrmsnorm .* 1\.000 \(1\.000-1\.000\).*\nngpt ", capsys.readouterr().out)
+
+
+def test_ratios_are_those_of_a_round_and_warmup_does_not_count(tmp_path, capsys):
+    def make_job(config, process):
+        def job():
+            calls.append(config.arch)
+            factor = 2 if config.arch == "ngpt" else 1
+            return {"ms/step": factor * calls.count(config.arch)}
+        return job
+
+    calls = []
+    options = bench.SpeedOptions(archs="rmsnorm+qk_norm,ngpt", rounds=11, out_dir=str(tmp_path))
+    bench.compare("speed", make_job, options, TINY_RUN)
+    first, second = [line.split() for line in capsys.readouterr().out.splitlines()[1:3]]
+    assert first == ["GPT+", "9.000", "(5.000-13.000)", "1.000", "(1.000-1.000)"]
+    assert second == ["ngpt", "18.000", "(10.000-26.000)", "2.000", "(2.000-2.000)"]
+    assert set(calls[::2]) == {"rmsnorm", "ngpt"}  # neither is always the first of a round
+
+
+def test_a_measured_step_has_all_micro_batches_and_is_compiled(monkeypatch):
+    calls = []
+    clock = iter([1.0, 1.5])
+    monkeypatch.setattr(bench, "timer", lambda: next(clock))
+    monkeypatch.setattr(bench, "compile_model", lambda *_: calls.append("compile"))
+    monkeypatch.setattr(bench, "optimizer_step",
+                        lambda step, model, optimizer, given, *_: calls.append(len(given)))
+    config = resolve(TrainConfig(**TINY_RUN | dict(total_batch_size=192)))
+    step = bench.make_step(config, Process(torch.device("cpu")))
+    assert step() == {"ms/step": 500, "tokens/s": 384}
+    assert calls == ["compile", 3]
+
+
+def test_decoding_is_timed_after_the_first_token_and_in_its_dtype(monkeypatch):
+    def event():
+        events.append(torch.is_autocast_enabled("cpu"))
+        return len(events)
+
+    def generate(self, prompt, new_tokens, temperature):
+        for _ in range(new_tokens):
+            event()
+            yield prompt[:, 0]
+
+    events = []
+    monkeypatch.setattr(bench, "timer", event)
+    monkeypatch.setattr(GPT, "generate", generate)
+    process = Process(torch.device("cpu"), torch.bfloat16)
+    decode = bench.make_decoding(2, 4, resolve(TrainConfig(**TINY_RUN)), process)
+    assert decode() == {"tokens/s": 2 * 3 / 4}     # the second to fourth token, and the clock
+    assert all(events)
+
+
+@pytest.mark.parametrize("options", [{}, dict(compile="false", dtype="float32")])
+def test_the_table_of_memory_is_a_line_through_two_batch_sizes(options, tmp_path, monkeypatch):
+    def step_bytes(config, batch_size):
+        given.add((config.compile, config.dtype))
+        return (3 + 2 * batch_size) * 1e9
+
+    given = set()
+    monkeypatch.setattr(bench, "step_bytes", step_bytes)
+    benchmark("memory", archs="rmsnorm+qk_norm", batch_size=5, out_dir=tmp_path, **options)
+    assert given == {(options.get("compile", "true"), options.get("dtype", "bfloat16"))}
+    results = json.loads((tmp_path / "memory.json").read_text())["results"]
+    assert results == [{"arch": "GPT+", "fixed": 3, "per sequence": 2, "batch_size=5": 13,
+                        "fits 24 GB": 8, "fits 40 GB": 16, "fits 80 GB": 32, "fits 141 GB": 32}]
 
 
 def test_memory_extrapolated_from_small_models_is_the_large_ones():
@@ -2699,6 +2820,7 @@ def test_curves_begin_after_step_0_beside_those_of_usual_runs(
     line, stars, *gray = axes.lines
     assert [*line.get_xdata(), *stars.get_xdata()] == [2, 3, 4]
     assert ("star: the last" in axes.get_xlabel()) == has_star
+    assert axes.get_ylabel().startswith("training" if key == "loss" else "validation")
     assert all(x > 0 for line in gray for x in line.get_xdata())
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert legend == [str(folder)] + ["other seeds, default options"] * (name == "ngpt")
@@ -2723,6 +2845,11 @@ def test_a_validation_on_more_tokens_is_a_star(val_tokens, stars):
     line, apart = axes.lines
     assert list(apart.get_xdata()) == stars
     assert sorted([*line.get_xdata(), *stars]) == list(range(len(val_tokens)))
+
+
+def test_bench_without_words_prints_its_help(capsys):
+    bench.main([])
+    assert "python bench.py memory" in capsys.readouterr().out
 
 
 def test_a_step_of_the_benchmarks_is_one_micro_batch_of_any_size():
@@ -2750,6 +2877,9 @@ prepare --source=x --tokenizer=cl100k_base  tokenizer=cl100k_base: expected one 
 prepare --source=fineweb10B-gpt2 --tokenizer=bytes  tokenizer=bytes: expected one of gpt2
 sample --temperature=1e-40  temperature=1e-40: expected 0, or at least 0.001
 sample --temperature=nan  temperature=nan: expected at least 0
+sample --top_k=0  top_k=0: expected at least 1
+sample --num_samples=0  num_samples=0: expected at least 1
+sample --seed=9223372036854775807 --num_samples=2  seed=9223372036854775807: expected less than
 sample --seed=99999999999999999999  seed=99999999999999999999: expected less than
 sample --start=a  did you mean prompt?
 sample out/angpt  as --out_dir=out/angpt
@@ -2758,6 +2888,8 @@ bench race  the race is lessons/studies/race.py
 bench speed --archs=rmsnorm+qknorm  did you mean qk_norm?
 bench speed --archs=ngtp  archs=ngtp: expected one of
 bench speed --arch=ngpt  did you mean archs?
+bench speed --rounds=0 --compile=false  rounds=0: expected at least 1
+bench speed --qk_norm --archs=ngtp  --qk_norm: no such option
 bench sample --new_tokens=1  new_tokens=1: expected at least 2
 bench sample --batch_size=0  batch_size=0
 bench curves  expected the folders of some runs
