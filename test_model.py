@@ -1032,7 +1032,7 @@ def test_as_many_tokens_as_asked_for_and_none_lost(texts, small_gpt2, tokenizer)
         assert {len(shard) for shard in shards[:-1]} == {500}
         return np.concatenate(shards), folder
 
-    (texts / "all.txt").write_text("".join(TEXTS[:150]))
+    (texts / "all.txt").write_bytes(b"".join(TEXT_BYTES[:150]))
     every, folder = made(None)
     assert text_of(folder) == b"".join(TEXT_BYTES[:150])
     assert np.array_equal(made(3001)[0], every[:3001])

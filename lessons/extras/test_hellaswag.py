@@ -69,7 +69,7 @@ def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypat
 def test_a_line_ends_only_where_json_lines_end(tmp_path):
     row = dict(ctx_a="a\u2028b", ctx_b="", activity_label="", endings=list("abcd"), label=1)
     text = json.dumps(row, ensure_ascii=False)
-    (tmp_path / "q").write_text(f"{text}\r\n{text}\n\n")
+    (tmp_path / "q").write_text(f"{text}\r\n{text}\n\n", encoding="utf-8")
     assert len(hellaswag.questions(tmp_path / "q")) == 2
 
 
