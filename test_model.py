@@ -2225,10 +2225,6 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
         resume_with(9, fingerprint="rebuilt")
     with refused:                                  # the same tokens, but other ones to validate on
         resume_with(9, fingerprint="new", val_tokens=meta["val_tokens"] - 1)
-    added = shutil.copy(data / "tiny_train_000001.bin", data / "tiny_train_000009.bin")
-    with refused:
-        resume_with(9, fingerprint="new")
-    added.unlink()
     state = torch.load(old / "ckpt.pt")            # the oldest checkpoints name no dataset
     del state["dataset"], state["dataset_sizes"]
     torch.save(state, old / "ckpt.pt")
@@ -2236,6 +2232,25 @@ def test_a_run_is_not_resumed_with_another_dataset(tiny, old, dataset, tmp_path)
     (data / "tiny_train_000002.bin").unlink()
     with pytest.raises(DataError, match="data: a shard is missing"):
         resume_with(10, fingerprint="new")
+
+
+def test_a_shard_that_is_added_or_removed_while_a_run_is_stopped_is_noticed(
+        tiny, dataset, tmp_path):
+    data = shutil.copytree(dataset, tmp_path / "data")
+    config = tiny(data=str(data), max_steps=1)
+    refused = pytest.raises(DataError, match="trained on another dataset than the one in .*data")
+    train(config)
+    added = shutil.copy(data / "tiny_train_000001.bin", data / "tiny_train_000009.bin")
+    with refused:
+        train(resumed(config, max_steps=2))
+    path = Path(config.out_dir, "ckpt.pt")
+    state = torch.load(path)                       # older ones do not count what was added
+    del state["added_tokens"]
+    torch.save(state, path)
+    assert train(resumed(config, max_steps=2))[-1]["step"] == 2
+    added.unlink()
+    with refused:
+        train(resumed(config, max_steps=3))
 
 
 def test_eval_only_needs_the_tokenizer_of_the_weights(tiny, trained, dataset, tmp_path):
@@ -2572,7 +2587,8 @@ def test_ranks_that_differ_are_refused_but_paths_may_differ(tiny, trained, monke
     of_saved = train_py.sum_of_bits(checkpoint)
     checkpoint["model"]["wte.weight"][3, 1] += 1e-5
     assert train_py.sum_of_bits(checkpoint) != of_saved
-    for name, value in dict(seed=5, step=99, weights=1, dataset="other").items():
+    facts = dict(seed=5, step=99, weights=1, dataset="other", added_tokens=1)
+    for name, value in facts.items():
         assert differing(True, **{name: value}) == differing(False, **{name: value}) == name
     assert differing(False, code="class Other", max_steps=9) == "max_steps, code"
     assert differing(False, resuming=True) == "resuming"

@@ -514,8 +514,7 @@ def open_dataset(config, process):
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
         split = Tokens(config.data, name, config.block_size)
-        # A shard that the user has added is used as well, so more tokens than counted are fine
-        # (but not if it is added while a run is stopped, as the sizes tell).
+        # A shard that the user has added is used as well, so more tokens than counted are fine.
         check(split.n_tokens >= meta[f"{name}_tokens"], f"{config.data}: a shard is missing, since "
               f"the {name} shards have fewer tokens than meta.json counts; remove the folder and "
               "run prepare.py again")
@@ -523,10 +522,8 @@ def open_dataset(config, process):
               f"--block_size={config.block_size}; set a smaller --block_size, or prepare more text "
               "or larger shards")
         setattr(dataset, name, split)
-    n_added = (dataset.train.n_tokens + dataset.val.n_tokens
-               - dataset.train_tokens - dataset.val_tokens)
-    if n_added:
-        dataset.sizes += f", and {n_added} that were added"
+    dataset.added_tokens = (dataset.train.n_tokens + dataset.val.n_tokens
+                            - dataset.train_tokens - dataset.val_tokens)
     return dataset
 
 
@@ -824,6 +821,7 @@ def save_checkpoint(path, model, code, optimizer, step, config, dataset):
             "tokenizer": dataset.tokenizer,
             "dataset": dataset.fingerprint,
             "dataset_sizes": dataset.sizes,
+            "added_tokens": dataset.added_tokens,
         }, file)
 
 
@@ -839,12 +837,12 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
         # The fingerprint is that of all tokens. The sizes tell how many of these are for training,
         # and how many for validation. (In older checkpoints, "dataset" is either the fingerprint or
         # the sizes, and "dataset_sizes" is missing. The oldest have neither, so that any dataset
-        # passes.)
-        for name in ("dataset", "dataset_sizes"):
-            trained_on = checkpoint.get(name)
-            check(trained_on in (dataset.fingerprint, dataset.sizes, None),
-                  f"{config.out_dir}: trained on another dataset than the one in {config.data}; "
-                  "resume with the same --data, or start a new run with --init_from")
+        # passes.) Neither counts the tokens of shards that the user has added.
+        known = (dataset.fingerprint, dataset.sizes, None)
+        is_same = (checkpoint.get("dataset") in known and checkpoint.get("dataset_sizes") in known
+                   and checkpoint.get("added_tokens", dataset.added_tokens) == dataset.added_tokens)
+        check(is_same, f"{config.out_dir}: trained on another dataset than the one in "
+              f"{config.data}; resume with the same --data, or start a new run with --init_from")
 
 
 def load_moments(optimizer, saved):
@@ -1363,7 +1361,7 @@ def evaluate_only(config, say):
     config = resolve(config, dataset.vocab_size, process.world_size)
     model = make_model(config, process.device, checkpoint)
     process.check_agreement(config, step=checkpoint["step"], weights=sum_of_bits(checkpoint),
-                            dataset=dataset.fingerprint)
+                            dataset=dataset.fingerprint, added_tokens=dataset.added_tokens)
     # Use as many tokens as the last validation of a run with these options.
     record = evaluate(model, dataset, config, process, config.final_eval_tokens)
     say(json.dumps(record))
@@ -1406,7 +1404,7 @@ def run(config, watch, say):
     # at step 0 with the weights of init_from, but only one of them is resuming.)
     process.check_agreement(config, resuming=resuming, step=first_step,
                             weights=sum_of_bits(checkpoint), dataset=dataset.fingerprint,
-                            code=code_at_start)
+                            added_tokens=dataset.added_tokens, code=code_at_start)
     folder = Path(config.out_dir)
     if resuming and first_step >= config.max_steps:
         say(f"{folder}: already finished at step {first_step}; a larger --max_steps trains further")
