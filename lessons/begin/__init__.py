@@ -64,7 +64,9 @@ def save_in_few_colors():
 
 def changed_programs():
     """Return the names of those programs of this repository that differ from the last commit."""
-    command = ["git", "diff", "--name-only", "HEAD", "--", "model.py", "train.py", "prepare.py"]
+    # A file's permissions do not count. --relative: this repository may be a folder of another one.
+    command = ["git", "-c", "core.fileMode=false", "diff", "--name-only", "--relative", "HEAD",
+               "--", "model.py", "train.py", "prepare.py"]
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError:
@@ -92,7 +94,7 @@ def begin():
     # A forgotten change of model.py would change what a lesson shows.
     for name in changed_programs():
         print(f"{name} has been changed since the last commit, and this lesson uses your version. "
-              f"(`git checkout {name}` discards your changes. Then restart the kernel.)")
+              f"(`git checkout HEAD -- {name}` discards your changes. Then restart the kernel.)")
     # A notebook keeps its pictures in its file.
     if "ipykernel" in sys.modules:
         save_in_few_colors()

@@ -1115,6 +1115,10 @@ def centered_after_drawing(a, b, mine, theirs, true):
     return wins.double().mean()
 
 
+def half_for_a_tie(theirs, ours):
+    return ((theirs < ours).double() + (theirs <= ours).double()) / 2
+
+
 LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
     "You add `true` to the difference that the means have already. First subtract its own mean "
     "from each.":
@@ -1130,6 +1134,8 @@ LUCK = Exercise(reference=wrong_winner, inputs=luck_inputs, misconceptions={
         partial(wrong_winner, wins_if=torch.gt),
     "You count ties, too. Where both means are equal, b's is not lower: compare with <.":
         partial(wrong_winner, wins_if=torch.le),
+    "You count a tie as half. Where both means are equal, b's is not lower, so it does not count.":
+        partial(wrong_winner, wins_if=half_for_a_tie),
     "In yours, b is better by `true`. Its losses should be higher.":
         partial(wrong_winner, apart=-1),
     "In yours, both are equally good. b should be worse by `true`.":

@@ -669,11 +669,14 @@ def dtype_of_rounding(found, expected, exercise):
     dtype = None
     for label, theirs in expected.items():
         for a, b in zip(*aligned(found[label], theirs, exercise.parts)):
-            tolerance = exercise.tolerance
-            if half_mismatch(a, b):
+            if half_mismatch(a, b) and a.dtype.itemsize == 2:
                 dtype = a.dtype
-                tolerance = 0.01
-            if not close(a, b, tolerance):
+                # Rounding makes an error of half an eps. Allow for a second one on the way.
+                largest_error = torch.finfo(dtype).eps * b.double().abs() + exercise.tolerance
+                is_right = a.shape == b.shape and ((a - b).double().abs() <= largest_error).all()
+            else:
+                is_right = close(a, b, exercise.tolerance)
+            if not is_right:
                 return None
     return dtype
 
