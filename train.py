@@ -507,9 +507,9 @@ def open_dataset(config, process):
     with explain_errors(f"{config.data}/meta.json: not written by prepare.py"):
         dataset = SimpleNamespace(**meta)
         dataset.token_bytes = token_lengths(meta)  # (vocab_size,) bytes of each token's text
-        # A run is resumed only with the dataset that it was started with, as its fingerprint and
-        # its sizes tell (check_dataset). In older datasets, which have no fingerprint, the sizes
-        # take its place.
+        # A run is resumed only with the dataset that it was started with, as its fingerprint, its
+        # sizes and its added tokens, below, tell (check_dataset). In older datasets, which have no
+        # fingerprint, the sizes take its place.
         dataset.sizes = f"{dataset.train_tokens}+{dataset.val_tokens} tokens"
         dataset.fingerprint = getattr(dataset, "fingerprint", dataset.sizes)
     for name in ("train", "val"):
@@ -837,7 +837,8 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
         # The fingerprint is that of all tokens. The sizes tell how many of these are for training,
         # and how many for validation. (In older checkpoints, "dataset" is either the fingerprint or
         # the sizes, and "dataset_sizes" is missing. The oldest have neither, so that any dataset
-        # passes.) Neither counts the tokens of shards that the user has added.
+        # passes.) Neither counts the tokens of shards that the user has added, so these are
+        # compared, too, unless the checkpoint is older and does not have "added_tokens".
         known = (dataset.fingerprint, dataset.sizes, None)
         is_same = (checkpoint.get("dataset") in known and checkpoint.get("dataset_sizes") in known
                    and checkpoint.get("added_tokens", dataset.added_tokens) == dataset.added_tokens)

@@ -1678,6 +1678,11 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
     return EXERCISES["4.12"].reference(q, gain, sin, cos, before_rope)
 
 
+def copy_as_int16(w, gradients, lr):
+    master, copy = EXERCISES["4.8"].reference(w, gradients, lr)
+    return master, copy.view(torch.int16)
+
+
 @pytest.mark.parametrize(
     "number, answer, said, unsaid",
     [
@@ -1957,6 +1962,7 @@ def cos_and_sin_exchanged(q, gain, cos, sin, before_rope):
             "a complex number",
             "pass",
         ),
+        ("4.8", copy_as_int16, "Your copy is not your master rounded to bfloat16", "pass"),
         ("7.11", mean_of_dp_without_weights, "the first query sees one key", "never uses y"),
         ("7.11", scaled_twice, "1/sqrt(q.shape[-1]) times", "Check dS first"),
         ("7.12", project_reads_twice_and_never_writes, "what does it write?", "reads each weight"),
