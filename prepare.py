@@ -68,8 +68,8 @@ def explain_errors(message):
         raise DataError(f"{message} ({type(error).__name__}: {words[:200]})") from error
 
 
-# This maps names that users of nanoGPT and others are likely to type to ours. The most similar of
-# our names would be another one, or none would be similar.
+# This maps names that users of nanoGPT and others are likely to type to ours. A comparison of the
+# spellings would not suggest these first.
 NANOGPT_NAMES = {
     "lr": "learning_rate",
     "epochs": "max_steps",
@@ -265,7 +265,7 @@ def run_script(main):
         print(f"{script}: {error}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
     except RuntimeError as error:
-        # These are torch's words for a GPU and for the main memory.
+        # This is how torch says that a GPU's memory, or the main memory, is full.
         if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
             raise
         print(f"{script}: out of memory; in train.py, a smaller --batch_size or "

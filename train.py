@@ -522,6 +522,7 @@ def open_dataset(config, process):
               f"--block_size={config.block_size}; set a smaller --block_size, or prepare more text "
               "or larger shards")
         setattr(dataset, name, split)
+    # The shards that the user has added have these tokens, which meta.json does not count.
     dataset.added_tokens = (dataset.train.n_tokens + dataset.val.n_tokens
                             - dataset.train_tokens - dataset.val_tokens)
     return dataset
@@ -840,7 +841,8 @@ def check_dataset(config, checkpoint, dataset, resuming=False):
         # passes.) Neither counts the tokens of shards that the user has added, so these are
         # compared, too, unless the checkpoint is older and does not have "added_tokens".
         known = (dataset.fingerprint, dataset.sizes, None)
-        is_same = (checkpoint.get("dataset") in known and checkpoint.get("dataset_sizes") in known
+        is_same = (checkpoint.get("dataset") in known
+                   and checkpoint.get("dataset_sizes") in known
                    and checkpoint.get("added_tokens", dataset.added_tokens) == dataset.added_tokens)
         check(is_same, f"{config.out_dir}: trained on another dataset than the one in "
               f"{config.data}; resume with the same --data, or start a new run with --init_from")

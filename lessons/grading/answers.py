@@ -192,9 +192,9 @@ def values(returned):
         returned = list(returned)
     if not isinstance(returned, (tuple, list)):
         return (tensor(returned),)
-    nothing = [x is None for x in returned]
-    if any(nothing) and not all(nothing):
-        place = nothing.index(True) + 1
+    is_none = [x is None for x in returned]
+    if any(is_none) and not all(is_none):
+        place = is_none.index(True) + 1
         raise TypeError(f"the function returned {len(returned)} values, and value {place} is None")
     found = [tensor(x) for x in returned]
     if found and all(x.dim() == 0 for x in found):
