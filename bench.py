@@ -41,6 +41,7 @@ EVERY_ARCH = ",".join(COLORS)
 
 
 # ---- Options -------------------------------------------------------------------------------------
+# --help prints the comments in these classes: headings, and what each option means.
 
 @dataclass
 class MemoryOptions:

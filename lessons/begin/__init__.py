@@ -1,5 +1,5 @@
 """
-Prepare a notebook. The setup cell of every lesson begins with:
+Prepare a notebook. When the setup cell of a lesson has found this repository, it runs:
 
     from begin import begin
     ROOT = begin()

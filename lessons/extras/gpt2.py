@@ -117,7 +117,8 @@ def write_gpt2(model, tokenizer, folder):
         for theirs, ours in NAMES.items():
             name = name.replace(ours, theirs)
         weights[name] = x.t().contiguous() if ".c_" in name and x.dim() == 2 else x
-        # Every linear map and norm of GPT-2 has a bias. Where the model has none, it is zero.
+        # Every linear map and norm of GPT-2 has a bias. Where the model has none, it is zero. (If
+        # the model has one, it comes after its weight and replaces these zeros.)
         if ".c_" in name or "ln_" in name:
             weights.setdefault(name.replace("weight", "bias"), torch.zeros(len(x)))
     del weights["lm_head.weight"]

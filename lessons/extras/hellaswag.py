@@ -88,6 +88,7 @@ def nats(model, tokenizer, pairs):
         ending_length = len(tokens) - len(context_tokens)
         tokens = torch.from_numpy(tokens[-model.config.block_size - 1:])
         inputs.append(tokens[:-1])
+        # Clone the targets, because they are changed below, and the inputs share their memory.
         targets.append(tokens[1:].clone())
         # The loss leaves out targets of -1: the context's tokens, and the padding below.
         targets[-1][:-ending_length] = -1

@@ -52,6 +52,11 @@ def is_product(node):
     return kind(node) in PRODUCTS or kind(node) in ATTENTION
 
 
+def is_fused(node):
+    """Return whether a compiler puts this operation into a kernel together with others."""
+    return node.op == "call_function" and not is_product(node)
+
+
 def size(node):
     """Return the bytes of all tensors that a node returns."""
     values = node.meta.get("val", ())
@@ -65,8 +70,11 @@ def flops(node):
     In attention a query sees half of the keys on average.
     """
     if kind(node) in ATTENTION:
-        q = node.args[1 if ATTENTION[kind(node)] == 5 else 0].meta["val"]   # (B, H, T, d_k)
+        # The first argument is q, (B, H, T, d_k). In the backward pass it is the gradient of
+        # attention's output, which has the same shape.
+        q = node.args[0].meta["val"]
         return ATTENTION[kind(node)] * 2 * q.numel() * q.shape[2] / 2
+    # Each number of the result is a sum over the rows of the last argument.
     return 2 * node.meta["val"].numel() * node.args[-1].meta["val"].shape[-2]
 
 
@@ -87,11 +95,10 @@ def count(graph):
         if is_product(node):
             work.flops += flops(node)
         for x in inputs:
-            is_fused = node.op == "call_function" and not is_product(node)
-            stays = is_fused and level[x] == level[node]
-            if is_fused and (x.op == "placeholder" or is_product(x) or not stays):
+            in_one_kernel = is_fused(node) and is_fused(x) and level[node] == level[x]
+            if is_fused(node) and not in_one_kernel:
                 read.add((level[node], x))
-            if x.op == "call_function" and not is_product(x) and not stays:
+            if is_fused(x) and not in_one_kernel:
                 written.add((level[x], x))
     for _, node in [*read, *written]:
         work.moved += size(node)

@@ -44,6 +44,7 @@ STEPS = 1144  # of 2,048 tokens each, which makes five tokens per parameter of G
 def run(name, seed):
     """Train one run; return its records that have a validation loss."""
     arch = name.removesuffix("+qk_norm")
+    # The runs of 401 steps in the search have one token per parameter.
     rate, std = map(float, at_best(SEARCH, name, 401, seeds=[1]).name)
     # The built-in learning rates depend on the width in this way.
     rate *= (64 / WIDTH) ** 0.5

@@ -2,6 +2,7 @@
 Measure what happens in each layer while a model trains, for `train(config, watch=...)`:
 
     from lessons.studies.diagnose import diagnose
+    tokens = Tokens("data/stdlib", "val", config.block_size)
     log = train(config, watch=diagnose(tokens.batch(range(16), torch.device("cpu"))))
     log[-1]["grad_l1"]["w_down"]                    # one number per layer
 

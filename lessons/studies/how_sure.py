@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-# bench is imported before torch: it sets how torch's threads wait.
+# Import bench before torch: bench imports train.py, which sets how torch's threads wait.
 from bench import label, print_table
 import numpy as np
 from matplotlib import colormaps
@@ -71,6 +71,7 @@ def variances(table, draws=10_000):
     rest.
     """
     found = squares(table)
+    # A factor's mean square is expected to be that of the rest plus len(table) times its variance.
     parts = (found[:2] - found[2]).clip(min=0) / len(table)
     generator = np.random.default_rng(0)
     larger = np.zeros(2)
@@ -89,7 +90,11 @@ def rest_of(rows):
 
 
 def confirmed(rows):
-    """Return the share of the variance of `loss` that the other validation tokens confirm."""
+    """Return by how much the loss of the other validation tokens grows with `loss`.
+
+    This is the slope of a straight line through the runs. It is 1 if the differences between runs
+    on the first tokens recur in full on the others, and 0 if they do not recur.
+    """
     both = np.cov(column(rows, "loss"), rest_of(rows))
     return both[0, 1] / both[0, 0]
 
@@ -191,8 +196,8 @@ def details(name, rows):
                          for step in steps}
                 print(f"  of {kind} in block {layer}:",
                       ", ".join(f"{step}: {x:.2f}" for step, x in looks.items()))
-    print(f"  {confirmed(rows):.2f} of the variance over the first 262,144 validation tokens "
-          "is confirmed by the others")
+    print("  a difference of 1 on the first 262,144 validation tokens goes with one of "
+          f"{confirmed(rows):.2f} on the others")
     weight, share = of_files(rows)
     largest = share.argsort()[::-1][:4]
     print(f"  {(share > 0).sum()} of {len(share)} files vary with the mean; "
@@ -335,7 +340,7 @@ def draw():
     found = groups()
     rows = found["ngpt", "built-in"]
     figure = Figure(figsize=(13, 7), dpi=100, layout="constrained")
-    early, norm, alpha, wake, spread, chance = figure.subplots(2, 3).flat
+    early, norm, alpha, alpha_and_loss, spread, chance = figure.subplots(2, 3).flat
     looks = np.array([row["early"] for row in rows])                         # (runs, steps, 2)
     mean = looks[:, :, 1].mean(0)
     draw_runs(early, rows, lambda row: (looks[0, :, 0], np.array(row["early"])[:, 1] - mean),
@@ -345,9 +350,9 @@ def draw():
     for variant, name in (("built-in", "as searched"), ("warm-up 10%", "10% warmup")):
         runs = found["ngpt", variant]
         alphas = [row["path"]["1.alpha_m"][500 // EVERY - 1] for row in runs]
-        wake.plot(alphas, column(runs), "o", label=name)
-    wake.legend()
-    wake.set(title="nGPT: last loss, and alpha at step 500",
+        alpha_and_loss.plot(alphas, column(runs), "o", label=name)
+    alpha_and_loss.legend()
+    alpha_and_loss.set(title="nGPT: last loss, and alpha at step 500",
              xlabel="mean alpha, middle block's MLP", ylabel="nats per byte")
     draw_spread(spread, found)
     generator = np.random.default_rng(0)

@@ -24,6 +24,7 @@ from prepare import check, parse_options, run_script
 
 EXPONENTS = np.geomspace(0.02, 2, 1000)
 AT = 100_000_000                         # parameters for which the law predicts the loss
+# The small race has models of 0.23 million parameters.
 RACES = [ROOT / f"assets/race_{size}.json" for size in ("0.05m", "0.1m", "small", "0.6m", "1.1m")]
 
 
@@ -80,16 +81,16 @@ def read_sizes(paths, ratio):
     return sizes
 
 
-def fits_of(sizes, seeds, draws=1000):
+def fits_of(sizes, losses_by_size, draws=1000):
     """Return a, b and c, each (draws + 1, 1).
 
     The first fit is to the means over seeds, the others to means over seeds that are drawn with
     replacement.
     """
     generator = np.random.default_rng(0)
-    fits = [fit_law(sizes, [np.mean(losses) for losses in seeds])]
+    fits = [fit_law(sizes, [np.mean(losses) for losses in losses_by_size])]
     for _ in range(draws):
-        means = [generator.choice(losses, len(losses)).mean() for losses in seeds]
+        means = [generator.choice(losses, len(losses)).mean() for losses in losses_by_size]
         fits.append(fit_law(sizes, means))
     return np.array(fits).T[:, :, None]
 
@@ -100,12 +101,12 @@ def with_interval(values):
     return f"{values[0]:.3f} ({low:.3f}-{high:.3f})"
 
 
-def draw_law(axes, name, sizes, seeds):
+def draw_law(axes, name, sizes, losses_by_size):
     """Draw an arch's losses and laws; return its row of the table."""
-    a, b, c = fits_of(sizes, seeds)
+    a, b, c = fits_of(sizes, losses_by_size)
     x = np.geomspace(sizes[0], AT, 50)
     lines = a * (x / sizes[0]) ** -b + c                          # (draws + 1, 50)
-    means = [np.mean(losses) for losses in seeds]
+    means = [np.mean(losses) for losses in losses_by_size]
     a_larger, b_larger, c_larger = fit_law(sizes[1:], means[1:])
     of_larger = a_larger * (x / sizes[1]) ** -b_larger + c_larger
     color = COLORS.get(name)
@@ -129,13 +130,13 @@ def main(argv):
     table = []
     for name, found in read_sizes(paths or RACES, options.tokens_per_parameter).items():
         sizes = np.array(sorted(found))
-        seeds = [found[size] for size in sizes]
-        if (len(sizes) < 4 or min(map(len, seeds)) < 2
-                or not np.isfinite(np.concatenate(seeds)).all()):
+        losses_by_size = [found[size] for size in sizes]
+        if (len(sizes) < 4 or min(map(len, losses_by_size)) < 2
+                or not np.isfinite(np.concatenate(losses_by_size)).all()):
             print(f"{label(name)}: no law; that takes four sizes with two seeds each, none of "
                   "which diverged")
         else:
-            table.append(draw_law(axes, name, sizes, seeds))
+            table.append(draw_law(axes, name, sizes, losses_by_size))
     check(table, "no arch has four sizes with two seeds each, none of which diverged; "
           "give the JSON files of more races")
     print_table(table)

@@ -2,7 +2,7 @@
 Find out which arch learns most from its tokens, each at its own best learning rate and embed_std.
 
     python lessons/studies/race.py --n_layer=3 --n_embd=64 --block_size=128    # takes hours
-    python lessons/studies/race.py --report=true --seeds=8 --results=assets/race_small.json
+    python lessons/studies/race.py --report=true --seeds=8 --results=assets/race_small_all.json
 
 A race makes complete runs, since a run that is stopped halfway is no shorter run: its learning rate
 has not come down. --tokens_per_parameter says how long they are. At each length the race first
@@ -99,7 +99,7 @@ def validation_of(common):
 
 def common_options(config, dataset, process, validation):
     """Return what all runs of a race share and what decides their losses."""
-    varies = VARIES | BY_RECIPE - config.options.keys()
+    varies = VARIES | (BY_RECIPE - config.options.keys())
     common = {name: value for name, value in asdict(config).items() if name not in varies}
     common["dtype"] = str(process.dtype).removeprefix("torch.")
     return common | {"train_tokens": dataset.train_tokens, "val_tokens": dataset.val_tokens,
@@ -116,6 +116,7 @@ def read_race(path):
 def write_race(path, saved):
     """Write a results file with one run per line."""
     with atomic_write(path) as file:
+        # The row of a run begins with its arch. A line break goes in front of each.
         file.write(json.dumps(saved).replace(' {"arch"', '\n{"arch"').encode())
 
 
@@ -168,6 +169,7 @@ def train_once(options):
 def loss_of(run, config, path):
     """Return the loss of a run, inf if it diverged. Train it unless the results have its row."""
     for row in read_race(path)["runs"]:
+        # A row has all that identifies its run, and more.
         if run.items() <= row.items():
             return math.inf if row["loss"] is None else row["loss"]
 
@@ -275,9 +277,10 @@ def race(options, training):
 # ---- Comparing losses ----------------------------------------------------------------------------
 
 def at_best(rows, arch, steps, seeds):
-    """Return the seeds' losses at the best point by the first seed, inf for runs that diverged.
+    """Return the losses of all seeds at the point where the first seed's loss is lowest.
 
-    The result is a pandas Series; its name is the point, (learning_rate, embed_std).
+    The loss of a run that diverged is inf. Points at which one of the seeds has no run do not
+    count. The result is a pandas Series; its name is the point, (learning_rate, embed_std).
     """
     runs = pd.DataFrame(rows).astype({"loss": float}).fillna({"loss": math.inf})
     runs = runs[(runs["arch"] == arch) & (runs["steps"] == steps)]
@@ -311,13 +314,15 @@ def fewer_tokens(tokens, baseline, losses):
     if not np.isfinite(mean).all() or mean[i] <= mean[i + 1]:
         return 0.0
     share = (mean[i] - target) / (mean[i] - mean[i + 1])
-    return tokens[last] / tokens[i] * (tokens[i] / tokens[i + 1]) ** share
+    needed = tokens[i] * (tokens[i + 1] / tokens[i]) ** share
+    return tokens[last] / needed
 
 
 def interval_of_factor(tokens, baseline, losses):
     """Return fewer_tokens at the ends of Welch's 95% t interval of the longest runs' difference."""
     difference = losses[-1].mean() - baseline[-1].mean()
     ends = ttest_ind(losses[-1], baseline[-1], equal_var=False).confidence_interval()
+    # Shift the baseline so that the longest runs differ by `end`.
     return sorted(fewer_tokens(tokens, baseline + difference - end, losses) for end in ends)
 
 
@@ -353,10 +358,10 @@ def report(options):
     tokens = batch * np.array(lengths)
     table = []
     for name in names:
-        both = tokens, losses[names[0]], losses[name]
-        row = {"arch": label(name), "speed-up": fewer_tokens(*both)}
+        arguments = tokens, losses[names[0]], losses[name]
+        row = {"arch": label(name), "speed-up": fewer_tokens(*arguments)}
         if len(seeds) > 1 and name != names[0]:
-            row["95% from"], row["to"] = interval_of_factor(*both)
+            row["95% from"], row["to"] = interval_of_factor(*arguments)
         table.append(row)
     print(f"\nSpeed-up: how many times fewer tokens than {label(names[0])} an arch needs for the "
           f"loss that {label(names[0])}\nhas at {ratios[-1]:g} tokens per parameter (below 1: more "

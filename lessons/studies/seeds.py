@@ -97,7 +97,8 @@ def change_model(model, starts):
     for name, module in model.named_modules():
         kind = name.split(".")[-1].removesuffix("_a").removesuffix("_m")
         if isinstance(module, Scale) and kind in starts:
-            vars(module).update(starts[kind])
+            for key, value in starts[kind].items():
+                setattr(module, key, value)
             module.weight.fill_(module.scale)
     for name, p in model.named_parameters():
         if name.endswith(".g") and "g" in starts:
@@ -140,6 +141,7 @@ def token_losses(model, validation, tokens):
             logits = model(x, y)[0]
             losses.append(
                 F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").double())
+            # Token 256 is the end of a text. It stands in front of each file.
             begins.append(x.flatten() == 256)
     model.train()
     return torch.cat(losses).numpy(), torch.cat(begins).numpy()
@@ -257,6 +259,7 @@ def pairs_of(text):
         return [tuple(map(int, pair.split("/"))) for pair in text.split(",")]
     if "x" in text:
         n = int(text.split("x")[0])
+        # The pairs (1, 1), (2, 2), ... come first.
         return [(w + 1, (w + shift) % n + 1) for shift in range(n) for w in range(n)]
     first, last = map(int, text.split("-"))
     return [(seed, seed) for seed in range(first, last + 1)]
