@@ -36,8 +36,9 @@ def write_gpt2(folder, prefix="", **changes):
         w[f"{name}.weight"] = torch.randn(shape) / 3
         w[f"{name}.bias"] = torch.randn(shape[-1]) / 3
     stored = {prefix + name: x for name, x in w.items()}
-    # HuggingFace's name for the causal mask, which is no weight.
+    # HuggingFace's names for the causal mask and its masked value, which are no weights.
     stored[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+    stored[f"{prefix}h.0.attn.masked_bias"] = torch.tensor(-1e4)
     stored["lm_head.weight"] = w["wte.weight"].clone()
     save_file(stored, folder / "model.safetensors")
     return {name: x.double() for name, x in w.items()}

@@ -61,9 +61,9 @@ def test_right_answers_are_counted_with_their_standard_error(tmp_path, monkeypat
     endings = ["bb", "aab", 6 * "日", "cccc"]
     write_questions(tmp_path / "q", [("a", "", "a", endings, label) for label in (0, 0, 1, 2, 2)])
     hellaswag.main([f"--file={tmp_path}/q", "--batch_size=3", "--device=cpu",
-                    "--arch=mine.py:mine"])
-    assert capsys.readouterr().out == (
-        "out/angpt: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n")
+                    "--arch=mine.py:mine", "--out_dir=out/a,out/b"])
+    assert capsys.readouterr().out == "".join(
+        f"out/{name}: accuracy 0.4000 +- 0.2449, by length 0.2000 +- 0.2000\n" for name in "ab")
 
 
 def test_a_line_ends_only_where_json_lines_end(tmp_path):
@@ -78,12 +78,18 @@ def test_a_batch_has_questions():
         hellaswag.main(["--batch_size=0"])
 
 
+QUESTION = ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "%s"], '
+            '"label": %d}')
+
+
 @pytest.mark.parametrize("text, says", [
     ("", "0 questions"),
+    (QUESTION % ("d", 0), "1 questions"),
     ("oops", "cannot be read"),
     ('{"ctx_a": "", "label": 1}', "row 1: expected ctx_a"),
-    ('{"ctx_a": "", "ctx_b": "", "activity_label": "", "endings": ["a", "b", "c", "d"], '
-     '"label": 7}', "a label")])
+    (QUESTION % ("d", 4), "a label"),
+    (QUESTION % ("[step]", 0), "four endings"),
+    (QUESTION % ('d", "e', 0), "four endings")])
 def test_questions_that_cannot_be_read_are_one_line(tmp_path, text, says):
     (tmp_path / "q").write_text(text)
     with pytest.raises(DataError, match=f"^.*/q.*{says}.*$"):

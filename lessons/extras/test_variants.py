@@ -412,13 +412,28 @@ def test_a_variant_is_told_by_name_in_the_docstring_and_takes_the_recipe_of_its_
         assert ARCHS[arch].family == kin.get(arch.split("_")[0], "rmsnorm")
 
 
+@pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("arch, written", [("steps", NGPTBlock), ("branches", RMSNormBlock)])
-def test_blocks_to_override_are_the_block_they_override(arch, written, monkeypatch):
+def test_blocks_to_override_are_the_block_they_override(arch, written, training, monkeypatch):
     block = (variants.StepsBlock if arch == "steps"
              else type("Block", (variants.BranchesBlock, RMSNormBlock), {}))
     monkeypatch.setitem(ARCHS, "plain", written)
     monkeypatch.setitem(ARCHS, "overridden", block)
-    assert_close(rough("overridden")(IDX, IDX)[0], rough("plain")(IDX, IDX)[0])
+    logits = []
+    for name in ("overridden", "plain"):
+        model = rough(name, dropout=0.3).train(training)
+        torch.manual_seed(1)
+        logits.append(model(IDX, IDX)[0])
+    assert_close(*logits)
+
+
+def test_norms_begin_as_their_docstrings_say():
+    config, x = GPTConfig(arch="dyt", **TINY), gaussian(2, 5, 16).float()
+    assert torch.equal(variants.DyT(16, config)(x), torch.tanh(x))
+    assert torch.equal(variants.Derf(16, config)(x), torch.erf(x))
+    seednorm = variants.SeeDNorm(16, config)
+    assert torch.equal(seednorm(x), variants.RMSNorm(16, config)(x))
+    assert seednorm.alpha.tolist() == 16 * [1]
 
 
 def test_blocks_know_their_number_in_one_model_and_the_next():
@@ -478,7 +493,7 @@ def test_a_run_as_hugging_face_s_gpt2_and_back(tmp_path, bias, capsys):
     c = json.loads((tmp_path / "theirs" / "config.json").read_text())
     w = load_file(tmp_path / "theirs" / "model.safetensors")
     sizes = dict(vocab_size=17, n_positions=12, n_layer=4, n_head=2, n_embd=16, attn_pdrop=0.2,
-                 eos_token_id=256)
+                 embd_pdrop=0.2, resid_pdrop=0.2, bos_token_id=256, eos_token_id=256)
     assert {name: c[name] for name in sizes} == sizes and c["activation_function"] == "gelu_new"
     wanted = {"wte.weight": [17, 16], "wpe.weight": [12, 16],
               "ln_f.weight": [16], "ln_f.bias": [16]}
@@ -527,6 +542,8 @@ def test_what_the_reader_cannot_represent_is_refused_by_name(tmp_path, name, val
     path.write_text(json.dumps({**whole, "n_inner": 64, "reorder_and_upcast_attn": True}))
     # Neither of these two changes what the model computes, so they are accepted.
     read_gpt2(tmp_path / "theirs")
+    path.write_text(json.dumps({**whole, "n_inner": None}))  # the default, as HuggingFace saves it
+    read_gpt2(tmp_path / "theirs")
     path.write_text(json.dumps({**whole, name: value}))
     with pytest.raises(DataError, match=f"^{path}: expected GPT-2's {name}=.*, found {value}$"):
         read_gpt2(tmp_path / "theirs")
@@ -542,7 +559,9 @@ def test_only_published_names_are_looked_for_on_the_network(source, monkeypatch,
     with pytest.raises(DataError,
                        match=f"^{source}: no such checkpoint; .* gpt2, gpt2-medium, .*$"):
         read_gpt2(source)
-    assert not asked and read_gpt2("gpt2-xl") and asked == ["openai-community/gpt2-xl"]
+    assert not asked
+    for name in ("gpt2", "gpt2-large", "gpt2-xl"):
+        assert read_gpt2(name) and asked.pop() == f"openai-community/{name}"
 
 
 @pytest.mark.parametrize("source, hint", [

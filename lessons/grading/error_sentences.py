@@ -212,7 +212,7 @@ def wrong_call(error, words):
         return f"There is no torch.{found[1]}{similar_name(found[1], torch)}"
     if isinstance(error, KeyError):
         return "The dict has no such key: compare its spelling with the keys that there are."
-    if "unsupported operand type(s) for ^" in words:
+    if "unsupported operand type(s) for ^" in words or "bitwise_xor" in words:
         return "A power is x ** y. In Python x ^ y is something else, for whole numbers only."
     if isinstance(error, UnboundLocalError):
         return "A variable is used before it has a value: does the function reach its assignment?"

@@ -12,16 +12,21 @@ from prepare import DataError
 SIZES = [10_000, 40_000, 160_000, 640_000]
 
 
-def write_races(folder, sizes=SIZES, val_tokens=1000, smallest_is_off=0, last=None):
+def write_races(folder, sizes=SIZES, val_tokens=1000, smallest_is_off=0, last=None, ratio=20,
+                vocab_size=257, seeds=2):
     """Write races whose losses are 2 (N / 10,000)^-0.3 + 1.5, except for the smallest; return
     their paths."""
     paths = []
     for size in sizes:
         loss = 2 * (size / 10_000) ** -0.3 + 1.5 + smallest_is_off * (size == sizes[0])
-        row = dict(arch="angpt", steps=20 * size, learning_rate=1.0, embed_std=1.0, parameters=size)
+        row = dict(arch="angpt", steps=ratio * size, learning_rate=1.0, embed_std=1.0,
+                   parameters=size)
         rows = [row | dict(seed=1, loss=loss),
-                row | dict(seed=2, loss=loss if size != sizes[0] else last or loss)]
-        common = dict(total_batch_size=1, val_tokens=val_tokens, eval_tokens=128, vocab_size=257)
+                row | dict(seed=2, loss=loss if size != sizes[0] else last or loss)][:seeds]
+        # Runs of another length do not count.
+        rows += [run | dict(steps=3 * run["steps"], loss=0.1) for run in rows]
+        common = dict(total_batch_size=1, val_tokens=val_tokens, eval_tokens=128,
+                      vocab_size=vocab_size)
         paths.append(str(folder / f"{size}.json"))
         Path(paths[-1]).write_text(json.dumps(dict(torch="", common=common, runs=rows)))
     return paths
@@ -50,20 +55,33 @@ def test_a_law_is_printed_and_drawn(tmp_path, capsys):
     assert ([float(number) for number in numbers[::2]]
             == pytest.approx([0.3, 1.5, there, there], rel=0.02))
     assert (tmp_path / "law.png").stat().st_size > 5000
-    law.main([f"--out_dir={tmp_path}", *write_races(tmp_path, smallest_is_off=0.3)])
+    races = write_races(tmp_path, smallest_is_off=0.3, ratio=5)
+    law.main([f"--out_dir={tmp_path}", "--tokens_per_parameter=5", *races[::-1]])
     *_, of_all, _, of_larger = capsys.readouterr().out.splitlines()[1].split()
     assert float(of_larger) == pytest.approx(there, rel=0.02) and abs(float(of_all) - there) > 0.05
 
 
 @pytest.mark.parametrize("races, says", [
     (dict(sizes=SIZES[:3]), "no arch has four sizes"),
+    (dict(seeds=1), "no arch has four sizes"),
     (dict(last=float("inf")), "no arch has four sizes")])
 def test_a_law_takes_four_sizes_none_of_which_diverged(tmp_path, races, says):
     with pytest.raises(DataError, match=says):
         law.main([*write_races(tmp_path, **races), f"--out_dir={tmp_path}"])
 
 
+def test_an_interval_is_the_middle_of_fits_to_seeds_drawn_with_replacement():
+    assert law.with_interval(np.array([5, *range(101)])) == "5.000 (2.500-97.500)"
+    sizes = np.array(SIZES)
+    seeds = [[loss - 0.1, loss + 0.1] for loss in 2 * (sizes / 10_000) ** -0.3 + 1.5]
+    a, b, c = law.fits_of(sizes, seeds, draws=20)
+    assert a.shape == b.shape == c.shape == (21, 1)
+    assert b[0, 0] == pytest.approx(0.3, rel=0.02) and b[1:].std() > 0.01
+
+
 def test_losses_of_other_validation_tokens_do_not_compare(tmp_path):
+    with pytest.raises(DataError, match="5000.json: .*vocabulary of 99, .* do not compare"):
+        law.main(write_races(tmp_path) + write_races(tmp_path, [5000], vocab_size=99))
     paths = write_races(tmp_path) + write_races(tmp_path, [5000], val_tokens=999)
     with pytest.raises(DataError, match="5000.json: .* of 999 .* do not compare"):
         law.main(paths)

@@ -3,6 +3,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -43,6 +44,51 @@ def test_search_walks_beyond_the_edge_of_its_first_points():
         return 2 * (point[0] - 5) ** 2 + abs(point[1] + 3)
     directions = [(-1, 0), (1, 0), (0, -1), (0, 1)]
     assert race.climb(loss, [(0, 0)], directions) == (5, -3)
+    # It stays where the neighbors are as good, as where all runs diverge.
+    assert race.climb({(0, 0): 1, (-1, 0): 1, (1, 0): 1}.get, [(0, 0)], directions[:2]) == (0, 0)
+
+
+def test_a_search_also_starts_at_the_recipe_s_point_and_other_seeds_follow(monkeypatch):
+    # After one step the best learning rate is 4. After two steps it is 1, but all between are bad.
+    losses = {1: {1: 3, 2: 2, 4: 1}, 2: {1: 0, 4: 1}}
+    made = []
+
+    def loss_of(run, config, path):
+        made.append((run["steps"], run["learning_rate"], run["seed"]))
+        return losses[run["steps"]].get(run["learning_rate"], 9)
+
+    monkeypatch.setattr(race, "loss_of", loss_of)
+    options = race.RaceOptions(seed=3, seeds=2)
+    race.make_runs([1, 2], options, dict(learning_rate=1.0), "angpt")
+    assert made[-2:] == [(2, 1.0, 3), (2, 1.0, 4)]
+    assert [run for run in made if run[2] == 4] == [(1, 4.0, 4), (2, 1.0, 4)]
+    assert {seed for _, _, seed in made} == {3, 4}
+
+
+def test_a_run_has_at_least_one_step():
+    assert race.steps_of(20, 1000, 300) == 67
+    assert race.steps_of(0.001, 1000, 300) == 1
+
+
+def test_what_decides_a_loss_must_be_the_same_in_all_runs(tmp_path):
+    dataset = SimpleNamespace(train_tokens=9, val_tokens=5, fingerprint="f")
+    process = SimpleNamespace(dtype=race.torch.float32)
+    by_recipe = race.common_options(TrainConfig(), dataset, process, "all tokens")
+    given = race.common_options(TrainConfig(weight_decay=0.1), dataset, process, "all tokens")
+    assert given == by_recipe | {"weight_decay": 0.1} and "weight_decay" not in by_recipe
+    assert by_recipe["dtype"] == "float32" and by_recipe["fingerprint"] == "f"
+    results = tmp_path / "race.json"
+    race.open_results(results, given)
+    with pytest.raises(DataError, match="made with other weight_decay; give another --results"):
+        race.open_results(results, by_recipe)
+
+
+@pytest.mark.parametrize("exitcode", [0, 1])
+def test_a_process_that_fails_is_noticed(exitcode, monkeypatch):
+    process = SimpleNamespace(start=lambda: None, join=lambda: None, exitcode=exitcode)
+    monkeypatch.setattr(race.multiprocessing, "get_context",
+                        lambda kind: SimpleNamespace(Process=lambda **given: process))
+    assert race.in_a_process() == (exitcode == 0)
 
 
 @pytest.fixture
@@ -116,8 +162,10 @@ def test_a_race_says_if_the_code_of_an_arch_has_changed_since_its_runs(
 
 
 def test_what_is_set_is_not_rounded(fake_race):
-    run, _ = fake_race
-    rows = run(archs="rmsnorm", learning_rate=0.0012345, embed_std=0.0123, sweep="false", seeds=1)
+    run, made = fake_race
+    rows = run(archs="rmsnorm", learning_rate=0.0012345, embed_std=0.0123, sweep="false", seeds=1,
+               vocab_size=300)
+    assert {options["vocab_size"] for options in made} == {300}
     assert {(row["learning_rate"], row["embed_std"]) for row in rows} == {(0.0012345, 0.0123)}
 
 
@@ -183,10 +231,46 @@ def test_committed_races_can_be_read(path):
 
 # ---- Statistics ----------------------------------------------------------------------------------
 
+def test_the_best_point_has_all_seeds_and_diverged_runs_count(tmp_path):
+    def row(learning_rate, seed, loss):
+        return dict(arch="ngpt", steps=1, learning_rate=learning_rate, embed_std=1.0, seed=seed,
+                    loss=loss)
+    rows = [row(1.0, 1, 2.0), row(1.0, 2, None), row(2.0, 1, 1.0)]
+    best = race.at_best(rows, "ngpt", 1, [1, 2])
+    assert best.name == (1.0, 1.0) and best.tolist() == [2.0, math.inf]
+
+
+def test_a_report_has_losses_at_the_best_points_and_speed_ups(tmp_path, monkeypatch, capsys):
+    losses = {("rmsnorm", 10): (4.1, 3.9), ("rmsnorm", 40): (3.1, 2.9),
+              ("angpt", 10): (3.5, 3.7), ("angpt", 40): (2.5, 2.9)}
+    rows = [dict(arch=arch, steps=steps, seed=seed, loss=loss, parameters=100, learning_rate=0.5,
+                 embed_std=0.02)
+            for (arch, steps), both in losses.items() for seed, loss in enumerate(both, 1)]
+    race.write_race(tmp_path / "race.json",
+                    dict(torch="", common=dict(total_batch_size=10, validation="all tokens"),
+                         runs=rows))
+    drawn = []
+    monkeypatch.setattr(race, "draw_race", lambda *given: drawn.append(given))
+    options = dict(report="true", results=tmp_path / "race.json", out_dir=tmp_path,
+                   archs="rmsnorm,angpt", tokens_per_parameter="4,1")
+    run_race(**options, seeds=2)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # tokens per parameter, tokens, learning rate, embed_std, mean, lowest and highest
+    assert "angpt 1 100 0.5 0.02 3.6000 3.5000 3.7000".split() in lines
+    assert "angpt 4 400 0.5 0.02 2.7000 2.5000 2.9000".split() in lines
+    # From 3.6 to 2.7 the loss passes 3 after two thirds of the way: 4 (1/4)^(2/3) = 1.59.
+    *_, baseline, angpt = lines
+    assert baseline == ["rmsnorm", "1.00"] and angpt[:2] == ["angpt", "1.59"] and len(angpt) == 4
+    assert drawn[0][0] == [1, 4]
+    run_race(**options, seeds=1)
+    assert capsys.readouterr().out.splitlines()[-1].split()[0] == "angpt"
+
+
 @pytest.mark.parametrize("tokens, losses, target, factor", [
     ([1, 4], [4, 3], 3.5, 2),
     ([1, 4], [4, 3], 2, 1 / 4),
     ([1, 4], [4, 3], 5, 16),
+    ([1, 2, 4], [4, 3, 1], 5, 8),
     ([1, 2, 4, 8], [2, 1, 3, 1], 1.5, 8 / 2 ** 0.5),
     ([1, 2, 4], [3, 2, 2], 1, 0),
     ([1, 4], [4, math.inf], 3, 0),
@@ -199,9 +283,9 @@ def test_fewer_tokens_follows_straight_lines(tokens, losses, target, factor):
 
 
 def test_interval_of_a_factor_is_welchs_of_the_longest_runs():
-    baseline = np.array([[4, 4, 4], [3.4, 2.6, 3]])
+    baseline = np.array([[4, 4, 4], [3.1, 2.9, 3]])  # its last losses vary less
     losses = np.array([[3.5, 3.5, 3.5], [2.9, 2.1, 2.5]])
-    half = 2.77645 * 0.4 * (2 / 3) ** 0.5          # t for four degrees of freedom
+    half = 3.87686 * (0.17 / 3) ** 0.5         # t for 2.249 degrees of freedom
     found = race.interval_of_factor([1, 4], baseline, losses)
     assert found == pytest.approx((4 ** (0.5 - half), 4 ** (0.5 + half)), rel=1e-4)
 
