@@ -1,6 +1,7 @@
 """Every block against its formula written out, then all else: python -m pytest"""
 import contextlib
 import copy
+import functools
 import gzip
 import hashlib
 import io
@@ -42,6 +43,9 @@ from prepare import DataError, prepare, read_meta, read_shard, run_script, write
 from train import (batches, Diverged, evaluate, learning_rate, load_model, make_optimizer,
                    optimizer_step, Process, read_checkpoint, read_log, RECIPES, resolve, Tokens,
                    train, TrainConfig)
+
+# For its --help, each command parses the source of train.py and model.py. Once is enough here.
+prep.read_comments = functools.cache(prep.read_comments)
 
 # ==================================================================================================
 # model.py
@@ -178,7 +182,10 @@ def linear(p, name, x):
 
 
 class Written:
-    """A whole GPT, written out, with a model's parameters; a block takes its own, p, and h."""
+    """A whole GPT, written out, with a model's parameters.
+
+    The method of an arch is its block. It takes p, the block's own parameters by name, and h.
+    """
     unit = staticmethod(ref_unit)
 
     def __init__(self, model):
@@ -668,7 +675,7 @@ def test_compiled_blocks_are_one_graph_with_eagers_loss_and_gradients(arch):
     eager = roughened(tiny_gpt(arch, pn_warmup=1, n_layer=1)).train()
     compiled = copy.deepcopy(eager)
     compiled.blocks[0].compile(fullgraph=True, backend="aot_eager")  # C++ is compiled by .ci/run
-    for _ in range(2):
+    for _ in range(2):                             # the second is after powernorm's warmup
         for model in (eager, compiled):
             model.zero_grad()
             model(IDX, IDX)[1].backward()
@@ -1432,6 +1439,20 @@ def test_each_arch_has_the_recipe_of_its_name(arch):
     assert {name: getattr(config, name) for name in RECIPES[arch]} == RECIPES[arch]
 
 
+@pytest.mark.parametrize("given, learning_rate, embed_std", [
+    (dict(learning_rate=0.01), 0.01, 0.02),
+    (dict(embed_std=0.5), 0.002, 0.5)])
+def test_a_recipe_of_one_s_own_may_leave_options_out(given, learning_rate, embed_std, monkeypatch):
+    monkeypatch.setattr(ARCHS["rmsnorm"], "family", "own")
+    monkeypatch.setitem(RECIPES, "own", given)
+    config = TrainConfig(arch="rmsnorm")
+    assert (config.learning_rate, config.embed_std) == (learning_rate, embed_std)
+    assert config.weight_decay == 0.1
+    monkeypatch.setitem(RECIPES, "own", dict(embed_sdt=0.5))
+    with pytest.raises(ConfigError, match="^embed_sdt: no such option; did you mean embed_std"):
+        TrainConfig(arch="rmsnorm")
+
+
 @pytest.mark.parametrize("size, world_size, options, batch_size", [
     ("laptop", 2, {}, 4),
     ("32m", 32, {}, 8),
@@ -1576,7 +1597,7 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
     assert tokens.windows == len(windows)
     for i, window in enumerate(windows):
         assert tokens.window(i).tolist() == window.tolist()
-    x, y = tokens.batch([3, 193], CPU)
+    x, y = tokens.batch([3, 193], CPU)             # of the first shard and of the last
     rows = np.stack([windows[3], windows[193]])
     assert np.array_equal(x, rows[:, :-1])
     assert np.array_equal(y, rows[:, 1:])
@@ -1802,6 +1823,7 @@ def test_weights_stay_float32_in_bfloat16_and_a_run_keeps_its_dtype(tiny):
     rounded = train(config)
     assert column(exact, "loss")[-1] != column(rounded, "loss")[-1]
     assert {x.dtype for x in weights(config).values()} == {torch.float32}
+    # With a cache, the gradients of the loss's chunks would be added up in bfloat16.
     with Process(CPU, torch.bfloat16).autocast():
         assert not torch.is_autocast_cache_enabled()
     train(resumed(config, max_steps=3))    # auto may be float32
@@ -1974,7 +1996,7 @@ def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, m
         run = Path(tiny().out_dir)
         seen.append((run.exists(), read_log(run)[-1:], (run / "ckpt.pt").exists()))
 
-    seen = []
+    seen = []                                      # at the barriers of open_dataset and of run
     monkeypatch.setattr(train_py.Process, "barrier", barrier)
     log = train(tiny())
     assert seen == [(False, [], False), (True, [], False), (True, log[-1:], True)]
@@ -1983,6 +2005,10 @@ def test_all_ranks_wait_until_the_last_record_and_checkpoint_are_written(tiny, m
 @pytest.mark.parametrize("factor, saved_step", [(1.0, 5), (math.nan, 3)])
 def test_a_signal_between_records_is_noticed_and_a_nan_is_not_saved(
         tiny, monkeypatch, factor, saved_step):
+    """The signal comes in the step after step 4, whose loss is multiplied by the factor.
+
+    So the run is saved at step 5, or, if that loss is NaN, its last checkpoint stays, of step 3.
+    """
     def stop_at_4(tokens, step, *rest, batches=train_py.batches):
         if step == 4:
             signal.raise_signal(signal.SIGTERM)
@@ -2408,12 +2434,15 @@ def test_a_block_that_was_typed_in_has_no_code(module):
     assert train_py.block_code(model) is None
 
 
-def test_the_file_of_an_arch_can_import_the_train_py_that_runs(tmp_path):
+def test_the_file_of_an_arch_can_import_the_train_py_that_runs(tmp_path, monkeypatch, capsys):
     """So a recipe that it adds to train.RECIPES counts. (A second copy would have its own.)"""
     path = tmp_path / "mine.py"
     path.write_text("import __main__, train\nraise ImportError(train is __main__)")
-    line = [sys.executable, HERE / "train.py", f"--arch={path}:mine"]
-    said = subprocess.run(line, text=True, stderr=subprocess.PIPE).stderr
+    monkeypatch.setattr(sys, "argv", ["train.py", f"--arch={path}:mine"])
+    monkeypatch.delitem(sys.modules, "train")      # as in the process of a command
+    with pytest.raises(SystemExit):
+        runpy.run_path(train_py.__file__, run_name="__main__")
+    said = capsys.readouterr().err
     assert said == f"train.py: arch={path}:mine: {path} cannot be run (ImportError: True, line 2)\n"
 
 

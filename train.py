@@ -118,7 +118,8 @@ RECIPES = {
 
 def recipe(values):
     """Return the options that follow from the arch, n_embd, tie and init_from in `values`."""
-    options = dict(RECIPES.get(ARCHS[values["arch"]].family, PRE_NORM))
+    # A recipe of your own may leave some options out.
+    options = {**PRE_NORM, **RECIPES.get(ARCHS[values["arch"]].family, {})}
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
     # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
     # were 0.7 to 3.8 times what it gives (lessons/studies). (Do not divide by a width of 0, which
@@ -205,7 +206,7 @@ class TrainConfig(GPTConfig):
         check_choice("size", chosen["size"], SIZES)
         preset = SIZES[chosen["size"]]
         # The recipe depends on the arch and on the width, which is the preset's if it is not set.
-        arch_recipe = recipe({**defaults, **preset, **self.options})
+        arch_recipe = clean_options(TrainConfig, recipe({**defaults, **preset, **self.options}))
 
         # The order of precedence: each source of options wins over those to its left.
         values = {**defaults, **preset, **arch_recipe, **self.options}
