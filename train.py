@@ -206,6 +206,7 @@ class TrainConfig(GPTConfig):
         check_choice("size", chosen["size"], SIZES)
         preset = SIZES[chosen["size"]]
         # The recipe depends on the arch and on the width, which is the preset's if it is not set.
+        # (It may be a user's own, so its names and types are checked as well.)
         arch_recipe = clean_options(TrainConfig, recipe({**defaults, **preset, **self.options}))
 
         # The order of precedence: each source of options wins over those to its left.
