@@ -335,17 +335,19 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 # If you write a block of your own:
 # - Its forward should hand `cache` to attend(), as the blocks below do. Otherwise it trains well,
 #   but each token that it generates is computed without the earlier ones.
-# - The weights of nn.Linear and nn.Embedding are drawn in GPT.init_weights, and only they are
-#   constrained if `sphere` is True. Other parameters keep the values that you give them.
-#   (make_optimizer in train.py applies weight decay to all parameters with two or more dimensions.)
+# - GPT.init_weights draws the weights of nn.Linear and nn.Embedding and zeroes their biases. (Set
+#   other values in start_().) Only these weights are constrained if `sphere` is True. Your other
+#   parameters keep the values that you give them. (make_optimizer in train.py applies weight decay
+#   to all parameters with two or more dimensions.)
 # - An option of your own is a new field of GPTConfig. A block that does not have it should list it
 #   in `refuses`.
 # - To train on several GPUs, each parameter must take part in the loss, and a buffer that forward
 #   changes in training must get the same value on each of them (PowerNorm uses mean_over_ranks).
-# - In training, forward must not change a buffer in place if its result depends on that buffer. For
-#   example, self.mean.lerp_(x.mean((0, 1)), 0.1) gives wrong gradients in a compiled block, because
-#   the compiled backward pass reads the changed buffer. Assign a new tensor: self.mean = ...
-#   (forward runs once per micro-batch. PowerNorm changes its buffers once per optimizer step.)
+# - In training, forward must not use a buffer and then change it in place, for example by
+#   self.mean.lerp_(...). In a compiled block the backward pass would read the changed values, and
+#   the gradients would be wrong. Assign a new tensor, which must not be part of the graph:
+#   self.mean = self.mean.lerp(x.detach().mean((0, 1)), 0.1). (forward runs once per micro-batch.
+#   PowerNorm changes its buffers once per optimizer step.)
 # - With --checkpoint_blocks=true forward is called twice. A block whose forward changes a buffer
 #   must refuse the option, as powernorm's does.
 # - If a block's class has changed since a run, train.py says so when the run is resumed. It misses

@@ -137,13 +137,14 @@ def test_variants_are_tried_at_other_learning_rates_and_repeated_at_the_best(tmp
 def test_bytes_are_counted_once_between_two_products(dtype, bytes_each):
     def function(x, w, v):
         h = x.relu() @ w.t()                # reads and writes 4 x 8; h has 4 x 16, as all below
-        y = h.relu().square() @ v           # reads h, writes one array
-        return h + 2 * y                    # reads h and y, writes one array
+        s = h.relu().square()               # reads h, writes s
+        y = s @ v
+        return h + 2 * y + s                # reads h, y and s, writes one array
 
     tensors = [torch.ones(shape, dtype=dtype) for shape in ((4, 8), (16, 8), (16, 16))]
     work = cost.count(make_fx(function, tracing_mode="fake")(*tensors).graph)
     assert work.flops == 2 * 4 * 8 * 16 + 2 * 4 * 16 * 16
-    assert work.moved == (2 * 4 * 8 + 5 * 4 * 16) * bytes_each
+    assert work.moved == (2 * 4 * 8 + 6 * 4 * 16) * bytes_each
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")           # in torch's compiler
