@@ -339,8 +339,8 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 #   other values in start_().) Only these weights are constrained if `sphere` is True. Your other
 #   parameters keep the values that you give them. (make_optimizer in train.py applies weight decay
 #   to all parameters with two or more dimensions.)
-# - An option of your own is a new field of GPTConfig. A block that does not have it should list it
-#   in `refuses`.
+# - An option of your own is a new field of GPTConfig. (A number must be at least 0, because of
+#   check_ranges in train.py.) A block that does not have the option should list it in `refuses`.
 # - To train on several GPUs, each parameter must take part in the loss, and a buffer that forward
 #   changes in training must get the same value on each of them (PowerNorm uses mean_over_ranks).
 # - In training, forward must not use a buffer and then change it in place, for example by

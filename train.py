@@ -615,6 +615,8 @@ def make_optimizer(model, config):
 
     Each step sets the learning rate of all groups (optimizer_step).
     """
+    # An optimizer of your own must keep what changes during training in its `state`, which belongs
+    # to a parameter. A resumed run restores only that, and nothing that is kept in the groups.
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [
