@@ -347,7 +347,8 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 #   self.mean.lerp_(...). In a compiled block the backward pass would read the changed values, and
 #   the gradients would be wrong. Assign a new tensor, which must not be part of the graph:
 #   self.mean = self.mean.lerp(x.detach().mean((0, 1)), 0.1). (forward runs once per micro-batch.
-#   PowerNorm changes its buffers once per optimizer step.)
+#   PowerNorm's forward only adds to sums that its result does not use. Its update_() changes psi2
+#   and nu, once per optimizer step.)
 # - With --checkpoint_blocks=true forward is called twice. A block whose forward changes a buffer
 #   must refuse the option, as powernorm's does.
 # - If a block's class has changed since a run, train.py says so when the run is resumed. It misses
