@@ -344,8 +344,8 @@ WRITERS = ("w_o.weight", "w_down.weight")  # the matrices that write to the resi
 # - To train on several GPUs, each parameter must take part in the loss, and a buffer that forward
 #   changes in training must get the same value on each of them (PowerNorm uses mean_over_ranks).
 # - In training, forward must not use a buffer and then change it in place, for example by
-#   self.mean.lerp_(...). In a compiled block the backward pass would read the changed values, and
-#   the gradients would be wrong. Assign a new tensor, which must not be part of the graph:
+#   self.mean.lerp_(...). In a compiled block the backward pass may read the changed values, and
+#   then the gradients are wrong. Assign a new tensor, which must not be part of the graph:
 #   self.mean = self.mean.lerp(x.detach().mean((0, 1)), 0.1). (forward runs once per micro-batch.
 #   PowerNorm's forward only adds to sums that its result does not use. Its update_() changes psi2
 #   and nu, once per optimizer step.)

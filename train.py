@@ -118,8 +118,10 @@ RECIPES = {
 
 def recipe(values):
     """Return the options that follow from the arch, n_embd, tie and init_from in `values`."""
-    # A recipe of your own may leave some options out.
-    options = {**PRE_NORM, **RECIPES.get(ARCHS[values["arch"]].family, {})}
+    # A recipe of your own may leave some options out. They are PRE_NORM's, or the defaults. Its
+    # names and types are checked, as those of options are.
+    of_family = clean_options(TrainConfig, RECIPES.get(ARCHS[values["arch"]].family, {}))
+    options = {**PRE_NORM, **of_family}
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
     # at widths 64 to 256 the best learning rates of GPT+ (rmsnorm with qk_norm), nGPT and anGPT
     # were 0.7 to 3.8 times what it gives (lessons/studies). (Do not divide by a width of 0, which
@@ -206,8 +208,7 @@ class TrainConfig(GPTConfig):
         check_choice("size", chosen["size"], SIZES)
         preset = SIZES[chosen["size"]]
         # The recipe depends on the arch and on the width, which is the preset's if it is not set.
-        # (It may be a user's own, so its names and types are checked as well.)
-        arch_recipe = clean_options(TrainConfig, recipe({**defaults, **preset, **self.options}))
+        arch_recipe = recipe({**defaults, **preset, **self.options})
 
         # The order of precedence: each source of options wins over those to its left.
         values = {**defaults, **preset, **arch_recipe, **self.options}
@@ -615,8 +616,8 @@ def make_optimizer(model, config):
 
     Each step sets the learning rate of all groups (optimizer_step).
     """
-    # An optimizer of your own must keep what changes during training in its `state`, which belongs
-    # to a parameter. A resumed run restores only that, and nothing that is kept in the groups.
+    # An optimizer of your own must keep what changes during training in its state[p], where p is a
+    # parameter. A resumed run restores only that, and nothing that is kept in the groups.
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [
