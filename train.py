@@ -118,8 +118,8 @@ RECIPES = {
 
 def recipe(values):
     """Return the options that follow from the arch, n_embd, tie and init_from in `values`."""
-    # A recipe of your own may leave some options out. They are PRE_NORM's, or the defaults. Its
-    # names and types are checked, as those of options are.
+    # A recipe of your own may leave options out. The values are then those of PRE_NORM, or the
+    # defaults. The recipe's names and types are checked like those of options that are set.
     of_family = clean_options(TrainConfig, RECIPES.get(ARCHS[values["arch"]].family, {}))
     options = {**PRE_NORM, **of_family}
     # Wider models need lower learning rates. This rule is only a start for a search of your own:
