@@ -24,6 +24,7 @@ import time
 import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from glob import glob
 from pathlib import Path
 
 import nbformat
@@ -232,7 +233,12 @@ def write_student_copies(folder, repository):
 
 def grade_all(options):
     """Grade options.notebooks. Print and write each row as soon as those before it are done."""
-    paths = list(dict.fromkeys(options.notebooks))
+    paths = []
+    for path in options.notebooks:
+        # The shells of Windows do not replace a pattern by the files that it names.
+        found = [path] if Path(path).exists() else sorted(glob(path))
+        paths.extend(found or [path])  # a path of no file gets a row that says so
+    paths = list(dict.fromkeys(paths))
     names = names_of(paths)
     width = max(map(len, names))
     columns = ["notebook", *STATES, "mistakes", "seconds", "note"]

@@ -238,13 +238,19 @@ def copy_repository(folder):
             target.mkdir(parents=True, exist_ok=True)
         elif not path.name.startswith("."):
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(os.path.realpath(path))
+            # Windows allows only some users to make links.
+            try:
+                target.symlink_to(os.path.realpath(path))
+            except OSError:
+                shutil.copy(path, target)
 
 
 def run_process(folder, seconds):
     """Run FOLDER's task for at most this many seconds. Return in words how it ended."""
     log = Path(folder, "log.txt")
-    settings = dict(MPLBACKEND="Agg", IPYTHONDIR=folder, OMP_NUM_THREADS="1")
+    # In Jupyter a cell can print any character, so it must not fail here.
+    settings = dict(MPLBACKEND="Agg", IPYTHONDIR=folder, OMP_NUM_THREADS="1",
+                    PYTHONIOENCODING="utf-8")
     with open(log, "w") as stream:
         process = subprocess.Popen(
             [sys.executable, "run_cells.py", folder], cwd=Path(folder, "lessons/grading"),
@@ -263,7 +269,7 @@ def run_process(folder, seconds):
         process.kill()
         process.wait()
     if not Path(folder, "report.json").exists():
-        lines = log.read_text(errors="replace").split("\n")
+        lines = log.read_text("utf-8", errors="replace").split("\n")
         return "did not start: " + plain(next(filter(str.strip, reversed(lines)), "no message"))
     return f"ended early with exit code {process.returncode}"
 
