@@ -15,6 +15,7 @@ shards of 100M tokens: --tokens is rounded up to whole shards, and --subset, --v
 # The helpers for errors, options and files come first, because the other scripts import them from
 # here. To read how a dataset is made, begin at "Tokenizers".
 import argparse
+import builtins
 import codecs
 import contextlib
 import difflib
@@ -254,6 +255,9 @@ def run_script(main):
         main(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
+        # In a notebook, %run runs the script in the kernel, which must not end.
+        if hasattr(builtins, "get_ipython"):
+            raise
         # Let the signal end this process, so that a shell's loop around this script ends, too.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
@@ -488,8 +492,8 @@ def find_files(source, seed):
         candidates = [location]
     else:
         # glob.glob would follow links in circles. Path.glob wants a relative pattern, so search
-        # from the anchor, which is "/" for an absolute path and empty for a relative one.
-        pattern = source.removeprefix(location.anchor)
+        # from the anchor, which is "/" or "C:\" for an absolute path and empty for a relative one.
+        pattern = str(location.relative_to(location.anchor))
         if location.name == "**":
             pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):

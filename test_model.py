@@ -1,4 +1,5 @@
 """Every block against its formula written out, then all else: python -m pytest"""
+import builtins
 import contextlib
 import copy
 import functools
@@ -827,6 +828,10 @@ def test_ctrl_c_ends_a_script_by_the_signal(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, before)
     assert handlers == [signal.SIG_DFL]
+    monkeypatch.setattr(builtins, "get_ipython", None, raising=False)     # as in a notebook's %run
+    with pytest.raises(KeyboardInterrupt):
+        run_script(stop)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_streams_that_are_closed_or_lack_a_character_end_no_script(monkeypatch):
@@ -1161,7 +1166,8 @@ def test_killed_and_resumed_equals_undisturbed_and_a_changed_source_is_noticed(t
         while process.poll() is None and len(list(tmp_path.glob("long/*.bin"))) < 9:
             time.sleep(0.001)
         process.kill()
-    assert process.returncode == -signal.SIGKILL   # it did not end by itself
+    # It did not end by itself.
+    assert process.returncode == (-signal.SIGKILL if os.name == "posix" else 1)
     assert not (tmp_path / "long/meta.json").exists()
     again = prepare(**options, data_dir=str(tmp_path))
     assert files_of(again) == files_of(whole)
@@ -1521,6 +1527,7 @@ def test_sizes_and_their_parameters_are_angpt_table_f1(arch, printed):
 --learning_rate=nan  at least 0
 --learning_rate=inf  at least 0
 --dropout=1.5  from 0 to 1
+--dropout=0.1 --device=mps --checkpoint_blocks=true  dropout=0.1: expected 0 with --device=mps
 --rope_fraction=-1  at least 0
 --min_lr_ratio=2  from 0 to 1
 --warmup_ratio=2  from 0 to 1
@@ -1556,7 +1563,7 @@ config/x.py  there are no configuration files
 --out_dir={file}  File exists
 --out_dir={folder}  holds other files (mine.txt)
 --out_dir={folder}  give this run its own folder, such as --out_dir={folder}/mine
---out_dir=/proc/x  /proc
+--out_dir={file}/x  mine.txt
 --out_dir=/  /: choose a folder inside it
 --data=nowhere  data=nowhere: no complete dataset
 --data={file}  data={file}: no complete dataset; python prepare.py --source={file} makes one
@@ -1565,7 +1572,7 @@ config/x.py  there are no configuration files
 --init_from={file}  mine.txt: not a whole checkpoint
 --resume=true  run: no run here yet; leave out --resume to start one
 --eval_only  run: no run here yet; give another --out_dir
---device=mps  device=mps: torch cannot use it on this machine
+--device={missing}  torch cannot use it on this machine
 --init_from=nowhere  nowhere: no such checkpoint
 --init_from=gpt2-mine  gpt2-mine: no such checkpoint; expected a run's folder, a .pt file, gpt2
 --init_from={run} --n_layer=3  made with n_layer=2, now n_layer=3
@@ -1579,7 +1586,8 @@ config/x.py  there are no configuration files
 """.strip().splitlines()])
 def test_a_bad_option_is_one_line_that_says_what_to_type(
         tiny, trained, dataset, command, tmp_path, options, says):
-    paths = dict(file=tmp_path / "mine.txt", folder=tmp_path, run=trained[0], data=dataset)
+    paths = dict(file=tmp_path / "mine.txt", folder=tmp_path, run=trained[0], data=dataset,
+                 missing="cuda" if torch.backends.mps.is_available() else "mps")
     paths["file"].write_text("x")
     code, _, said = command(*words(tiny()), *options.format(**paths).split())
     assert code == 2
@@ -1603,15 +1611,16 @@ def test_a_shard_is_cut_into_windows_and_its_rest_is_left(dataset):
     assert np.array_equal(y, rows[:, 1:])
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="needs /dev/fd")
 def test_no_more_shards_are_open_than_a_process_may_have(dataset, tmp_path):
     shard = next(dataset.glob("*_train_000003.bin"))
     for i in range(300):
         os.link(shard, tmp_path / f"a_train_{i:06d}.bin")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/dev/fd"))
     tokens = Tokens(tmp_path, "train", 16)
     windows = [tokens.window(i) for i in range(0, tokens.windows, tokens.windows // 300)]
     assert len(windows) >= 300
-    assert len(os.listdir("/proc/self/fd")) - before <= 128
+    assert len(os.listdir("/dev/fd")) - before <= 128
 
 
 def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_sees_all_once(dataset, tiny):
@@ -1915,7 +1924,7 @@ def test_moments_of_another_optimizer_are_refused(tiny, monkeypatch, earlier, no
 
 @pytest.mark.parametrize("number, error, options", [
     (signal.SIGTERM, SystemExit, dict(arch="powernorm", grad_clip=0.3)),
-    (signal.SIGHUP, SystemExit, dict(arch="ngpt")),
+    (getattr(signal, "SIGHUP", signal.SIGTERM), SystemExit, dict(arch="ngpt")),
     (signal.SIGINT, KeyboardInterrupt, dict(arch="angpt", dropout=0.2))])
 def test_a_signal_ends_a_run_and_what_it_saved_resumes_bit_by_bit(
         tiny, tmp_path, number, error, options):
@@ -2036,6 +2045,7 @@ def test_the_default_dataset_is_made_if_it_is_missing(tiny, dataset, tmp_path, m
     assert train_py.open_dataset(tiny(data="data/stdlib"), rank_1).val.windows == 62
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
 def test_sighup_stays_ignored_under_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -2214,6 +2224,15 @@ def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_has_read(tiny):
 
     train(resumed(tiny(), max_steps=8), watch=look)
     assert maps and not any(str(tiny().out_dir) in text for text in maps)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("platform, is_mapped", [("linux", True), ("win32", False)])
+def test_on_windows_no_checkpoint_is_mapped(tiny, monkeypatch, platform, is_mapped):
+    train(tiny())
+    monkeypatch.setattr(sys, "platform", platform)
+    read = train_py.read_checkpoint(tiny().out_dir)
+    assert read and (str(tiny().out_dir) in Path("/proc/self/maps").read_text()) is is_mapped
 
 
 def test_a_run_goes_on_without_its_picture(tiny, monkeypatch):
@@ -2424,6 +2443,20 @@ def test_code_that_is_not_known_has_not_changed(tiny, monkeypatch, capsys, befor
     monkeypatch.setattr(train_py, "block_code", lambda model: now)
     train_py.make_model(config, CPU, state)
     assert ("has changed" in capsys.readouterr().err) == warns
+
+
+def test_a_class_that_is_reloaded_in_place_is_read_again(tmp_path):
+    path = tmp_path / "mine.py"
+    old = ("from model import ARCHS, RMSNormBlock\nclass Mine(RMSNormBlock):\n"
+           "    def start_(self, layer): self.x = 1\nARCHS['mine'] = Mine\n")
+    path.write_text(old)
+    train_py.load_arch(f"{path}:mine")
+    model = tiny_gpt("mine")
+    assert "self.x = 1" in train_py.block_code(model)
+    path.write_text(old.replace("= 1", "= 23"))
+    train_py.load_arch(f"{path}:mine")
+    type(model.blocks[0]).start_ = ARCHS.pop("mine").start_      # as a notebook's %autoreload does
+    assert "self.x = 23" in train_py.block_code(model)
 
 
 @pytest.mark.parametrize("module", ["__main__", "gone"])

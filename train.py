@@ -250,6 +250,11 @@ class TrainConfig(GPTConfig):
         # With an eps of 0 Adam would compute 0 / 0 for a weight whose gradients were all 0.
         self.check_option("eps", self.eps > 0, "a number greater than 0")
         self.check_option("seed", self.seed < 2 ** 63, "a number less than 2**63")
+        # On MPS, torch's checkpoint() does not restore the random numbers. So the backward pass
+        # would draw other dropout masks than the forward pass, and the gradients would be wrong.
+        if self.device == "mps" and self.checkpoint_blocks:
+            self.check_option("dropout", self.dropout == 0, "0 with --device=mps and "
+                              "--checkpoint_blocks=true")
 
 
 def load_arch(arch):
@@ -588,10 +593,11 @@ def make_model(config, device, checkpoint=None):
     return model.to(device)
 
 
-# Finding and parsing the source takes up to 0.1 s, so do it once.
+# Finding and parsing the source takes up to 0.1 s. So do it once, and again only if the functions
+# of the class have changed. (A notebook's %autoreload changes them in place.)
 @functools.cache
-def class_code(cls):
-    """Return the source of a class without comments."""
+def class_code(cls, functions):
+    """Return the source of a class without comments. `functions` are the codes of its functions."""
     return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
 
 
@@ -605,7 +611,11 @@ def block_code(model):
     classes = {cls for module in model.blocks.modules() for cls in type(module).__mro__
                if cls.__module__.split(".")[0] not in ("torch", "builtins")}
     try:
-        return "\n".join(sorted(class_code(cls) for cls in classes))
+        sources = []
+        for cls in classes:
+            functions = [f.__code__ for f in vars(cls).values() if inspect.isfunction(f)]
+            sources.append(class_code(cls, tuple(functions)))
+        return "\n".join(sorted(sources))
     except (OSError, TypeError, SyntaxError):
         # A class that was typed into an interpreter has no file.
         return None
@@ -784,8 +794,11 @@ def read_checkpoint(source):
             from lessons.extras.gpt2 import read_gpt2
         return read_gpt2(source)
     with explain_errors(f"{path}: not a whole checkpoint; is it cut off, or another program's?"):
-        # With mmap=True a tensor is read from the file only when it is used.
-        checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        # With mmap=True a tensor is read from the file only when it is used. But Windows cannot
+        # replace a file that is mapped, so there a run could not save while another program has
+        # its checkpoint.
+        mmap = sys.platform != "win32"
+        checkpoint = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         # Without these, a model cannot be loaded and its run cannot be resumed. If the file holds
         # no dict at all, one of the next lines fails, and explain_errors() reports that.
