@@ -314,7 +314,9 @@ def lock_folder(folder, message, wait=False):
     check(folder.name, f"{folder}: choose a folder inside it")
     with explain_errors(f"{folder}: cannot be made"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    # On a file system without flock, filelock would by default take a file's existence as the lock.
+    # That file stays when its process is killed, and keeps out the other machines forever.
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False)
     try:
         return lock.acquire(blocking=False)
     except Timeout:

@@ -2,6 +2,7 @@
 import builtins
 import contextlib
 import copy
+import errno
 import functools
 import gzip
 import hashlib
@@ -862,6 +863,17 @@ def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prep.FileLock, "acquire", refuse)
     with prep.lock_folder(tmp_path / "a", "taken"):
         assert "a: not locked ([Errno 37] No locks available)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
+def test_without_flock_no_file_is_left_that_would_lock_out_other_machines(
+        tmp_path, monkeypatch, capsys):
+    def missing(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", missing)
+    with prep.lock_folder(tmp_path / "a", "taken"):
+        assert "a: not locked" in capsys.readouterr().err
 
 
 def test_a_link_to_a_locked_folder_is_locked(tmp_path):
@@ -2654,6 +2666,8 @@ def test_ranks_that_differ_are_refused_but_paths_may_differ(tiny, trained, monke
         assert differing(True, **{name: value}) == differing(False, **{name: value}) == name
     assert differing(False, code="class Other", max_steps=9) == "max_steps, code"
     assert differing(False, resuming=True) == "resuming"
+    # The ranks compare the torch.dtype that they use, since the option, a text, may be "auto".
+    assert differing(False, dtype=TrainConfig(**SMALL_RUN).dtype) == "dtype"
     other_machine = dict(data="/mnt/tiny", out_dir="/mnt/run", init_from="/mnt/first",
                          resume="auto", device="auto")
     for eval_only in (True, False):

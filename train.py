@@ -396,6 +396,8 @@ class Process:
         # Instead of `resume`, run() compares its effect.
         for name in ("data", "out_dir", "init_from", "resume", "device"):
             del own[name]
+        # With dtype=auto one machine may use bfloat16, and another, with an older chip, float32.
+        own["dtype"] = self.dtype
         of_ranks = self.gather(own)
         differing = [name for name in own if any(other[name] != own[name] for other in of_ranks)]
         check(not differing, f"the processes differ in {', '.join(differing)}; start all of them "
