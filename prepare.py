@@ -494,8 +494,9 @@ def find_files(source, seed):
         candidates = [location]
     else:
         # glob.glob would follow links in circles. Path.glob wants a relative pattern, so search
-        # from the anchor, which is "/" or "C:\" for an absolute path and empty for a relative one.
-        pattern = str(location.relative_to(location.anchor))
+        # from the anchor, which is empty for a relative path. For an absolute one it is "/", or on
+        # Windows "C:\", which the user may have typed as "C:/". So cut off as many characters.
+        pattern = source[len(location.anchor):]
         if location.name == "**":
             pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):

@@ -980,6 +980,13 @@ def test_each_text_is_read_once(tmp_path, source, name, expected, monkeypatch, c
     assert (line in said) == (source == "d")
 
 
+def test_a_glob_for_folders_finds_no_files(tmp_path):
+    (tmp_path / "a.txt").write_text("text" * 99)
+    (tmp_path / "deep").mkdir()
+    with pytest.raises(DataError, match="no text in it"):
+        prep.find_files(f"{tmp_path}/*/", 0)
+
+
 JAPANESE = "A" + "日本語" * 2000
 
 
@@ -2459,16 +2466,18 @@ def test_code_that_is_not_known_has_not_changed(tiny, monkeypatch, capsys, befor
 
 def test_a_class_that_is_reloaded_in_place_is_read_again(tmp_path):
     path = tmp_path / "mine.py"
-    old = ("from model import ARCHS, RMSNormBlock\nclass Mine(RMSNormBlock):\n"
-           "    def start_(self, layer): self.x = 1\nARCHS['mine'] = Mine\n")
+    old = ("from model import ARCHS, RMSNormBlock\nclass Mine(RMSNormBlock):\n    k = 1\n"
+           "    def start_(self, layer): self.x = 2\nARCHS['mine'] = Mine\n")
     path.write_text(old)
     train_py.load_arch(f"{path}:mine")
     model = tiny_gpt("mine")
-    assert "self.x = 1" in train_py.block_code(model)
-    path.write_text(old.replace("= 1", "= 23"))
-    train_py.load_arch(f"{path}:mine")
-    type(model.blocks[0]).start_ = ARCHS.pop("mine").start_      # as a notebook's %autoreload does
-    assert "self.x = 23" in train_py.block_code(model)
+    for name, before, after in (("start_", "self.x = 2", "self.x = 23"), ("k", "k = 1", "k = 14")):
+        assert before in train_py.block_code(model)
+        path.write_text(path.read_text().replace(before, after))
+        train_py.load_arch(f"{path}:mine")
+        # This is what a notebook's %autoreload does.
+        setattr(type(model.blocks[0]), name, getattr(ARCHS.pop("mine"), name))
+        assert after in train_py.block_code(model)
 
 
 @pytest.mark.parametrize("module", ["__main__", "gone"])

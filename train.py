@@ -401,8 +401,8 @@ class Process:
         of_ranks = self.gather(own)
         differing = [name for name in own if any(other[name] != own[name] for other in of_ranks)]
         check(not differing, f"the processes differ in {', '.join(differing)}; start all of them "
-              "with the same command and the same code; several machines need a shared folder for "
-              "--out_dir and --data")
+              "with the same command and the same code (and set --dtype if their chips differ); "
+              "several machines need a shared folder for --out_dir and --data")
 
 
 def set_up_process(config):
@@ -595,11 +595,11 @@ def make_model(config, device, checkpoint=None):
     return model.to(device)
 
 
-# Finding and parsing the source takes up to 0.1 s. So do it once, and again only if the functions
-# of the class have changed. (A notebook's %autoreload changes them in place.)
+# Finding and parsing the source takes up to 0.1 s. So do it once, and again only if something in
+# the class has changed. (A notebook's %autoreload changes classes in place.)
 @functools.cache
-def class_code(cls, functions):
-    """Return the source of a class without comments. `functions` are the codes of its functions."""
+def class_code(cls, contents):
+    """Return the source of a class without comments. `contents` tells versions of it apart."""
     return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
 
 
@@ -615,8 +615,8 @@ def block_code(model):
     try:
         sources = []
         for cls in classes:
-            functions = [f.__code__ for f in vars(cls).values() if inspect.isfunction(f)]
-            sources.append(class_code(cls, tuple(functions)))
+            contents = [getattr(value, "__code__", repr(value)) for value in vars(cls).values()]
+            sources.append(class_code(cls, tuple(contents)))
         return "\n".join(sorted(sources))
     except (OSError, TypeError, SyntaxError):
         # A class that was typed into an interpreter has no file.

@@ -236,7 +236,8 @@ def grade_all(options):
     paths = []
     for path in options.notebooks:
         # The shells of Windows do not replace a pattern by the files that it names.
-        found = [path] if Path(path).exists() else sorted(glob(path))
+        # (Path.exists() would raise an error for a file in a folder that cannot be entered.)
+        found = [path] if os.path.exists(path) else sorted(glob(path))
         paths.extend(found or [path])  # a path of no file gets a row that says so
     paths = list(dict.fromkeys(paths))
     names = names_of(paths)

@@ -2667,8 +2667,15 @@ def test_a_file_that_cannot_be_read_gives_a_row(tmp_path):
     assert row["note"].startswith("cannot be graded: OSError") and row["unsolved"][0] == "2.1"
 
 
+def test_a_path_that_cannot_be_looked_up_gives_a_row(tmp_path):
+    options = SimpleNamespace(notebooks=["a" * 300], seconds=9, cell_seconds=9, steps=1, jobs=1,
+                              csv=tmp_path / "grades.csv", json=None)
+    grade_class.grade_all(options)
+    assert "cannot be graded: OSError" in options.csv.read_text()
+
+
 def test_data_is_copied_where_links_are_forbidden(tmp_path, monkeypatch):
-    """On Windows they need a privilege."""
+    """On Windows, links need a privilege."""
     def forbid(*_):
         raise OSError("A required privilege is not held by the client")
 
