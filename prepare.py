@@ -261,6 +261,8 @@ def run_script(main):
         # Let the signal end this process, so that a shell's loop around this script ends, too.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
+        # The first process of a container survives its own signals.
+        sys.exit(130)  # a shell's exit code for SIGINT
     except BrokenPipeError:
         # `| head -1` has closed the pipe. Discard what is still buffered, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -825,7 +825,8 @@ def test_ctrl_c_ends_a_script_by_the_signal(monkeypatch):
                         lambda number: handlers.append(signal.getsignal(number)))
     before = signal.getsignal(signal.SIGINT)
     try:
-        run_script(stop)
+        with pytest.raises(SystemExit, match="130"):    # PID 1 survives the signal
+            run_script(stop)
     finally:
         signal.signal(signal.SIGINT, before)
     assert handlers == [signal.SIG_DFL]
@@ -2140,6 +2141,16 @@ def test_a_second_signal_under_torchrun_is_only_noted(monkeypatch):
     assert signals == [signal.SIGINT, signal.SIGINT]
 
 
+def test_ctrl_c_also_ends_a_compiler(capsys):
+    failed = torch._dynamo.exc.BackendCompilerFailed("inductor", RuntimeError("killed"), None)
+    with pytest.raises(KeyboardInterrupt), train_py.noted_signals():
+        signal.raise_signal(signal.SIGINT)
+        raise failed
+    assert "Stopped while compiling" in capsys.readouterr().err
+    with pytest.raises(type(failed)), train_py.noted_signals():
+        raise failed
+
+
 def test_a_signal_to_any_of_several_ranks_stops_all_within_ten_steps(tiny, monkeypatch):
     def gather(process, value):
         if value == []:                            # the other rank has noted a signal in step 4
@@ -2252,6 +2263,13 @@ def test_on_windows_no_checkpoint_is_mapped(tiny, monkeypatch, platform, is_mapp
     monkeypatch.setattr(sys, "platform", platform)
     read = train_py.read_checkpoint(tiny().out_dir)
     assert read and (str(tiny().out_dir) in Path("/proc/self/maps").read_text()) is is_mapped
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs file names of any bytes")
+def test_a_folder_whose_name_is_not_utf_8_is_read_again(tiny):
+    folder = tiny().out_dir + os.fsdecode(b"-\xe4")
+    train(tiny(out_dir=folder))
+    assert train_py.read_checkpoint(folder)["step"] == 6
 
 
 def test_a_run_goes_on_without_its_picture(tiny, monkeypatch):

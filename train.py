@@ -798,8 +798,9 @@ def read_checkpoint(source):
     with explain_errors(f"{path}: not a whole checkpoint; is it cut off, or another program's?"):
         # With mmap=True a tensor is read from the file only when it is used. But Windows cannot
         # replace a file that is mapped, so there a run could not save while another program has
-        # its checkpoint.
-        mmap = sys.platform != "win32"
+        # its checkpoint. And torch finds a file to map only if its name is encoded as UTF-8, which
+        # is sure if it is ASCII.
+        mmap = sys.platform != "win32" and str(path).isascii()
         checkpoint = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         # Without these, a model cannot be loaded and its run cannot be resumed. If the file holds
@@ -1317,6 +1318,13 @@ def noted_signals():
             signal.signal(number, note)
     try:
         yield received
+    except torch._dynamo.exc.BackendCompilerFailed:
+        # Ctrl-C in a terminal also ends the compilers that torch has started, so that the step
+        # fails. Then nothing is saved, but the last checkpoint is there.
+        if not received:
+            raise
+        print("Stopped while compiling. To resume: the same command with --resume=true",
+              file=sys.stderr)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
