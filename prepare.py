@@ -497,8 +497,9 @@ def find_files(source, seed):
     else:
         # glob.glob would follow links in circles. Path.glob wants a relative pattern, so search
         # from the anchor, which is empty for a relative path. For an absolute one it is "/", or on
-        # Windows "C:\", which the user may have typed as "C:/". So cut off as many characters.
-        pattern = source[len(location.anchor):]
+        # Windows "C:\", which the user may have typed as "C:/". So cut off as many characters,
+        # and then further slashes, as in ///home or C:\\texts.
+        pattern = source[len(location.anchor):].lstrip("/" + os.sep)
         if location.name == "**":
             pattern += "/*"  # before Python 3.13, ** alone finds folders only
         with explain_errors(f"--source={source}: not a valid glob pattern"):

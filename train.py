@@ -798,9 +798,9 @@ def read_checkpoint(source):
     with explain_errors(f"{path}: not a whole checkpoint; is it cut off, or another program's?"):
         # With mmap=True a tensor is read from the file only when it is used. But Windows cannot
         # replace a file that is mapped, so there a run could not save while another program has
-        # its checkpoint. And torch finds a file to map only if its name is encoded as UTF-8, which
-        # is sure if it is ASCII.
-        mmap = sys.platform != "win32" and str(path).isascii()
+        # its checkpoint. And torch finds a file to map only if its name is encoded as UTF-8.
+        is_utf_8 = os.fsencode(path) == str(path).encode("utf-8", "replace")
+        mmap = sys.platform != "win32" and is_utf_8
         checkpoint = torch.load(path, map_location="cpu", mmap=mmap, weights_only=True)
     with explain_errors(f"{path}: a checkpoint of another program than train.py"):
         # Without these, a model cannot be loaded and its run cannot be resumed. If the file holds
@@ -1281,7 +1281,8 @@ def noted_signals():
 
     If a signal has come, KeyboardInterrupt or SystemExit is raised when the `with` block is left,
     so that a loop over several runs ends, too. By then the run has been saved and stopped, or has
-    finished. If it has failed, its own exception is raised.
+    finished. If it has failed, its own exception is raised, unless the compiler has failed, which
+    Ctrl-C may have ended.
     """
     received = []
     # This maps a signal's number to its earlier handler. note() puts it back, so that it handles a
@@ -1320,10 +1321,11 @@ def noted_signals():
         yield received
     except torch._dynamo.exc.BackendCompilerFailed:
         # Ctrl-C in a terminal also ends the compilers that torch has started, so that the step
-        # fails. Then nothing is saved, but the last checkpoint is there.
+        # fails. Then nothing is saved. On a GPU there may be no checkpoint yet, because the
+        # validation of step 0 compiles, too. So recommend "auto", which always works.
         if not received:
             raise
-        print("Stopped while compiling. To resume: the same command with --resume=true",
+        print("Stopped while compiling. To resume: the same command with --resume=auto",
               file=sys.stderr)
     finally:
         for number, handler in handlers.items():
@@ -1542,6 +1544,10 @@ def run(config, watch, say):
             # it wants to (`watch`).
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
+                # The time left is that of the steps alone. So do not let the user think that the run
+                # hangs.
+                if min(eval_tokens, dataset.val.n_tokens) > config.eval_tokens:
+                    say("The last validation reads more text than the others, and takes longer.")
                 record |= evaluate(model, dataset, config, process, eval_tokens)
                 if step == 0:
                     initial_loss = record["val_loss"]
