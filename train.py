@@ -1544,8 +1544,7 @@ def run(config, watch, say):
             # it wants to (`watch`).
             if evaluating:
                 eval_tokens = config.final_eval_tokens if finished else config.eval_tokens
-                # The time left is that of the steps alone. So do not let the user think that the run
-                # hangs.
+                # The time left counts the steps only, so say why the run takes longer.
                 if min(eval_tokens, dataset.val.n_tokens) > config.eval_tokens:
                     say("The last validation reads more text than the others, and takes longer.")
                 record |= evaluate(model, dataset, config, process, eval_tokens)
