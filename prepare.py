@@ -316,9 +316,14 @@ def lock_folder(folder, message, wait=False):
     check(folder.name, f"{folder}: choose a folder inside it")
     with explain_errors(f"{folder}: cannot be made"):
         folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f".{folder.name}.lock")
     # On a file system without flock, filelock would by default take a file's existence as the lock.
     # That file stays when its process is killed, and keeps out the other machines forever.
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False)
+    lock = FileLock(path, fallback_to_soft=False)
+    # To lock the file, a process opens it for writing. Let other users of a shared folder do so.
+    with contextlib.suppress(OSError):
+        path.touch()
+        path.chmod(0o666)
     try:
         return lock.acquire(blocking=False)
     except Timeout:

@@ -884,6 +884,12 @@ def test_a_link_to_a_locked_folder_is_locked(tmp_path):
             prep.lock_folder(tmp_path / "link", "taken")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
+def test_other_users_can_lock_a_shared_folder(tmp_path):
+    with prep.lock_folder(tmp_path / "a", ""):
+        assert (tmp_path / ".a.lock").stat().st_mode & 0o777 == 0o666
+
+
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     def renamed(*paths):
         done.append("renamed")
