@@ -396,7 +396,8 @@ class Process:
         # Instead of `resume`, run() compares its effect.
         for name in ("data", "out_dir", "init_from", "resume", "device"):
             del own[name]
-        # With dtype=auto one machine may use bfloat16, and another, with an older chip, float32.
+        # With dtype=auto one machine may use bfloat16, and another, with an older chip, float32. So
+        # compare the dtypes in use.
         own["dtype"] = self.dtype
         of_ranks = self.gather(own)
         differing = [name for name in own if any(other[name] != own[name] for other in of_ranks)]
@@ -599,7 +600,10 @@ def make_model(config, device, checkpoint=None):
 # the class has changed. (A notebook's %autoreload changes classes in place.)
 @functools.cache
 def class_code(cls, contents):
-    """Return the source of a class without comments. `contents` tells versions of it apart."""
+    """Return the source of a class without comments.
+
+    `contents` differ between two versions of the class, so that the cache tells these apart.
+    """
     return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(cls))))
 
 
@@ -615,6 +619,7 @@ def block_code(model):
     try:
         sources = []
         for cls in classes:
+            # An edit changes the code of a function, or the text of another value.
             contents = [getattr(value, "__code__", repr(value)) for value in vars(cls).values()]
             sources.append(class_code(cls, tuple(contents)))
         return "\n".join(sorted(sources))

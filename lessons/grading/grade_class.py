@@ -238,7 +238,7 @@ def grade_all(options):
         # The shells of Windows do not replace a pattern by the files that it names.
         # (Path.exists() would raise an error for a file in a folder that cannot be entered.)
         found = [path] if os.path.exists(path) else sorted(glob(path))
-        paths.extend(found or [path])  # a path of no file gets a row that says so
+        paths.extend(found or [path])  # a path that names no file gets a row, too
     paths = list(dict.fromkeys(paths))
     names = names_of(paths)
     width = max(map(len, names))

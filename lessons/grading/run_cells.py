@@ -248,7 +248,7 @@ def copy_repository(folder):
 def run_process(folder, seconds):
     """Run FOLDER's task for at most this many seconds. Return in words how it ended."""
     log = Path(folder, "log.txt")
-    # In Jupyter a cell can print any character, so it must not fail here.
+    # In Jupyter a cell can print any character. With UTF-8 it can do so here, too.
     settings = dict(MPLBACKEND="Agg", IPYTHONDIR=folder, OMP_NUM_THREADS="1",
                     PYTHONIOENCODING="utf-8")
     with open(log, "w") as stream:
